@@ -1,1 +1,1 @@
-"""Whoever proposes: each module one drafter, an implementation of :class:`foresay.spec.protocols.Drafter`."""
+"""The drafters: implementations of :class:`foresay.spec.protocols.Drafter`."""

@@ -1,11 +1,11 @@
-"""From the chance a draft gives a candidate to the chance that it is hit, learnt while drafting.
+"""From the probability a draft gives a candidate to the chance that it is accepted, learnt while drafting.
 
-A draft's own softmax is no honest chance: where target and draft both take the likeliest token, the draft's first
-choice is hit far more often than its probability says, and its third less often. So a candidate's claim is corrected
-(:mod:`foresay.spec.budget.chance`) by its way of sampling, its rank among its siblings, and both at its depth. What
-verification shows are trials: below every accepted node the token that came is one of the candidates, or none. Chances
-of chains are not computed, so of those it is learnt how often first choices below first choices come. All of it is a
-guess about speed: no token depends on it.
+A draft's own softmax is not a calibrated chance: where target and draft both take the likeliest token, the draft's
+first choice is accepted far more often than its probability says, and its third less often. So a candidate's
+probability is corrected (:mod:`foresay.spec.budget.chance`) by its way of sampling, its rank among its siblings, and
+both at its depth. Verification gives trials: below every accepted node the emitted token is one of the candidates, or
+none. Probabilities of chains are not computed, so for those it learns how often first choices below first choices are
+accepted. All of this only affects speed: no token depends on it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
 
-#: Ways of sampling that differ in how often drafts are hit: temperature 0, up to 0.75, above. Depths and ranks that are
-#: told apart; what is deeper or lower counts as the last.
+#: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths and ranks
+#: that are distinguished; deeper or lower ones count as the last.
 KINDS, DEPTHS, GROUPS = 3, 8, 4
-#: Steps after which new curves are made, fewer at first; and of how many steps one is learnt from by then.
+#: Steps after which new curves are computed, fewer at first; by then one of this many steps is learnt from.
 REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
-#: How much better than they say first choices are taken to be, by way of sampling: half of what was measured.
+#: The initial log-odds shift of first choices, by way of sampling: half of what was measured.
 _FIRST_SHIFTS = (1.5, 0.0, 0.5)
-#: How often first choices come, in log odds, before anybody knows.
+#: The initial log odds of first choices.
 _USUAL = math.log(0.55 / 0.45)
-#: How unsure what all depths share is and what each depth adds, of candidates and of chains, and of chains of a drafter
-#: that was judged; the variance of stretches; how little doubt returns with each trial, since there are many: about as
-#: many thousand are remembered.
+#: Prior variances: what all depths share and what each depth adds, of candidates and of chains, and of chains of a
+#: drafter that was judged; the variance of stretches; how much variance returns with each trial, little, since there
+#: are many: the last few thousand are remembered.
 _SHARED, _OF_DEPTH, _CHAINS, _JUDGED, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.04, 0.15, 0.0002
-#: Log odds of candidates that are told apart. Where the curves have their knots: log chances of a candidate.
+#: The range of log odds that are distinguished. The knots of the curves: log probabilities of a candidate.
 _MOST_ODDS = 9.0
 _KNOT_ODDS = np.concatenate(([-900.0], np.linspace(-_MOST_ODDS, _MOST_ODDS, 25), [60.0]))
 _KNOTS = -np.logaddexp(0.0, -_KNOT_ODDS)
 _PIECES, _KNOTS_ROOM = len(_KNOTS) + 1, 32
-#: A log chance that is as good as none.
+#: A log probability below minus this counts as zero.
 _ROOM = 1000.0
 
 
@@ -52,7 +52,7 @@ def kind_of(sampling: SamplingParams) -> int:
 
 
 class Calibration:
-    """What one drafter's candidates are worth. active: False leaves chances as they are."""
+    """The chances of one drafter's candidates. active: False leaves probabilities as they are."""
 
     def __init__(self) -> None:
         self.active = True
@@ -66,8 +66,8 @@ class Calibration:
         self._steps, self._refresh_at = 0, _FIRST_REFRESH
 
     def expect(self, greedy: Sequence[float], sampled: Sequence[float]) -> None:
-        """Begin with what a judge of the drafter saw: how often its first choice came at each depth, given that those
-        above it did, at temperature 0 and 1."""
+        """Start from an evaluation of the drafter: how often its first choice was accepted at each depth, given that
+        those above it were, at temperature 0 and 1."""
         ends = [[_odds(share) for share in shares] for shares in (greedy, sampled)]
         middle = [(one + other) / 2 for one, other in zip(*ends, strict=False)]
         for shared, deep, odds in zip(self._shared, self._deep, (ends[0], middle, ends[1]), strict=True):
@@ -78,12 +78,13 @@ class Calibration:
         self._chains = {}
 
     def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_], chain: bool = True) -> None:
-        """A trial below an accepted node: [k] log chances of the candidates (NaN if unknown), and which one came.
+        """A trial below an accepted node: [k] log probabilities of the candidates (NaN if unknown), and which one was
+        emitted.
 
         chain: whether all nodes above it were first choices.
         """
         if self._refresh_at > REFRESH and (_HASH * self._steps & 0xFFFF) * _EVERY >> 16:
-            return  # not every so many-th: texts have periods
+            return  # hashed, not every n-th: texts are periodic
         shared, deep = self._shared[kind], self._deep[kind][min(depth, DEPTHS - 1)]
         if chain:
             learn(_USUAL, (shared[GROUPS], deep[GROUPS]), bool(hit[0]))
@@ -98,25 +99,27 @@ class Calibration:
                 learn(odds, (shared[group], deep[group]), right)
 
     def step(self) -> None:
-        """A step is over: now and then, make new curves."""
+        """A step has ended: from time to time, compute new curves."""
         self._steps += 1
         if self._steps % min(self._refresh_at, REFRESH) == 0:
             self._refresh_at *= 2
             self._made, self._chains = {}, {}
 
     def chain(self, kind: int, levels: int) -> tuple[float, ...]:
-        """[levels] the chance of each node of a chain to be hit, by how often first choices below such were."""
+        """[levels] the chance of each node of a chain to be accepted, from how often first choices below first choices
+        were."""
         if kind not in self._chains:
             firsts = [self.first(kind, depth) for depth in range(MAX_NODES)]
             self._chains[kind] = tuple(np.cumprod(firsts).tolist())
         return self._chains[kind][:levels]
 
     def first(self, kind: int, depth: int) -> float:
-        """How often the first choice comes below such a node of a chain that did."""
+        """How often the first choice is accepted below an accepted node of a chain."""
         return chance_of(_USUAL, (self._shared[kind][GROUPS], self._deep[kind][min(depth, DEPTHS - 1)][GROUPS]))
 
     def pieces(self, kind: int) -> NDArray[np.float32]:
-        """fp32[2, depth, group, piece]: slope and shift of each straight piece of the curves; the outermost go on."""
+        """fp32[2, depth, group, piece]: slope and shift of each linear piece of the curves; the outermost pieces
+        extend."""
         if not self.active:
             return _IDENTITY
         if kind not in self._made:
@@ -133,24 +136,24 @@ class Calibration:
 
 
 def _odds(share: float) -> float:
-    """Log odds, of no more certainty than a judge can have."""
+    """Log odds, clamped to what an evaluation can measure."""
     share = min(max(share, 0.02), 0.98)
     return math.log(share / (1.0 - share))
 
 
 def _features(unsure: float) -> list[Feature]:
-    """Of all ranks, and of chains."""
+    """The features of all ranks, and of chains."""
     ranks = [Feature(unsure, _STRETCH, _DRIFT) for _ in range(GROUPS)]
     return [*ranks, Feature(_CHAINS, 0.0, _DRIFT)]
 
 
-#: Pieces that leave chances as they are.
+#: Pieces that leave probabilities as they are.
 _IDENTITY = np.zeros((2, DEPTHS, GROUPS, _PIECES), dtype=np.float32)
 _IDENTITY[0] = 1.0
 
 
 class Curves:
-    """The curves by which the chances of some sequences are calibrated, where trees grow; the host writes them."""
+    """The calibration curves of some sequences, on the device where trees grow; the host writes them."""
 
     def __init__(self, sequences: int, device: torch.device) -> None:
         knots = np.pad(_KNOTS, (0, _KNOTS_ROOM - len(_KNOTS)), constant_values=np.inf)
@@ -159,7 +162,7 @@ class Curves:
         self._written: list[NDArray[np.float32] | None] = [None] * sequences
 
     def write(self, calibration: Calibration, kinds: Sequence[int]) -> None:
-        """kinds: the way in which each sequence is sampled."""
+        """kinds: the way each sequence is sampled."""
         for place, kind in enumerate(kinds):
             pieces = calibration.pieces(kind)
             if self._written[place] is not pieces:
@@ -167,6 +170,6 @@ class Curves:
                 self._pieces[:, :, place] = torch.from_numpy(pieces).flatten(2)
 
     def at(self, depth: int) -> Pieces:
-        """Those of a depth."""
+        """The curves of a depth."""
         slopes, shifts = self._pieces[:, min(depth, DEPTHS - 1)]
         return Pieces(self._knots, slopes, shifts, _PIECES, -_ROOM)

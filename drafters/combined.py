@@ -1,15 +1,15 @@
-"""Several drafters as one: each sequence's tree comes from whom its plan names, and all are told what was committed.
+"""Several drafters as one: each sequence's tree comes from the drafters in its plan, and all are notified of commits.
 
 ::
 
     plan       suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`foresay.spec.budget.plan`)
     draft      the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
-    committed  its own path, in its own numbers, to whoever was asked; to the others, that others were
+    committed  drafters that were called get their own path, in their own numbers; the others, that others drafted
 
-For one drafter of one shape: the request's own prediction drafts wherever it can, else the configured drafter::
+With one drafter and one shape: the request's own prediction drafts wherever it can, else the configured drafter::
 
-    propose    predicted, certain ──> prediction          committed    who proposed hears its path,
-               predicted, unsure  ──> configured ──empty──> prediction     the other that it rested
+    propose    predicted, certain ──> prediction          committed    the one that proposed gets its path,
+               predicted, unsure  ──> configured ──empty──> prediction     the other that it was not called
                no prediction      ──> configured
 """
 
@@ -24,14 +24,14 @@ from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, Merged, TreeShape, merge
 
-#: A prediction whose next token is less likely than this to be accepted leaves the step to the configured drafter.
+#: If a prediction's next token is less likely than this to be accepted, the configured drafter drafts in the step.
 SURE_ENOUGH = 0.5
 
 
 class RoutedDrafter:
     """Implements :class:`foresay.spec.protocols.Drafter` for requests with and without a prediction.
 
-    configured: who drafts for the others, None for nobody; shape: the most it is asked for (the scheduler allows
+    configured: the drafter for other requests, or None; shape: the largest requested from it (the scheduler allows
     predictions more).
     """
 
@@ -42,7 +42,7 @@ class RoutedDrafter:
         self._predicted: set[str] = set()
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """One tree per sequence, by whoever it is routed to."""
+        """One tree per sequence, from the drafter it is routed to."""
         trees = self.prediction.propose(sequences, shapes)
         left = [i for i, tree in enumerate(trees) if not _sure(tree)]
         if self.configured is not None and self.shape.levels and left:
@@ -55,19 +55,20 @@ class RoutedDrafter:
         return trees
 
     def extend(self, sequence: SequenceState) -> None:
-        """Both may read on."""
+        """Passed to both."""
         self.prediction.extend(sequence)
         if self.configured is not None:
             self.configured.extend(sequence)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """Features are for the configured drafter, whoever drafts: it stays up to date."""
+        """Features go to the configured drafter, whichever drafts, so that it stays up to date."""
         reader = reader_of(self.configured)
         if reader is not None:
             reader.observe(sequence, features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The path is that of the tree that was taken; to the other one all but the root came from elsewhere."""
+        """The drafter whose tree was used gets the path; for the other one all nodes but the root came from
+        elsewhere."""
         rested = [0, *(-1 for _ in path[1:])]
         predicted = sequence.id in self._predicted
         self._predicted.discard(sequence.id)
@@ -76,7 +77,7 @@ class RoutedDrafter:
             self.configured.committed(sequence, rested if predicted else path)
 
     def finished(self, sequence: SequenceState) -> None:
-        """Both forget it."""
+        """Passed to both."""
         self._predicted.discard(sequence.id)
         self.prediction.finished(sequence)
         if self.configured is not None:
@@ -84,12 +85,12 @@ class RoutedDrafter:
 
 
 def configured(drafter: Drafter | None) -> Drafter | None:
-    """Who drafts for requests without a prediction."""
+    """The drafter for requests without a prediction."""
     return drafter.configured if isinstance(drafter, RoutedDrafter) else drafter
 
 
 def _sure(tree: DraftTree) -> bool:
-    """Whether the likeliest of the drafted tokens is likely enough; they come likeliest first."""
+    """Whether the likeliest of the drafted tokens, which is the first, is likely enough."""
     return len(tree.chances) > 1 and tree.chances[1] >= SURE_ENOUGH
 
 
@@ -106,12 +107,12 @@ class CombinedDrafter:
         self._asked: dict[str, dict[str, list[int]]] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """By the first member alone: a shape says nothing of who."""
+        """Drafts with the first member only: a shape does not name a drafter."""
         first = next(iter(self.members))
         return self.draft(sequences, [Plan((Share(first, shape),), shape=shape) for shape in shapes])
 
     def draft(self, sequences: Sequence[SequenceState], plans: Sequence[Plan]) -> list[DraftTree]:
-        """A tree for each, of all who share in its plan."""
+        """A tree for each, from all drafters in its plan."""
         trees: list[list[DraftTree]] = [[] for _ in sequences]
         models: dict[str, list[tuple[int, TreeShape]]] = {}
         for index, plan in enumerate(plans):
@@ -136,13 +137,13 @@ class CombinedDrafter:
         return merged.tree
 
     def extend(self, sequence: SequenceState) -> None:
-        """To all but those at rest: they catch up when they are asked."""
+        """Passed to all but those that rest: they catch up when they draft again."""
         for name, member in self.members.items():
             if not self._known[name].resting:
                 member.extend(sequence)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """To all who read features, at rest or not: these do not come again."""
+        """Passed to all that read features, resting or not: features are not sent again."""
         for member in self.members.values():
             reader = reader_of(member)
             if reader is not None:
@@ -159,14 +160,14 @@ class CombinedDrafter:
                 member.committed(sequence, own_path(path, dict(enumerate(places))))
 
     def finished(self, sequence: SequenceState) -> None:
-        """To all."""
+        """Passed to all."""
         self._asked.pop(sequence.id, None)
         for member in self.members.values():
             member.finished(sequence)
 
 
 def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
-    """Those that an engine's drafter consists of, by name, the prediction aside where one has one shape."""
+    """The drafters that an engine's drafter consists of, by name, without the prediction where there is one shape."""
     if isinstance(drafter, CombinedDrafter):
         return drafter.members
     one = configured(drafter)
@@ -174,21 +175,21 @@ def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
 
 
 def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
-    """What all of them need together."""
+    """The union of all requests."""
     asked = [request for request in needs if request is not None]
     layers = sorted({layer for request in asked for layer in request.layers})
     return FeatureRequest(any(request.final for request in asked), tuple(layers)) if asked else None
 
 
 def _worth(tree: DraftTree, shape: TreeShape) -> int:
-    """How many nodes of a tree are worth their rows, now that all are there; the root is one."""
+    """How many nodes of a finished tree are worth their rows, including the root."""
     if shape.price is None or len(tree.chances) != len(tree):
         return len(tree)
     return 1 + shape.price.keeps(tree.chances[1:])
 
 
 def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:
-    """For whoever proposed a tree: its own number of each node of the merged one, -1 for those of others."""
+    """For each drafter of a tree: its own number of each node of the merged one, -1 for nodes of others."""
     numbers: dict[str, list[int]] = {}
     for tree, places in zip(trees, merged.numbers, strict=True):
         own = numbers[tree.drafter] = [-1] * len(merged.tree)
@@ -199,7 +200,7 @@ def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]
 
 
 def own_path(path: Sequence[int], places: Mapping[int, int]) -> list[int]:
-    """A path in a drafter's own numbers: -1 from the first node on that is none of its."""
+    """A path in a drafter's own numbers: -1 from the first node on that is not its own."""
     own: list[int] = []
     for node in path:
         own.append(places.get(node, -1) if not own or own[-1] >= 0 else -1)

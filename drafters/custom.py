@@ -1,9 +1,9 @@
-"""A drafter of the user's own, behind a wall: whatever it does, it costs speed alone.
+"""A user-written drafter, isolated: whatever it does only costs speed.
 
 ::
 
-    propose     it sees copies of the sequences' tokens      what it returns is checked, node by node, and built anew
-    faulty      an exception, or no valid trees              nobody drafts in that step, and the log says why, once
+    propose     it gets copies of the sequences' tokens      what it returns is checked, node by node, and rebuilt
+    faulty      an exception, or invalid trees               nothing is drafted in that step, and the log says why, once
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LISTS = "a tree's tokens and parents must both be whole numbers, as many of eac
 
 
 class BadProposal(ValueError):
-    """What a drafter returned is no valid proposal; the message says why."""
+    """A drafter returned an invalid proposal; the message says why."""
 
 
 class CustomDrafter:
-    """Implements :class:`foresay.spec.protocols.Drafter` around one of the user's. vocab_size: the target's."""
+    """Implements :class:`foresay.spec.protocols.Drafter` around a user-written one. vocab_size: the target's."""
 
     def __init__(self, own: Drafter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.name: str = own.name
@@ -45,7 +45,7 @@ class CustomDrafter:
         self._faults, self._quiet_until = 0, -math.inf
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """What it proposes; roots alone where that is not valid."""
+        """Its proposals; only roots where they are not valid."""
         found: Sequence[DraftTree | None] = [None] * len(sequences)
         with self._walled("propose"):
             trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
@@ -53,31 +53,31 @@ class CustomDrafter:
         return or_roots(found, sequences, self.name)
 
     def extend(self, sequence: SequenceState) -> None:
-        """It is told."""
+        """Passed on."""
         with self._walled("extend"):
             self._own.extend(self._shown(sequence))
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """It is shown what it asked for, if it asked for anything."""
+        """Passed on, if it requests features."""
         reader = reader_of(self._own)
         if self.needs is not None and reader is not None:
             with self._walled("observe"):
                 reader.observe(self._shown(sequence), features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """It is told."""
+        """Passed on."""
         with self._walled("committed"):
             self._own.committed(self._shown(sequence), list(path))
 
     def finished(self, sequence: SequenceState) -> None:
-        """It is told for the last time."""
+        """Passed on; then the copies are dropped."""
         with self._walled("finished"):
             self._own.finished(self._shown(sequence))
         self._tokens.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 
     def _shown(self, sequence: SequenceState) -> SequenceState:
-        """A copy, so that nothing it does to the tokens becomes part of the text."""
+        """A copy, so that changes it makes to the tokens do not affect the text."""
         tokens = self._tokens.setdefault(sequence.id, [])
         if not self._known.get(sequence.id, 0) == len(tokens) <= len(sequence.tokens):
             tokens.clear()
@@ -98,7 +98,7 @@ class CustomDrafter:
 
     @contextmanager
     def _walled(self, call: str) -> Iterator[None]:
-        """Whatever it raises is said and forgotten; a sys.exit of its own too, for that would end everybody's text."""
+        """Exceptions are logged and suppressed; also its sys.exit, which would end all texts."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -115,7 +115,7 @@ class CustomDrafter:
 
 
 def told(error: BaseException) -> str:
-    """What was raised, and where."""
+    """The exception and where it was raised."""
     if isinstance(error, BadProposal):
         return str(error)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
@@ -125,9 +125,9 @@ def told(error: BaseException) -> str:
 
 
 def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: str) -> DraftTree:
-    """The tree that somebody proposed, built from its tokens, parents and chances alone. root: the last token.
+    """The proposed tree, rebuilt from only its tokens, parents and chances. root: the last token.
 
-    Raises BadProposal for anything that is no tree below the root, of tokens that there are, within the shape.
+    Raises BadProposal for anything but a tree below the root, of tokens of the vocabulary, within the shape.
     """
     if not isinstance(tree, DraftTree):
         raise BadProposal(f"propose returned a {type(tree).__name__} instead of a DraftTree")
@@ -152,15 +152,15 @@ def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: st
 
 
 def _whole(numbers: Iterable[object]) -> list[int]:
-    """Numbers of any library's, as integers. Raises BadProposal where they are none."""
+    """Integers of any library, as Python ints. Raises BadProposal if they are not integers."""
     try:
-        return [index(number) for number in numbers]  # type: ignore[arg-type]  # which is what it finds out
+        return [index(number) for number in numbers]  # type: ignore[arg-type]  # this is what is checked
     except TypeError:
         raise BadProposal(_LISTS) from None
 
 
 def _depth(parents: list[int]) -> int:
-    """The deepest node's. Raises BadProposal for what is no tree."""
+    """The largest depth. Raises BadProposal if it is not a tree."""
     depths = [0]
     for node, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < node:
@@ -170,6 +170,6 @@ def _depth(parents: list[int]) -> int:
 
 
 def _are_chances(chances: tuple[float, ...], parents: list[int]) -> bool:
-    if len(chances) != len(parents) or not all(0.0 <= chance <= 1.0 for chance in chances):  # NaN is not either
+    if len(chances) != len(parents) or not all(0.0 <= chance <= 1.0 for chance in chances):  # NaN fails too
         return False
     return all(chances[node] <= chances[parent] for node, parent in enumerate(parents) if node)

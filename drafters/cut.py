@@ -1,7 +1,7 @@
-"""Which candidates of trees that grew become their nodes, without a number on the host.
+"""Which candidates of grown trees become their nodes, computed on the device without the host.
 
-What :meth:`foresay.drafters.tree_builder.TreeBuilder.tree` says of one tree, for several: the likeliest, as many as are
-worth their rows, in the order in which they were found.
+The batched form of :meth:`foresay.drafters.tree_builder.TreeBuilder.tree`: the likeliest, as many as are worth their
+rows, in the order in which they were found.
 
 Legend: S sequences, C candidates of a tree, N nodes of the largest.
 """
@@ -18,11 +18,10 @@ from foresay.verifier.graphs.proposer import DeviceTree
 
 
 class Candidates(NamedTuple):
-    """All that was found below the roots, level by level; number 0 is the root, the first of these is number 1.
+    """All candidates below the roots, level by level; number 0 is the root, the first candidate is number 1.
 
-    roots: int64[S]. tokens, parents: int64[S, C], the latter numbers. scores: fp32[S, C], log chances, minus infinity
-    where there is none. depths, rows: int64[C], alike in all trees; rows: of a drafter's own pass, -1 where it had
-    none.
+    roots: int64[S]. tokens, parents: int64[S, C]; parents are numbers. scores: fp32[S, C], log chances, minus infinity
+    where there is none. depths, rows: int64[C], the same in all trees; rows: of a drafter's own pass, -1 for none.
     """
 
     roots: Tensor
@@ -34,8 +33,8 @@ class Candidates(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """tree: whose nodes behind its count are anything. rows: int64[S, N], the row of each node, -1 where it had none.
-    places: int64[S, N - 1], which candidate each node but the root is; C behind the last."""
+    """tree: its nodes past its count are undefined. rows: int64[S, N], the row of each node, -1 for none. places:
+    int64[S, N - 1], the candidate of each node but the root; C after the last."""
 
     tree: DeviceTree
     rows: Tensor
@@ -43,13 +42,13 @@ class Cut(NamedTuple):
 
 
 def cut(found: Candidates, nodes: int, prices: Tensor | None = None, counts: Tensor | None = None) -> Cut:
-    """prices: fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together; None: all are worth it. counts:
-    int64[S], how many nodes each tree may have; None: N."""
+    """prices: fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together; None: all nodes are worth it.
+    counts: int64[S], how many nodes each tree may have; None: N."""
     places, real = _kept(found.scores, nodes - 1, prices, counts)
     size, count = found.scores.shape
     at = places.clamp(max=count - 1)
     order = torch.arange(nodes, device=places.device).expand(size, -1)
-    # Where each candidate is among the nodes; those that are none come to lie in the last column.
+    # The node of each candidate; candidates that are not nodes go to the last column.
     numbers = torch.zeros(size, count + 2, dtype=torch.int64, device=places.device)
     numbers = numbers.scatter(1, places + 1, order[:, 1:])
     parents = numbers.gather(1, found.parents.gather(1, at)).where(real, 0)
@@ -68,9 +67,9 @@ def cut(found: Candidates, nodes: int, prices: Tensor | None = None, counts: Ten
 
 
 def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """int64[S, N - 1], the candidates that are kept, in order, and whether there is one."""
+    """int64[S, N - 1], the candidates that are kept, in order; and bool[S, N - 1], whether there is one."""
     count = scores.shape[1]
-    ranked = scores.sort(dim=1, descending=True, stable=True)  # of equal ones the earlier, so that a parent stays in
+    ranked = scores.sort(dim=1, descending=True, stable=True)  # of equal ones the earlier, so that parents are kept
     best, places = ranked.values[:, :most], ranked.indices[:, :most]
     kept, rank = best > -math.inf, torch.arange(best.shape[1], device=scores.device)
     if prices is not None:
@@ -86,8 +85,8 @@ def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | Non
 
 
 class MergedTrees(NamedTuple):
-    """tree: of both. rows: see :class:`Cut`. numbers: int64[S, M], which of its nodes each of the grown tree's is; one
-    more than there is room for where that has none."""
+    """tree: the merged one. rows: see :class:`Cut`. numbers: int64[S, M], the node of the merged tree that each node of
+    the grown one is; past the last column where the grown tree has none."""
 
     tree: DeviceTree
     rows: Tensor
@@ -95,7 +94,7 @@ class MergedTrees(NamedTuple):
 
 
 def joined(found: DeviceTree, grown: Cut, levels: int) -> MergedTrees:
-    """Found nodes, and behind them those of a grown tree, of M nodes and so many levels, that are not among them."""
+    """The found nodes, followed by those of a grown tree, of M nodes and ``levels`` levels, that are not among them."""
     tree = grown.tree
     (size, first), count = found.tokens.shape, tree.tokens.shape[1]
     order = torch.arange(first + count, device=tree.tokens.device).expand(size, -1)
@@ -123,7 +122,8 @@ def joined(found: DeviceTree, grown: Cut, levels: int) -> MergedTrees:
 
 
 def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Tensor:
-    """int64[S, M]: which found node each of a tree's is, -1 for none: those of one token below the same parent."""
+    """int64[S, M]: the found node equal to each node of a tree, -1 for none: with the same token below the same
+    parent."""
     root = torch.arange(tree.tokens.shape[1], device=tree.tokens.device) == 0
     alike = (tree.tokens[:, :, None] == found.tokens[:, None]) & known[:, None]
     same = torch.full_like(tree.tokens, -1).masked_fill(root, 0)
@@ -135,7 +135,7 @@ def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Te
 
 
 def _words(parents: Tensor, order: Tensor) -> Tensor:
-    """int64[S, N]: the ancestor words. Twice as many levels are in them after each turn."""
+    """int64[S, N]: the ancestor words. Each iteration doubles the levels they cover."""
     words, above = torch.ones_like(order) << order, parents
     for _ in range(6):
         words, above = words | words.gather(1, above), above.gather(1, above)

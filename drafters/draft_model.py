@@ -1,17 +1,17 @@
-"""A smaller model proposes, level by level, a chain or a tree (:mod:`foresay.drafters.growth`).
+"""A smaller model drafts, level by level, a chain or a tree (:mod:`foresay.drafters.growth`).
 
-It adds the *same* position-keyed noise to its logits as the target's sample will (at the request's temperature), so the
-likeliest child of a node is the draft's own shared-noise sample, and the next ones are the runners-up of that sample:
-the coupling of :mod:`foresay.spec.accept`.
+It adds the *same* position-keyed noise to its logits as the target's sampling will (at the request's temperature), so
+the likeliest child of a node is the draft's own shared-noise sample, and the next ones are its runners-up: the coupling
+of :mod:`foresay.spec.accept`.
 
-Its KV lives in a store of its own, on the sequences' pages: committed text is caught up in one pass, expanded nodes are
-scratch rows past the committed length, and those of an accepted path are kept::
+Its KV is in its own store, on the sequences' pages: committed text is caught up in one pass, expanded nodes are scratch
+rows past the committed length, and those of an accepted path are kept::
 
     text        ... p-1  root          before it drafts: one pass over the last committed token and the root
     slots      length-1  length        (the former's row is there already unless it was the tree's last leaf)
     levels      length + node          a pass for each further level, over its expanded nodes
 
-After a captured step the rows of accepted nodes move down as the target's do: they lie in the same slots.
+After a captured step the rows of accepted nodes move down as the target's do: they are in the same slots.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.trees import known_tokens, move_paths
 
-#: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
+#: Committed text is caught up in chunks of at most this many rows, to bound the pass's memory.
 CATCH_UP_ROWS = 256
-#: The last committed token, which has no rows here if it was a tree's leaf, and the root.
+#: The last committed token, which has no row here if it was a tree's leaf, and the root.
 _REACH = 2
 
 
 class DraftModelDrafter(TreeDrafter):
     """Drafts with a :class:`~foresay.verifier.model_runner.ModelRunner`.
 
-    In another vocabulary than the target's, read: int64[V], the model's id for each of the target's, and token_ids:
-    int64[V'], the target's id of each of its logits; None where they are the same.
+    If its vocabulary differs from the target's: read: int64[V], the model's id of each of the target's tokens;
+    token_ids: int64[V'], the target's id of each of its logits. None if they are the same.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DraftModelDrafter(TreeDrafter):
         return _REACH
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
-        """A pass over them."""
+        """A pass over the last committed token and the root."""
         return self.logits(self.ends(state, levels).rows(state, self.known, live=True)), None
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
@@ -72,31 +72,31 @@ class DraftModelDrafter(TreeDrafter):
         return self.logits(growth.rows(self.model.store, self.known)), None
 
     def logits(self, rows: StaticRows) -> Tensor:
-        """fp32[W, V'], of static rows."""
+        """fp32[W, V']: the logits of static rows."""
         return forward(self.model.decoder, rows, self.model.store)[0]
 
     def known(self, tokens: Tensor) -> Tensor:
-        """The tokens as this model's."""
+        """The tokens as ids of this model."""
         return known_tokens(tokens, self._known, self._read_there)
 
     def prepare(self, sequence: SequenceState, levels: int) -> None:
-        """Catch up until all but the last committed token are there."""
+        """Catch up until all but the last committed token have KV."""
         while self.unread(sequence) > _REACH:
             self.extend(sequence)
 
     def began(self, sequence: SequenceState) -> None:
-        """All committed tokens are there."""
+        """All committed tokens have KV now."""
         self.model.store.mark(sequence.table, sequence.table.length)
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
-        """Rows of accepted nodes move down. A leaf has none; the next step computes it before it drafts."""
+        """Move the rows of accepted nodes down. A leaf has none; the next step computes it before it drafts."""
         if not taken.tree.chain:
             sources, count = taken.own_rows()
             for arrays in self.model.store.arrays:
                 move_paths(arrays.tensors, sources, taken.slots, count)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Mark the rows that are there: of the path's nodes all but a leaf."""
+        """Mark the rows that exist: of the path's nodes all but a leaf."""
         table = sequence.table
         inner = set(tree.parents)
         rows = sum(node in inner for node in path if node >= 0) if len(tree) > 1 else 0
@@ -115,7 +115,7 @@ class DraftModelDrafter(TreeDrafter):
         return sequence.table.length - self.model.missing(sequence.table)
 
     def unread(self, sequence: SequenceState) -> int:
-        """Tokens without KV here, the root among them."""
+        """Tokens without KV here, including the root."""
         return len(sequence.tokens) - self._filled(sequence)
 
     def extend(self, sequence: SequenceState) -> None:
@@ -127,7 +127,7 @@ class DraftModelDrafter(TreeDrafter):
             self.model.store.mark(table, stop)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Keep the rows of the accepted nodes that were expanded; the calibration learns."""
+        """Keep the rows of the accepted nodes that were expanded; update the calibration."""
         g = self._grown.pop(sequence.id, None)
         if g is None:
             return

@@ -1,30 +1,30 @@
-"""An EAGLE or P-EAGLE head proposes, level by level, a chain or a tree.
+"""An EAGLE or P-EAGLE head drafts, level by level, a chain or a tree.
 
 ::
 
-    position          0     1     2     3    4 = length          row p is made of token p and the feature of p - 1
+    position          0     1     2     3    4 = length          row p is computed from token p and the feature of p - 1
     features         f0    f1    f2    f3                        the target's own, fused; stored when they are committed
     head's KV     nothing   r1    r2    r3 | r4  drafted         r4 is the root's; drafted rows are scratch
 
-All that is known of a text lies in its pages: the fused features in one store, the head's keys and values in another.
-So nothing is kept of a sequence. A step accepts between 1 and K + 1 tokens of a tree of K levels. The first pass need
-not know: it runs the last K + 1 rows of the text with their true features, whichever of them are new::
+All state of a text is in its pages: the fused features in one store, the head's keys and values in another. So there is
+no per-sequence state. A step accepts between 1 and K + 1 tokens of a tree of K levels. The first pass need not know how
+many: it runs the last K + 1 rows of the text with their true features, whichever of them are new::
 
     position      length - K .. length - 1   length    ..
-    begin         row           row          root          the root's is gone on from
-    levels                                        node     a pass for each further level, over its expanded nodes, made
-                                                           of the states of their parents
+    begin         row           row          root          drafting continues from the root's state
+    levels                                        node     a pass for each further level, over its expanded nodes, with
+                                                           the states of their parents
 
-A row that was right already is written as it was; so it may be, also in a page that others share. What was drafted is
-never kept.
+A row that was valid already is rewritten with the same values, so this is allowed even in a shared page. Drafted rows
+are never kept.
 
-A P-EAGLE head runs EAGLE's rows, and after the root's a mask for each further level, together::
+A P-EAGLE head runs EAGLE's rows, and after the root a mask for each further level, in one pass::
 
     position   length - K .. length - 1   length    length + 1   length + 2
     rows       true features              root      mask         mask           scratch, from the root on
     guesses                               x(l + 1)  x(l + 2)     x(l + 3)
 
-No level waits for the one before, so below every node of a depth the candidates are the same, as DFlash's are.
+No level depends on the one before, so all nodes of a depth have the same candidates below them, as with DFlash.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from foresay.verifier.model.config import kv_shapes
 
 log = logging.getLogger("foresay.drafters")
 
-#: Committed text is caught up in pieces of at most this many rows, to bound the pass's memory.
+#: Committed text is caught up in chunks of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts with a head. Owns the store of its keys and values. kv: what they are kept in; None: as computed."""
+    """Drafts with a head. Owns the store of its keys and values. kv: their dtype; None: as computed."""
 
     first = 1
 
@@ -70,16 +70,16 @@ class EagleDrafter(FeatureDrafter):
         self._warned = False
 
     def fuse(self, features: Features) -> Tensor:
-        """[R, H]: the target's layers as the head reads them."""
+        """[R, H]: the target's layers, fused to the head's input."""
         return self.head.fuse(features)
 
     @property
     def trained_positions(self) -> int:
-        """The longest text the head was made for, by its configuration."""
+        """The longest text the head was trained for, by its configuration."""
         return self.head.layer.max_positions
 
     def _mark(self, table: PageTable, start: int, stop: int) -> None:
-        """Also say once that a text is longer than any the head was trained on."""
+        """Also warn once if a text is longer than any the head was trained on."""
         super()._mark(table, start, stop)
         if stop > self.trained_positions and not self._warned:
             self._warned = True
@@ -116,17 +116,17 @@ class EagleDrafter(FeatureDrafter):
         return self.run(rows, self.before(state, levels))
 
     def began(self, sequence: SequenceState) -> None:
-        """All rows of committed text are there."""
+        """All rows of committed text are computed now."""
         self.store.mark(sequence.table, sequence.table.length)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """The row of what was the root is there too, if it drafted."""
+        """The previous root's row is computed too, if it drafted."""
         super().collected(sequence, tree, path)
         if len(tree) > 1:
             self.store.mark(sequence.table, min(sequence.table.length, sequence.table.length - len(path) + 1))
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """A pass over the expanded nodes, each made of the state of the node it hangs on."""
+        """A pass over the expanded nodes, each computed from its parent's state."""
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
         rows, _ = rows_of(growth.state, nodes)
@@ -137,11 +137,11 @@ class EagleDrafter(FeatureDrafter):
         return self.head.paged(rows, hidden, self.store)
 
     def unread(self, sequence: SequenceState) -> int:
-        """Tokens whose rows were not run, the root among them."""
+        """Tokens whose rows were not run, including the root."""
         return len(sequence.tokens) - self.store.filled(sequence.table)
 
     def _start(self, sequence: SequenceState) -> int:
-        """The first position whose row was not run; slot 0, of which no row is made, is cleared."""
+        """The first position whose row was not run; slot 0, which has no row, is cleared."""
         filled = self.store.filled(sequence.table)
         if filled:
             return filled
@@ -150,7 +150,7 @@ class EagleDrafter(FeatureDrafter):
 
 
 class MtpDrafter(EagleDrafter):
-    """Drafts with the layer that the target's checkpoint has for that, perhaps of tokens that were said lately."""
+    """Drafts with the MTP layer of the target's checkpoint, perhaps from a vocabulary of recent tokens."""
 
     def __init__(
         self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = MTP, kv: torch.dtype | None = None
@@ -159,20 +159,21 @@ class MtpDrafter(EagleDrafter):
         self._heard: dict[str, int] = {}
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """What is said can be drafted from now on."""
+        """Committed tokens can be drafted from now on."""
         super().committed(sequence, path)
         if self.head.vocabulary is not None:
             self.head.vocabulary.said(sequence.tokens[self._heard.get(sequence.id, 0) :])
             self._heard[sequence.id] = len(sequence.tokens)
 
     def finished(self, sequence: SequenceState) -> None:
-        """Forget how much of it was taken in."""
+        """Also forget how much of the sequence was added to the vocabulary."""
         super().finished(sequence)
         self._heard.pop(sequence.id, None)
 
 
 def _below(states: Tensor, places: Tensor) -> Tensor:
-    """[S * F, H]: the states of the nodes that others hang on. states: [S * F', H]. places: int64[S, F]."""
+    """[S * F, H]: the states of the parent nodes. states: [S * F', H]. places: int64[S, F], the indices of the
+    parents."""
     by_sequence = states.view(len(places), -1, states.shape[1])
     return by_sequence.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
 
@@ -189,20 +190,20 @@ class PEagleDrafter(EagleDrafter):
         self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}
 
     def limited(self, shape: TreeShape) -> TreeShape:
-        """Not deeper than it was trained to guess."""
+        """At most as deep as it was trained for."""
         return shape.limited(self.head.config.guesses)
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
-        """The last rows of the text and the masks. The levels start from the logits of all of them, level by level."""
+        """The last rows of the text and the masks, in one pass. Its logits, level by level, are the levels' state."""
         logits = self.head.logits(self.guesses(state, levels))
         return logits[: state.size], logits
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The next level's."""
+        """The next level's logits."""
         return marginal_logits(growth, states)
 
     def guesses(self, state: StepState, levels: int) -> Tensor:
-        """[levels * S, H]: what the output matrix reads of each level."""
+        """[levels * S, H]: the output matrix's input of each level."""
         ends = self.ends(state, levels).rows(state)
         first, _ = self.head.states(ends, self.before(state, levels), self.store)
         if levels == 1:
@@ -214,7 +215,7 @@ class PEagleDrafter(EagleDrafter):
         return torch.cat((first, behind))
 
     def _of_masks(self, sequences: int, count: int) -> tuple[Nodes, Tensor]:
-        """The rows of masks, and their numbers level by level."""
+        """The rows of masks, and their indices level by level."""
         key = sequences, count
         if key not in self._masks:
             columns = (column[:, 1:].contiguous() for column in chain_words(sequences, count + 1, self.device))

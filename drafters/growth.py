@@ -1,21 +1,21 @@
-"""How a tree grows, for every drafter that has logits: level by level, the candidates of each and which are kept.
+"""How a tree grows, for every drafter with logits: level by level, its candidates and which of them are kept.
 
 ::
 
     chance of a candidate   softmax of the draft's logits with the position's noise, calibrated
     chance of a node        the product along its path
 
-A *static* tree keeps the best ``widths[d]`` candidates of each level, a *template* those ranks that it names. A
-*dynamic* one takes the shape's depth and size alone: every level goes on from its best few candidates, and of all
-candidates the best are kept in the end. A child is never likelier than its parent, so the best ones form a tree.
+A *static* tree keeps the best ``widths[d]`` candidates of each level, a *template* the ranks that it lists. A *dynamic*
+one uses only the shape's depth and size: every level expands the best few candidates of the one before, and in the end
+the best of all candidates are kept. A child is never likelier than its parent, so the best ones form a tree.
 
-Everything is known beforehand but numbers, so growing is ops on static tensors: recorded on a CPU, part of a captured
-step on a GPU. Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each::
+All shapes are known beforehand, so growing is ops on static tensors: recorded on a CPU, part of a captured step on a
+GPU. Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each::
 
-    candidates  0  1  2  3  4  5  6 ..      all that were looked at and might be kept
-    rows        0  1     2                  slots past the committed text, where a drafter with KV of its own runs them
+    candidates  0  1  2  3  4  5  6 ..      all that might be kept
+    rows        0  1     2                  slots past the committed text, where a drafter with its own KV runs them
 
-Legend: S sequences, F expanded nodes of a level, k children looked at below each, W candidates that a level keeps.
+Legend: S sequences, F expanded nodes of a level, k children considered below each, W candidates that a level keeps.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
 
-#: A dynamic tree looks at no fewer children of a node, if it has as many nodes. Looking costs little.
+#: A dynamic tree considers at least this many children of a node, if it has as many nodes. This costs little.
 _LEAST_LOOKED = 8
 
 
 class LevelLayout(NamedTuple):
-    """What is fixed of a level before it grows.
+    """The part of a level that is fixed before it grows.
 
-    front: nodes expanded for it. looked: k. kept: W. going: which of the kept are expanded next, by their place. picks:
-    of a template, the flat places ``node * k + rank`` of the kept; None where the likeliest are kept.
+    front: nodes expanded for it. looked: k. kept: W. going: the indices of the kept ones that are expanded next. picks:
+    of a template, the flat indices ``node * k + rank`` of the kept; None where the likeliest are kept.
     """
 
     front: int
@@ -61,10 +61,10 @@ class LevelLayout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def layout(shape: TreeShape, dynamic: bool, free: bool = False, priced: bool = False) -> tuple[LevelLayout, ...]:
-    """Of each level.
+    """The layout of each level.
 
-    free: expanding a node costs nothing, so all are; else the expanded ones fit into the shape. priced: whether the
-    shape has a price, by which a dynamic tree ends early: its first levels are then the widest.
+    free: expanding a node costs nothing, so all are expanded; else the expanded ones fit in the shape. priced: whether
+    the shape has a price, by which a dynamic tree ends early: its first levels are then the widest.
     """
     if shape.template is not None:
         return tuple(_of_template(shape, level) for level in range(shape.levels))
@@ -88,15 +88,15 @@ def _of_template(shape: TreeShape, level: int) -> LevelLayout:
     front = [node for node in template.level(level) if node in template.inner]
     looked, nodes = template.reach(level), template.level(level + 1)
     picks = [front.index(template.parents[node]) * looked + template.ranks[node] for node in nodes]
-    going = [place for place, node in enumerate(nodes) if node in template.inner]  # none of the last level
+    going = [place for place, node in enumerate(nodes) if node in template.inner]  # none in the last level
     return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
 
 
 class GrowthPlan:
-    """What trees of a shape have in common, on the device.
+    """What the trees of a shape have in common, on the device.
 
-    dynamic, free: see :func:`layout`. columns: of a drafter's logits that are looked at. apart: whether each node has a
-    row of logits even where all of a level would have the same, since a request changes them from node to node.
+    dynamic, free: see :func:`layout`. columns: how many columns of a drafter's logits are used. apart: whether each
+    node has its own row of logits even where all of a level would have the same, since a request changes them per node.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GrowthPlan:
         self.whole = parents, words, self.of_each(depths).int().contiguous()
 
     def column(self, values: Sequence[int]) -> Tensor:
-        """int64: these numbers."""
+        """These numbers as an int64 tensor."""
         key = tuple(values)
         if key not in self._columns:
             self._columns[key] = torch.tensor(key, dtype=torch.int64).to(self.device)
@@ -136,7 +136,7 @@ class GrowthPlan:
 
     @property
     def candidates(self) -> tuple[list[int], list[int]]:
-        """The depth of each, and its row if it gets one, else -1."""
+        """The depth of each candidate, and its row if it gets one, else -1."""
         depths, rows, row = list[int](), list[int](), 1
         for depth, fixed in enumerate(self.levels, start=1):
             going = len(fixed.going)
@@ -146,14 +146,15 @@ class GrowthPlan:
         return depths, rows
 
     def marks(self, level: int, first: int) -> Tensor:
-        """int64[W]: the bits of what a level keeps, counted on from ``first``: of all, or of those that get a row."""
+        """int64[W]: the ancestor-word bits of a level's kept candidates, counted from ``first``: all, or those that get
+        a row."""
         fixed = self.levels[level]
         count = len(fixed.going) if self.dynamic else fixed.kept
         bits = [_signed(1 << first + place) if not self.free or not self.dynamic else 0 for place in range(count)]
         return self.column([*bits, *[0] * (fixed.kept - count)])
 
     def depths(self, depth: int, count: int) -> Tensor:
-        """int32[S, count]: all the same."""
+        """int32[S, count], filled with ``depth``."""
         key = (depth, count)
         if key not in self._depths:
             self._depths[key] = torch.full((self.sequences, count), depth, dtype=torch.int32).to(self.device)
@@ -165,12 +166,12 @@ def _signed(word: int) -> int:
 
 
 class Level(NamedTuple):
-    """What was found below the nodes of a level.
+    """The candidates below the nodes of a level.
 
-    tokens: int64[S, W], of the kept candidates; ``BROKEN`` where a chain ends. Of a chain that is all. parents:
-    int64[S, W], their candidates. scores: fp32[S, W], log chances along the path, minus infinity where there is none.
-    children, chances: [S, F, k] (or [S, 1, k], alike below all), what was looked at, uncalibrated. front: fp32[S, F'],
-    scores of the nodes that are expanded next, minus infinity where the next level is not worth its price.
+    tokens: int64[S, W], of the kept candidates; ``BROKEN`` where a chain ends. A chain has only these. parents:
+    int64[S, W], the candidates above them. scores: fp32[S, W], log chances along the path, minus infinity where there
+    is none. children, chances: [S, F, k] (or [S, 1, k], the same below all), what was considered, uncalibrated. front:
+    fp32[S, F'], scores of the nodes that are expanded next, minus infinity where the next level is not worth its price.
     """
 
     tokens: Tensor
@@ -182,14 +183,15 @@ class Level(NamedTuple):
 
 
 def on_host(levels: Sequence[Level]) -> list[Level]:
-    """The same on the host, in one copy."""
+    """The levels on the host, in one copy."""
     there = iter(brought([part for level in levels for part in level if part is not None]))
     return [Level(*(None if part is None else next(there) for part in level)) for level in levels]  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
 class _Front:
-    """The nodes that are expanded next. numbers, rows: of each, alike in all trees. tokens, words, scores: [S, F]."""
+    """The nodes that are expanded next. numbers, rows: of each, the same in all trees. tokens, words, scores: [S,
+    F]."""
 
     numbers: tuple[int, ...]
     rows: tuple[int, ...]
@@ -199,10 +201,10 @@ class _Front:
 
 
 class Growth:
-    """Trees below the roots of some sequences while they grow; made anew in each step, or once for a recording.
+    """Trees below the roots of some sequences while they grow; created in each step, or once for a recording.
 
-    curves: of the way in which each sequence is sampled; None: chances are taken as they are. bars: which trees
-    must reach to grow on; None: all do. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
+    curves: for the way each sequence is sampled; None: probabilities are used as they are. bars: the thresholds for
+    further levels; None: all levels grow. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
     def __init__(
@@ -221,15 +223,16 @@ class Growth:
         self._candidates = self._rows = 1
 
     def expanded(self) -> Nodes:
-        """The nodes that the next level hangs below: the rows of the drafter's next pass. A token may be ``BROKEN``."""
+        """The parents of the next level: the rows of the drafter's next pass. A token may be ``BROKEN``."""
         front = self._front
         numbers = self.plan.of_each(front.rows).contiguous()
         depths = self.plan.depths(len(self.levels), len(front.rows))
         return Nodes(front.tokens, numbers, front.words, depths)
 
     def rows(self, store: KVStore, known: Callable[[Tensor], Tensor]) -> StaticRows:
-        """The same as a model with this store reads them, whose token ids ``known`` makes of the target's. A model of
-        recurrent layers reads all nodes that have rows once more, or it would go on from states that are nowhere."""
+        """The same as rows for a model with this store; ``known`` maps the target's token ids to the model's. A model
+        with recurrent layers reads all nodes that have rows again, since the states of the level above are not
+        stored."""
         if store.states is None:
             nodes = self.expanded()
             return live_rows(self.state, nodes._replace(tokens=known(nodes.tokens)), store)
@@ -241,16 +244,16 @@ class Growth:
         return replace(live_rows(state, nodes, store, wanted), logits_count=state.live_rows(len(fresh)))
 
     def looked_at(self, logits: Tensor) -> Tensor:
-        """The columns of a drafter's logits that count."""
+        """The columns of a drafter's logits that are used."""
         columns = self.plan.columns
         return logits if columns is None or columns >= logits.shape[1] else logits[:, :columns].contiguous()
 
     def grow(self, logits: Tensor) -> Tensor | None:
-        """Hang the next level below the expanded nodes.
+        """Add the next level below the expanded nodes.
 
-        logits: fp32[S * F, V'], a row for each expanded node, or [S, V'], one for all of a sequence's. Returns
-        int64[S, F'], for each node that is expanded next, on which of those before it hangs (its place among them);
-        None for chains.
+        logits: fp32[S * F, V'], a row for each expanded node, or [S, V'], one for all of a sequence's. Returns int64[S,
+        F'], for each node that is expanded next, the index of its parent among the nodes expanded before; None for
+        chains.
         """
         plan, depth = self.plan, len(self.levels)
         rows = len(logits) // plan.sequences
@@ -268,7 +271,7 @@ class Growth:
         self._walk.append((sampled, self._front.words))
 
     def _hang(self, children: Tensor, chances: Tensor) -> Tensor:
-        """Keep the best of these, or those that a template names."""
+        """Keep the best of these, or those that a template lists."""
         plan, front, depth = self.plan, self._front, len(self.levels)
         fixed = plan.levels[depth]
         kept = keep_children(
@@ -287,8 +290,8 @@ class Growth:
         return places
 
     def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
-        """Number the new candidates, and expand some of them next, if that is worth its price; returns on which nodes
-        these hang."""
+        """Number the new candidates, and expand some of them next, if that is worth its price; returns the parents of
+        those."""
         plan = self.plan
         numbers = tuple(self._candidates + place for place in going)
         rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
@@ -321,7 +324,7 @@ class Growth:
         return replace(made.tree, rows=made.rows, more=(*self.looked, made.places))
 
     def cut(self) -> Cut:
-        """The nodes of dynamic trees, which are decided by numbers."""
+        """The nodes of dynamic trees, chosen by their scores."""
         plan, bars = self.plan, self._bars
         columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
         found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
@@ -329,7 +332,7 @@ class Growth:
 
     @property
     def looked(self) -> list[Tensor]:
-        """All that was looked at, for the host."""
+        """All that was considered, for the host."""
         return [part for level in self.levels for part in level if part is not None]
 
 
@@ -340,21 +343,21 @@ class Passes(Protocol):
     token_ids: Tensor | None
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
-        """Logits below the roots, fp32[S, V'], and what the first of so many levels starts from."""
+        """Logits below the roots, fp32[S, V'], and the state that the first of ``levels`` levels starts from."""
         ...
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and what the next level starts from.
+        """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and the state for the next level.
 
-        states: that of the level above. places: int64[S, F], which row of it each node hangs on; None: the only one.
+        states: of the level above. places: int64[S, F], the row in it of each node's parent; None: the only one.
         """
         ...
 
 
 def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
-    """Grow trees, from the ends of the texts on.
+    """Grow trees below the ends of the texts.
 
-    Stops before a level grows, and when it has: yields the logits, which the host may change before it goes on.
+    Stops before and after each level grows: yields the logits, which the host may change before it continues.
     """
     count = growth.plan.shape.levels
     logits, states = passes.begin(growth.state, count)

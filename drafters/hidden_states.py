@@ -1,10 +1,9 @@
-"""Drafters that read the target's hidden states, their features.
+"""Drafters that read the target's hidden states (features).
 
-These lie in a store on the sequences' pages, each in the slot of its position: so they come with a prefix hit, are
-there for whoever takes another place, and a captured step finds and stores them on the device. Those of tokens that
-were written are stored when a draft needs them, several at once: a text that nobody drafts for hardly pays for them. A
-text whose features nobody stored (pages from a time when another drafter was asked) gets no drafts until it is computed
-again.
+These are in a store on the sequences' pages, each in the slot of its position: so they are reused with a prefix hit,
+are independent of a sequence's place in the batch, and a captured step reads and stores them on the device. Those of
+generated tokens are stored when a draft needs them, several at once: so they cost little for a text without drafts. A
+text with missing features (in pages from when another drafter was used) gets no drafts until it is computed again.
 
 Legend: H width of what is stored, R rows.
 """
@@ -59,7 +58,7 @@ class _Keeping:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Features of the positions ``start`` to ``stop``, not yet stored, in order."""
+    """Features of the positions ``start`` to ``stop`` that are not yet stored, in order."""
 
     start: int
     stop: int
@@ -67,7 +66,7 @@ class _Waiting:
 
 
 class HiddenStateDrafter(TreeDrafter):
-    """Owns ``hidden_states``, the store of what it keeps of them. needs: which it reads."""
+    """Owns ``hidden_states``, the store of what it keeps of them. needs: the features it reads."""
 
     def __init__(
         self,
@@ -86,10 +85,10 @@ class HiddenStateDrafter(TreeDrafter):
 
     @abstractmethod
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
-        """Store what is kept of positions, int64[R] as their slots, on the device."""
+        """Store the features of positions, int64[R] like their slots, on the device."""
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """Keep newly committed positions, unless some before them are missing."""
+        """Store newly committed positions, unless some before them are missing."""
         length = sequence.table.length
         waiting = self._waiting.get(sequence.id)
         if waiting is not None and waiting.stop != length - _count(features):
@@ -103,12 +102,12 @@ class HiddenStateDrafter(TreeDrafter):
             self._keep_waiting(sequence)
 
     def finished(self, sequence: SequenceState) -> None:
-        """Its pages may be found by others."""
+        """Store what waits, since other requests may reuse its pages."""
         self._keep_waiting(sequence)
         super().finished(sequence)
 
     def _keep_waiting(self, sequence: SequenceState) -> None:
-        """Store the features that wait, unless their positions are gone: after a preemption."""
+        """Store the features that wait, unless their positions were dropped by a preemption."""
         waiting, table = self._waiting.pop(sequence.id, None), sequence.table
         if waiting is None or waiting.stop > table.length:
             return
@@ -120,7 +119,7 @@ class HiddenStateDrafter(TreeDrafter):
         if room and compiled(self.hidden_states.layer(0)[0]):
             if not self._keeping:
                 assert self.needs is not None, "it reads hidden states"
-                # Others may ask for more: what comes is what all of them read.
+                # Other drafters may request more: the features are the union of all requests.
                 own = {name: features[name] for name in self.needs.names}
                 self._keeping = {room: _Keeping(self.keep, own, room) for room in _RECORDED}
             self._keeping[room](features, positions, slots)
@@ -129,26 +128,26 @@ class HiddenStateDrafter(TreeDrafter):
         self._mark(table, waiting.start, waiting.stop)
 
     def stored(self, sequence: SequenceState, count: int) -> None:
-        """The last ``count`` positions were kept."""
+        """The last ``count`` positions were stored."""
         self._keep_waiting(sequence)
         self._mark(sequence.table, sequence.table.length - count, sequence.table.length)
 
     def _mark(self, table: PageTable, start: int, stop: int) -> None:
-        """These positions are kept, and all before them if those are."""
+        """Mark these positions as stored, if all before them are."""
         if self.hidden_states.filled(table) >= start:
             self.hidden_states.mark(table, stop)
 
     def able(self, sequence: SequenceState) -> bool:
-        """Whether there is a text, and the features of all of it."""
+        """Whether there is a text, with all its features."""
         return bool(sequence.table.length) and self.knows(sequence)
 
     def knows(self, sequence: SequenceState) -> bool:
-        """Whether the features of all committed positions are there."""
+        """Whether the features of all committed positions are stored."""
         self._keep_waiting(sequence)
         return self.hidden_states.filled(sequence.table) == sequence.table.length
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
-        """Keep the accepted path. What is kept behind it is scratch, as its slots are."""
+        """Store the features of the accepted path. What is stored after it is scratch, as its slots are."""
         path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
         order = torch.arange(state.size, device=path.device)[:, None]
         places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
@@ -158,17 +157,17 @@ class HiddenStateDrafter(TreeDrafter):
         self.keep(read, positions.flatten(), slots.flatten())
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """The features of the path are there."""
+        """The features of the path are stored now."""
         self.stored(sequence, len(path))
 
 
 def _count(features: Features) -> int:
-    """How many positions these are of."""
+    """How many positions these features are of."""
     return len(next(iter(features.values())))
 
 
 class FeatureDrafter(HiddenStateDrafter):
-    """One that keeps the features themselves, fused. width, dtype: of what is kept, H the width."""
+    """A drafter that stores the features themselves, fused. width, dtype: of what is stored, H the width."""
 
     def __init__(
         self,
@@ -186,10 +185,10 @@ class FeatureDrafter(HiddenStateDrafter):
 
     @abstractmethod
     def fuse(self, features: Features) -> Tensor:
-        """[R, H]: what is kept of the target's features."""
+        """[R, H]: the target's features, fused to what is stored."""
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
-        """Fused."""
+        """Store the fused features."""
         self.rows.index_copy_(0, slots, self.fuse(features))
 
     @property
@@ -198,12 +197,13 @@ class FeatureDrafter(HiddenStateDrafter):
         return self.hidden_states.layer(0)[0][:, 0]
 
     def before(self, state: StepState, levels: int) -> Tensor:
-        """[S * F, H]: the features behind the tokens that the first pass reads, those one place before."""
+        """[S * F, H]: the features for the tokens of the first pass, those of one position before."""
         return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
 
 
 def marginal_logits(growth: Growth, logits: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The logits of the next level, as :meth:`foresay.drafters.growth.Passes.next` hands them out, and those of all.
+    """The logits of the next level, as :meth:`foresay.drafters.growth.Passes.next` returns them, and those of all
+    levels.
 
     logits: fp32[levels * S, V'], level by level.
     """

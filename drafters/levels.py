@@ -1,15 +1,15 @@
-"""Drafters that have logits: how their trees grow on the host's demand, level by level or all levels in one replay.
+"""Drafters with logits: how the host grows their trees, level by level or all levels in one replay.
 
 ::
 
-    prepare  passes of the drafter's own over what it has not read yet, if that is more than the text's last few tokens
+    prepare  the drafter's own passes over what it has not read yet, if that is more than the text's last few tokens
     begin    logits below the roots, in a pass over the last few tokens
     levels   grown below them (:mod:`foresay.drafters.growth`)
-    between  where a request changes logits, or levels have a price, the host looks at each level before the next
+    between  if a request changes logits, or levels have a price, the host checks each level before the next
 
-All but the first is captured, for each shape and number of sequences: on a CPU when it is needed, on a device before.
-The same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`); there
-:meth:`TreeDrafter.follow` is too.
+All but the first is captured, for each shape and number of sequences: on a CPU when first needed, on a device in
+advance. The same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`), as is
+:meth:`TreeDrafter.follow`.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 """
@@ -43,19 +43,19 @@ from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.kernels.cpu.launch import borrowed
 
 _GREEDY = SamplingParams(temperature=0.0)
-#: Tokens of a text that there is room for at least.
+#: There is room for at least this many tokens of a text.
 _LEAST_ROOM = 1024
-#: Levels that are kept beside those captured ahead, those used last: each has logits and activations of its own.
+#: How many captures are kept besides those made ahead, the last used: each has its own logits and activations.
 _MOST_LEVELS = 24
-#: Levels of a tree with a price that a device drafts beyond those that are expected to be worth it.
+#: Levels that a device drafts beyond those expected to be worth it, for a tree with a price.
 _BEYOND = 1
-#: Chains are recorded for a multiple of so many levels: shorter ones are their beginnings.
+#: Chains are recorded for a multiple of this many levels: shorter ones are prefixes of them.
 _CHAIN = 4
 
 
 class Levels:
-    """Trees of one shape below the roots of so many sequences, from the ends of the texts on. What the host has to say
-    of them is written to ``state``, ``curves`` and, where they may end early, ``bars``."""
+    """Trees of one shape below the roots of some sequences. The host writes their inputs to ``state``, ``curves`` and,
+    where they may end early, ``bars``."""
 
     def __init__(self, plan: GrowthPlan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
@@ -82,12 +82,13 @@ class Levels:
 
     @property
     def recorded_bytes(self) -> int:
-        """What a recording of them keeps."""
+        """Bytes that a recording of them holds."""
         return recorded_bytes(self._replay)
 
     def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
-        """Grow so many of their levels, and hand them to the host; where a CPU may end early, as they are asked for.
-        change: is given the logits that each level will be grown from, before it is."""
+        """Grow this many of their levels, and return them on the host; where a CPU may end early, one by one as
+        requested.
+        change: is called with the logits of each level before it grows."""
         if change is None and (self.bars is None or self.plan.device.type != "cpu"):
             self._replay.run(0, 2 * levels)
             yield from on_host(self._growth.levels[:levels])
@@ -102,8 +103,8 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What captured levels differ by beside their shape: how many sequences and pages they have room for, whether each
-    node has logits of its own, and whether they may end early."""
+    """What captured levels differ by besides their shape: how many sequences and pages they have room for, whether each
+    node has its own logits, and whether they may end early."""
 
     count: int
     pages: int
@@ -112,14 +113,14 @@ class _Kind:
 
 
 class TreeDrafter(ABC):
-    """Implements :class:`foresay.spec.protocols.Drafter` for whoever has logits.
+    """Implements :class:`foresay.spec.protocols.Drafter` for drafters with logits.
 
     dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
-    pass has rows of its own for all levels, so that there is no room for more of them than are drafted. shared_noise:
-    whether drafts are sampled with the target's own noise; False is for comparison. first: the first position of which
-    it has a row. windows: the window pages, of one that reads layers which keep their rows in those.
+    pass has rows for all levels, so that a capture cannot have more levels than are drafted. shared_noise: whether
+    drafts are sampled with the target's own noise; False is for comparison. first: the first position with a row.
+    windows: the window pages, if it reads layers that keep their rows in those.
     recurrent: whether it has recurrent layers. beyond: pages past those of a text that its passes may write to.
-    chains_apart: whether a chain's level takes less than a tree's by more than its rows do.
+    chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
     free: bool = False
@@ -135,7 +136,7 @@ class TreeDrafter(ABC):
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
     ) -> None:
-        """pool: whose pages hold what it computes or reads. token_ids: see
+        """pool: its pages hold what the drafter computes or reads. token_ids: see
         :func:`foresay.verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
         self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
@@ -156,14 +157,14 @@ class TreeDrafter(ABC):
         """See :class:`foresay.drafters.growth.Passes`."""
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:  # noqa: B027  see :meth:`extend`
-        """Bring what is stored of the text up to what a captured step accepted; ``state`` is as it was before that.
+        """Update the stored state of the text to what a captured step accepted; ``state`` is as it was before that.
 
-        levels: of the trees that are drafted.
+        levels: of the drafted trees.
         """
 
     @abstractmethod
     def reach(self, levels: int) -> int:
-        """How many tokens of a text's end the first pass reads for trees of so many levels, the root among them."""
+        """How many tokens of a text's end the first pass reads for trees of this many levels, including the root."""
 
     def ends(self, state: StepState, levels: int) -> TextEnds:
         """The rows of the first pass."""
@@ -173,7 +174,7 @@ class TreeDrafter(ABC):
         return self._ends[key]
 
     def state(self, sequences: int, pages: int, reach: int) -> StepState:
-        """What its levels read of so many sequences."""
+        """The input of its levels for this many sequences."""
         return StepState(sequences, pages, self._page_size, reach, self.device, self.windows, self.recurrent)
 
     def able(self, sequence: SequenceState) -> bool:
@@ -195,19 +196,20 @@ class TreeDrafter(ABC):
         """The first pass has run."""
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
-        """What :meth:`follow` did for a sequence is known now: this path of the tree was committed to its table."""
+        """The host knows now what :meth:`follow` did for a sequence: this path of the tree was committed to its
+        table."""
 
     @property
     def recorded_bytes(self) -> int:
-        """What recordings of its levels keep."""
+        """Bytes that recordings of its levels hold."""
         return sum(made.recorded_bytes for _, made in self._levels)
 
     def limited(self, shape: TreeShape) -> TreeShape:
-        """As much of a shape as it can draft."""
+        """The part of a shape that it can draft."""
         return shape
 
     def columns(self, vocab_size: int) -> int | None:
-        """How many of its logits count: it may have more than the target has tokens. None: all."""
+        """How many of its logits are used: it may have more than the target has tokens. None: all."""
         return vocab_size if self.token_ids is None else None
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
@@ -236,7 +238,7 @@ class TreeDrafter(ABC):
         return TreeBuilder(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
-        """Trees of one shape."""
+        """Grow trees of one shape."""
         sequences, shape, at = [grown.sequence for grown in growing], growing[0].shape, self._levels_of(growing, apart)
         levels = at.plan.shape.levels
         for grown in growing:
@@ -266,7 +268,7 @@ class TreeDrafter(ABC):
         return self.device.type == "cpu" and adjusts(sequence, 0)
 
     def _adjust(self, growing: Sequence[TreeBuilder], sequences: int, logits: Tensor) -> None:
-        """Change the logits of a level as the requests want them. sequences: for how many there is room."""
+        """Apply the requests' changes to the logits of a level. sequences: how many there is room for."""
         for grown, rows in zip(growing, logits.view(sequences, -1, logits.shape[1]), strict=False):
             if not grown.over and adjusts(grown.sequence, grown.depth):
                 rows.copy_(grown.adjusted(rows, self.token_ids))
@@ -278,7 +280,8 @@ class TreeDrafter(ABC):
     def capture_ahead(
         self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
     ) -> Iterator[None]:
-        """For a device: capture now what trees of this shape, or of its first levels, will need; stops after each.
+        """For a device: capture in advance what trees of this shape, or of its first levels, will need; yields after
+        each.
 
         vocab_size: the target's. rooms: numbers of sequences, and of pages (:func:`rooms`).
         """
@@ -290,7 +293,7 @@ class TreeDrafter(ABC):
                 yield
 
     def _levels_of(self, growing: Sequence[TreeBuilder], apart: bool) -> Levels:
-        """What is made for such trees."""
+        """The captured levels for such trees."""
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
@@ -302,7 +305,7 @@ class TreeDrafter(ABC):
         return self._pages + self.beyond if self.device.type == "cpu" else room(pages, self._page_size)
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
-        """Those of a shape, or of a deeper one that begins alike, which ends early."""
+        """The captured levels of a shape, or of a deeper one with the same first levels, which then ends early."""
         for place, (other, made) in enumerate(self._levels):
             deeper = made.plan.shape
             begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
@@ -320,12 +323,12 @@ class TreeDrafter(ABC):
         return made
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The calibration learns."""
+        """Update the calibration."""
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 
     def extend(self, sequence: SequenceState) -> None:  # noqa: B027  those that store nothing have nothing to do
-        """Bring what is computed of committed text up to it."""
+        """Update what is computed of committed text."""
 
     def finished(self, sequence: SequenceState) -> None:
         """Forget what was proposed."""
@@ -333,15 +336,15 @@ class TreeDrafter(ABC):
 
 
 def levels_ahead(shape: TreeShape) -> int:
-    """How many levels a device drafts, which is not asked after each whether the next is worth it: little more than is
-    likely, and none beyond that are worth nothing."""
+    """How many levels a device drafts without checking after each whether the next is worth it: one more than is
+    likely, unless levels are never worth it."""
     if shape.price is None:
         return shape.levels
     return min(shape.levels, shape.likely_levels + (_BEYOND if math.isfinite(shape.price.level) else 0))
 
 
 def room(pages: int, page_size: int) -> int:
-    """Pages of tables that take so many: a recording has memory for what attention finds in all of them."""
+    """The size of page tables for this many pages: a recording has memory for attention over all of them."""
     found = -(-_LEAST_ROOM // page_size)
     while found < pages:
         found *= 4
@@ -349,7 +352,7 @@ def room(pages: int, page_size: int) -> int:
 
 
 def rooms(max_seqs: int, tokens: int, page_size: int) -> list[tuple[int, int]]:
-    """Sequences and pages of all levels that an engine of so many, with texts of so many tokens, may ask for."""
+    """The numbers of sequences and pages of all levels that an engine with these limits may need."""
     pages = [room(1, page_size)]
     while pages[-1] * page_size < tokens:
         pages.append(4 * pages[-1])

@@ -1,7 +1,7 @@
-"""Prompt lookup: propose what followed the last time the sequence said the same few tokens.
+"""Prompt lookup: propose what followed the last occurrence of the sequence's last few tokens.
 
-Costs no model. The longest n-gram that ends the sequence and has been seen before decides, its most recent earlier
-occurrence first (reference: algorithms, 3.9). The index is a dictionary grown by the committed tokens only.
+Needs no model. It uses the longest n-gram that ends the sequence and was seen before, at its most recent earlier
+occurrence (reference: algorithms, 3.9). The index is a dictionary of only the committed tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
-#: Tokens that are taken in at once, so that no step waits long: about a millisecond.
+#: Tokens that are indexed at once, so that no step waits long: about a millisecond.
 _MOST_READ = 256
 
 
 class _Index:
-    """Where each n-gram was last followed by something: n-gram -> position after it."""
+    """The last place where each n-gram has a follower: n-gram -> position after it."""
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes
@@ -26,9 +26,9 @@ class _Index:
         self._read = 0
 
     def read(self, tokens: list[int]) -> None:
-        """Take in tokens since the last call; the very last one has no follower yet, so its n-grams wait.
+        """Index the tokens since the last call; the last one has no follower yet, so its n-grams wait.
 
-        No more than ``_MOST_READ`` of them: a long text that comes at once is known after some steps.
+        At most ``_MOST_READ`` of them: a long prompt is indexed over several steps.
         """
         stop = min(len(tokens), self._read + _MOST_READ)
         for end in range(self._read, stop):
@@ -61,7 +61,7 @@ class NgramDrafter:
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
-        """The same; None where nothing matches."""
+        """Like ``propose``; None where nothing matches."""
         return [self._chain(sequence, shape.levels) for sequence, shape in zip(sequences, shapes, strict=True)]
 
     def _chain(self, sequence: SequenceState, levels: int) -> DraftTree | None:
@@ -69,7 +69,7 @@ class NgramDrafter:
         return DraftTree.chain([sequence.tokens[-1], *found], self.name) if found else None
 
     def extend(self, sequence: SequenceState) -> None:
-        """Take in some of the prompt."""
+        """Index some of the prompt."""
         self._read(sequence)
 
     def _read(self, sequence: SequenceState) -> _Index:
@@ -78,8 +78,8 @@ class NgramDrafter:
         return index
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Nothing to do: the index reads committed tokens when it is asked."""
+        """Nothing to do: committed tokens are indexed by ``find``."""
 
     def finished(self, sequence: SequenceState) -> None:
-        """Forget the sequence."""
+        """Drop the sequence's index."""
         self._indices.pop(sequence.id, None)

@@ -1,20 +1,21 @@
 """Heads that guess all levels at once: DFlash, DSpark and Medusa.
 
-Of DFlash one pass makes the logits of all levels, and a chain or a tree is grown from them::
+With DFlash one pass computes the logits of all levels, and a chain or a tree is grown from them::
 
-    committed    keys and values of what the target thought of each position, stored as soon as it is known
+    committed    keys and values from the target's features of each position, stored as soon as they are known
     begin        a pass over the root and a mask for each level; only its rows' keys are scratch
     next         the logits of the next depth, the same below every node: marginals
 
-Marginals know nothing of what the others chose. The noise of each position, which the target will draw with, tells most
-of what is missing: among a position's likely tokens the one that will be drawn stands out, whatever came before.
+Marginals do not depend on the tokens chosen at other depths. The noise of each position, which the target will sample
+with, adds most of what is missing: among a position's likely tokens the one that will be sampled stands out, whatever
+came before.
 
-A DSpark head has a DFlash block, whose logits below each node are moved by the node's own token. The pass is DFlash's;
-what follows below a token costs a small product for each level, so that trees grow as those of a draft model do.
+A DSpark head has a DFlash block, whose logits below each node are biased by the node's own token. The pass is DFlash's;
+the bias costs a small product for each level, and trees grow as those of a draft model do.
 
-Of Medusa's heads each guesses a token further on from the hidden state of the last committed row. One small product per
-depth for all sequences, no pass over the text; what is stored is the hidden state of each position. Heads do not see
-what the others chose, so below every node of a depth the candidates are the same.
+Each Medusa head guesses the token at one depth from the hidden state of the last committed row. This is one small
+product per depth for all sequences, without a pass over the text; the hidden state of each position is stored. Heads do
+not depend on each other's choices, so all nodes of a depth have the same candidates below them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from foresay.verifier.ops.trees import known_tokens
 
 
 class DFlashDrafter(HiddenStateDrafter):
-    """Drafts with a head, as deep as its block. Owns the store of its keys and values. kv: what they are kept in; None:
-    as computed."""
+    """Drafts with a head, as deep as its block. Owns the store of its keys and values. kv: their dtype; None: as
+    computed."""
 
     free = ahead = True
 
@@ -51,24 +52,24 @@ class DFlashDrafter(HiddenStateDrafter):
         self._blocks: dict[tuple[int, int], MaskBlock] = {}
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
-        """As keys and values of every layer."""
+        """Store them as keys and values of every layer."""
         self.head.inject(features, positions, slots, self.hidden_states)
 
     def limited(self, shape: TreeShape) -> TreeShape:
-        """Not deeper than a block guesses."""
+        """At most as deep as a block guesses."""
         return shape.limited(self.head.config.guesses)
 
     def reach(self, levels: int) -> int:
-        """The root."""
+        """Only the root."""
         return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
-        """The block's pass. The levels start from the logits of all of them, fp32[levels * S, V'], level by level."""
+        """The block's pass. Its logits, fp32[levels * S, V'], level by level, are the levels' state."""
         logits = self.head.logits(self.states(state, levels))
         return logits[: state.size], logits
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The next level's."""
+        """The next level's logits."""
         return marginal_logits(growth, states)
 
     def states(self, state: StepState, levels: int) -> Tensor:
@@ -95,13 +96,13 @@ class DSparkDrafter(DFlashDrafter):
         self._block: tuple[Tensor, Tensor]
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """The block's pass; the levels start from the Markov head's states."""
+        """The block's pass; the levels' state is the Markov head's."""
         hidden = self.states(state, levels)
         self._block = hidden, self.head.logits(hidden)
         return self._moved(state.roots[:, None], 0, self._markov.begin(hidden[: state.size]))
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        """Those of the next depth, below each expanded node."""
+        """The next depth's logits, below each expanded node."""
         if states is not None and places is not None:
             above = states.view(len(places), -1, states.shape[1])
             states = above.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
@@ -119,7 +120,7 @@ class DSparkDrafter(DFlashDrafter):
 
 
 class MedusaDrafter(FeatureDrafter):
-    """Drafts with heads, as deep as there are heads."""
+    """Drafts with heads, at most as deep as there are heads."""
 
     free = True
 
@@ -129,15 +130,15 @@ class MedusaDrafter(FeatureDrafter):
         self.heads = heads
 
     def fuse(self, features: Features) -> Tensor:
-        """[R, H]: the state that the target's output head multiplies."""
+        """[R, H]: the input of the target's output head."""
         return features["final"]
 
     def limited(self, shape: TreeShape) -> TreeShape:
-        """Not deeper than there are heads."""
+        """At most as deep as there are heads."""
         return shape.limited(len(self.heads))
 
     def reach(self, levels: int) -> int:
-        """The root, for the state it was sampled from."""
+        """Only the root, for the state it was sampled from."""
         return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,16 @@
-"""The prediction drafter: the request brought along what its answer will probably be (OpenAI's ``prediction``).
+"""The prediction drafter: the request contains what its answer will probably be (OpenAI's ``prediction``).
 
-Costs no model. As long as the text goes as predicted, the next tokens are drafted off the prediction, as many as pay:
-each is worth its chance to be accepted, which is learnt per request, and costs its row. When the text has gone its own
-way, the places where it may be back (:class:`Alignment`) are drafted side by side, as a tree.
+Needs no model. As long as the text follows the prediction, the next tokens are drafted from it, as many as pay: each is
+worth its chance to be accepted, which is learnt per request, and costs its row. When the text has diverged, the places
+where it may have rejoined (:class:`Alignment`) are drafted together, as a tree.
 
-Where in a prediction a text is, and where it may be after it went its own way::
+Where in a prediction a text is, and where it may be after it diverged::
 
     prediction   the cat sat on | the  mat  and slept        text: the cat sat on | a
     in step                                                  every token was the one at the cursor
-    replaced     the cat sat on   the [mat                   one token for another: go on one further
-    inserted     the cat sat on  [the  mat                   a token more: go on where it was left
-    matched      ... a [red  hat                             what the text ends with occurs there too
+    replaced     the cat sat on   the [mat                   one token replaced: continue one further
+    inserted     the cat sat on  [the  mat                   one token inserted: continue where it was left
+    matched      ... a [red  hat                             the end of the text occurs there too
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
-#: How a place was found: where the text should be by what it ends with, elsewhere by the same, by guess.
+#: How a place was found: by a match with the end of the text, near the expected place or far from it, or by a guess.
 NEAR, FAR, REPLACED, INSERTED = range(4)
 KINDS = 4
-#: More tokens in common, or tokens since the prediction was left, are not told apart.
+#: Larger numbers of matching tokens, or of tokens since the prediction was left, count as this.
 MOST = 8
-#: So many tokens in common are no accident, near and far: where they are is where the text is.
+#: With this many matching tokens, near and far, the place is taken as certain.
 SURE = (3, 6)
-#: Tokens that are made searchable at once, so that no step waits long: well below a millisecond.
+#: Tokens that are indexed at once, so that no step waits long: well below a millisecond.
 _SLICE = 4096
-#: As far ahead of where the text should be, a place is near.
+#: A place is near if it is at most this far ahead of where the text should be.
 _REACH = 64
 
 
 class Place(NamedTuple):
-    """A place of the prediction whose token may come next. length: tokens before it that the text ends with; for a
-    guess, tokens since the prediction was left."""
+    """A place of the prediction whose token may come next. length: tokens before it that match the end of the text; for
+    a guess, tokens since the prediction was left."""
 
     at: int
     kind: int
@@ -55,11 +55,12 @@ class Place(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether the text is here for certain."""
+        """Whether the text is certainly here."""
         return self.kind <= FAR and self.length >= SURE[self.kind]
 
     def cell(self, depth: int) -> int:
-        """Under which number the chances of its token and those behind it are kept; each that came is one in common."""
+        """The number under which the chance of the token at this depth is kept; each token before it counts as a
+        match."""
         if depth and self.kind > FAR:
             return cell_of(NEAR, depth)
         return cell_of(self.kind, self.length + depth)
@@ -71,9 +72,9 @@ def cell_of(kind: int, length: int) -> int:
 
 
 class Alignment:
-    """Follows a text along its prediction. begins: tokens of the text that come before what is predicted.
+    """Follows a text along its prediction. begins: tokens of the text before the predicted part.
 
-    places: where the text may be now, the likeliest first: one if that is certain, none if it went on behind the end.
+    places: where the text may be now, the likeliest first: one if that is certain, none if it is past the end.
     """
 
     def __init__(self, prediction: Sequence[int], begins: int) -> None:
@@ -82,14 +83,14 @@ class Alignment:
         self._known = np.empty(0, dtype=np.int32)
         self._read = begins
         self._at = Place(0, NEAR, 0)
-        #: Where the text was for certain, and how long it was then.
+        #: The last certain place, and the text's length then.
         self._left, self._length = 0, begins
 
     def follow(self, text: Sequence[int], chances: Sequence[float]) -> None:
-        """Read on. chances: of a place to be right, by :meth:`Place.cell`.
+        """Follow the new tokens. chances: of a place to be right, by :meth:`Place.cell`.
 
-        What is found depends on the text and the chances alone, not on how often it is asked for, once all of the
-        prediction can be searched: of a long one a slice more each time.
+        The result depends only on the text and the chances, not on how often this is called, once all of the prediction
+        is indexed: a long one is indexed slice by slice, one each call.
         """
         taken = len(self._known)
         if taken < len(self.tokens):
@@ -108,14 +109,14 @@ class Alignment:
                 self.places = [self._at] if self._at.at < len(self.tokens) else []
 
     def _find(self, text: Sequence[int], chances: Sequence[float]) -> None:
-        """Look for the end of the text, as far as it is read, and go on from the likeliest place."""
+        """Search for the end of the text read so far, and continue from the likeliest place."""
         self.places = sorted(self._places(text), key=lambda place: -chances[place.cell(0)])
         if self.places:
             first = self.places[0]
             self._at = first if first.kind <= FAR else Place(first.at, NEAR, 0)
 
     def _places(self, text: Sequence[int]) -> list[Place]:
-        """Of each number of tokens in common the nearest place ahead (behind, if none is), then the guesses."""
+        """For each number of matching tokens the nearest place ahead (before, if there is none), then the guesses."""
         end, since, found = self._read - 1, self._read - self._length, dict[int, Place]()
         ends = np.flatnonzero(self._known[:-1] == text[end]) + 1
         for length in range(1, MOST + 1):
@@ -131,11 +132,11 @@ class Alignment:
         return list(found.values())
 
 
-#: What is less likely than this to be accepted is not drafted, however little a row costs.
+#: Tokens less likely than this to be accepted are not drafted, however little a row costs.
 LEAST_CHANCE = 0.02
-#: Tokens that are read at once, at most, of an output that nobody followed.
+#: The most tokens of an earlier output that are followed at once.
 MOST_READ = 64
-#: What is believed in the beginning of a place's token, by kind and length from 1 on.
+#: The initial chances of a place's token, by kind and length from 1 on.
 FIRST = {
     NEAR: (0.60, 0.84, 0.88, 0.92, 0.94, 0.94, 0.95, 0.97),
     FAR: (0.25, 0.45, 0.60, 0.70, 0.78, 0.83, 0.87, 0.92),
@@ -154,7 +155,8 @@ def _beginning() -> list[float]:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """What is kept of a sequence: where it is, what was learnt, and the last draft with the length it was made at."""
+    """State of a sequence: its alignment, the learnt chances, and the last draft with the text length it was made
+    at."""
 
     alignment: Alignment
     trust: Cells
@@ -163,10 +165,10 @@ class _Followed:
 
 
 class PredictionDrafter:
-    """Chains along the prediction, trees where it was left; implements :class:`foresay.spec.protocols.Drafter`.
+    """Chains along the prediction, trees after divergence; implements :class:`foresay.spec.protocols.Drafter`.
 
-    cost: what rows cost; without it as many are drafted as the shape has. learning: False leaves the chances as they
-    begin, for comparison.
+    cost: what rows cost; without it as many nodes are drafted as the shape has. learning: False keeps the initial
+    chances, for comparison.
     """
 
     name = PREDICTION
@@ -178,22 +180,21 @@ class PredictionDrafter:
         self._running: dict[str, _Followed] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """A draft per sequence, empty where it has no prediction or that has nothing to say: at most the shape's levels
-        and nodes."""
+        """A draft per sequence, empty without a prediction or a place in it: at most the shape's levels and nodes."""
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
-        """The same; None for an empty one."""
+        """Like ``propose``; None for an empty draft."""
         return [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
 
     def extend(self, sequence: SequenceState) -> None:
         """Nothing to do: the prediction is known, and the prompt does not matter."""
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Nothing to do: what was committed is read when a draft is asked for."""
+        """Nothing to do: committed tokens are read when a draft is requested."""
 
     def finished(self, sequence: SequenceState) -> None:
-        """Forget the sequence."""
+        """Drop the sequence's state."""
         self._running.pop(sequence.id, None)
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
@@ -202,7 +203,7 @@ class PredictionDrafter:
             return None
         running = self._running.get(sequence.id)
         if running is None:
-            # One that was preempted comes back with all it had said.
+            # A preempted one comes back with all its output.
             begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
             running = _Followed(Alignment(sequence.prediction, begins), Cells(_beginning()))
             self._running[sequence.id] = running
@@ -215,7 +216,7 @@ class PredictionDrafter:
         return self._worthwhile(running.grown)
 
     def _worthwhile(self, grown: DraftNodes) -> DraftTree | None:
-        """So many of the likeliest nodes as give the most tokens for their time."""
+        """As many of the likeliest nodes as give the most tokens per second."""
         nodes = len(grown.tokens)
         if self._cost is not None:
             expected, best = 0.0, 0.0
@@ -230,7 +231,7 @@ class PredictionDrafter:
 
 
 def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> DraftNodes:
-    """What follows at the places, the likeliest tokens first; places that agree share their nodes."""
+    """A draft of what follows at the places, the likeliest tokens first; places that agree share nodes."""
     if len(places) == 1:
         return _grow_chain(root, prediction, places[0], shape, trust)
     grown, children = DraftNodes([root]), dict[tuple[int, int], int]()
@@ -253,7 +254,7 @@ def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: T
 
 
 def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> DraftNodes:
-    """The same for one place, in less time: that of most steps."""
+    """The same for one place, faster: the case of most steps."""
     tokens = [root, *prediction[place.at : place.at + shape.levels]]
     cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]
     chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))

@@ -1,4 +1,4 @@
-"""How far trees grow where they grow, on a device: written by the host before, read without it."""
+"""The limits of tree growth on a device: written by the host before a step, and read by the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from foresay.spec.price import CHOICES, Bar
 from foresay.verifier.graphs.capture import Staged
 
-#: What every node reaches, and what none does.
+#: A threshold that every node reaches, and one that none does.
 ALWAYS, NEVER = (Bar((0.0,) * CHOICES, 0.0, level) for level in (0.0, math.inf))
 
 
 class WrittenBars:
-    """For each level but the last of so many trees, what its nodes must reach.
+    """The thresholds that nodes must reach, for each level but the last of some trees.
 
-    nodes: of the largest tree. counts: int64[S], how many nodes a tree may have. rows: fp32[S, nodes], what as many
-    nodes below the root cost together.
+    nodes: of the largest tree. counts: int64[S], how many nodes a tree may have. rows: fp32[S, nodes], the total cost
+    of 0, 1, .. nodes below the root.
     """
 
     def __init__(self, sequences: int, levels: int, device: torch.device, nodes: int = 0) -> None:
@@ -32,7 +32,7 @@ class WrittenBars:
     def write(
         self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Sequence[float]] = ()
     ) -> None:
-        """Those of the first trees; bars level by level. More nodes than rows say the price of are worth nothing."""
+        """Write those of the first trees; bars level by level. Nodes past the given rows are never worth it."""
         to = self._staged.writable()
         for tree, levels in enumerate(bars):
             for level, bar in enumerate(levels):

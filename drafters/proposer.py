@@ -1,4 +1,4 @@
-"""A drafter with logits inside captured steps: on the device, with shapes that never change."""
+"""Drafters inside captured steps: on the device, with static shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _UNKNOWN = np.array([np.nan])
 
 
 class Drafts:
-    """Implements :class:`foresay.verifier.graphs.proposer.Proposer`, with the same passes and stores as step by step.
+    """Implements :class:`foresay.verifier.graphs.proposer.Proposer`, with the same passes and stores as outside
+    captures.
 
     vocab_size: the target's.
     """
@@ -56,18 +57,18 @@ class Drafts:
         return self.grown(state).tree()
 
     def grown(self, state: StepState) -> Growth:
-        """All levels."""
+        """Grow all levels."""
         growth = Growth(self._plan, state, self.drafter.token_ids, self._curves, self._bars)
         for _ in levels(growth, self.drafter):
             pass
         return growth
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """What it stores of the texts follows them."""
+        """Update the drafter's stored state of the texts."""
         self.drafter.follow(state, taken, self.shape.levels)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """Compute what the first pass does not. False if it cannot draft for one of them."""
+        """Compute what the first pass needs. False if it cannot draft for one of them."""
         for sequence in sequences:
             if not self.drafter.able(sequence):
                 return False
@@ -75,13 +76,14 @@ class Drafts:
         return True
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
-        """A shape that this one begins with; of one that has a price, as many levels as are likely to be worth it."""
+        """Whether it can draft this: a prefix of its shape; with a price, as many levels as are likely to be worth
+        it."""
         return all(
             share.drafter == self.name and share.tree is None for share in scheduled.plan.shares
         ) and self.reaches(scheduled)
 
     def reaches(self, scheduled: ScheduledSequence) -> bool:
-        """The same of what is asked of this drafter, whatever else is planned."""
+        """The same for only this drafter's part of the plan."""
         shape = self._asked(scheduled)
         if not shape.levels:
             return True
@@ -96,7 +98,7 @@ class Drafts:
         return next((share.shape for share in shares if share.drafter == self.name and share.tree is None), ROOT_ONLY)
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
-        """How far each tree grows, and what chances are worth by now."""
+        """Write how far each tree may grow, and the current calibration."""
         calibration = self.drafter.calibration
         shapes = [self._asked(scheduled).limited(self.shape.levels) for scheduled in batch]
         kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
@@ -115,11 +117,11 @@ class Drafts:
 
     @staticmethod
     def _rows(shape: TreeShape) -> Sequence[float]:
-        """What nodes cost; where they have no price, each brings something."""
+        """The cost of nodes; without a price, each one is worth it."""
         return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """With chances, of a tree that grew by them; it will be learnt from."""
+        """Add the chances of a dynamic tree, which the calibration will learn from."""
         if not more:
             return tree
         *parts, places = more
@@ -133,7 +135,7 @@ class Drafts:
         return replace(tree, chances=tuple(math.exp(grown.scores[node]) for node in grown.kept), grown=grown.depth)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Marks are set, and the calibration learns."""
+        """Set marks, and update the calibration."""
         self.drafter.collected(sequence, tree, path)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
@@ -142,7 +144,7 @@ class Drafts:
 
 
 class LookupHits:
-    """Implements the same for what lookups have found before the step: the host writes it. nodes: of the largest."""
+    """Implements the same for the hits of lookups before the step, which the host writes. nodes: of the largest."""
 
     needs: FeatureRequest | None = None
     name = ""
@@ -159,7 +161,7 @@ class LookupHits:
         self._trees: list[DraftTree] = []
 
     def propose(self, state: StepState) -> DeviceTree:
-        """What was written, below the roots."""
+        """The written trees, below the roots."""
         there = self._staged.tensors
         tokens = torch.cat((state.roots[:, None], there["tokens"][:, 1:]), dim=1)
         return DeviceTree(tokens, there["parents"], there["words"], there["depths"], there["counts"], chain=False)
@@ -172,7 +174,7 @@ class LookupHits:
         return True
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
-        """What was found, if it has room; nothing at all too."""
+        """Whether there is room for the hit; no draft at all is fine too."""
         shares = scheduled.plan.shares
         if not shares:
             return scheduled.shape is not None and not scheduled.shape.levels
@@ -197,15 +199,15 @@ class LookupHits:
         self._staged.send()
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """As it was written."""
+        """The tree as it was written."""
         return self._trees[index]
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Lookups read the text when they are asked."""
+        """Nothing to do: lookups read the text when they draft."""
 
 
 class Together:
-    """Implements the same for what lookups have found and a tree that grows, as one: what both have is the lookups'."""
+    """Implements the same for the hits of lookups and a growing tree, merged: common nodes belong to the lookups."""
 
     def __init__(self, found: LookupHits, drafts: Drafts) -> None:
         self.found, self.drafts, self.name = found, drafts, drafts.name
@@ -215,34 +217,34 @@ class Together:
         self._own: dict[str, tuple[DraftTree, dict[int, int]]] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
-        """Both."""
+        """Grow the tree and merge both."""
         growth = self.drafts.grown(state)
         made = growth.cut()
         tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
         return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """What the drafter stores follows."""
+        """Update the drafter's stored state."""
         self.drafts.drafter.follow(state, taken, self.shape.levels)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """As the drafter needs it."""
+        """As the drafter does."""
         return self.drafts.prepare(sequences)
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
-        """One found tree at most, and a tree of this drafter's."""
+        """Whether the plan has at most one hit, and a tree of this drafter."""
         found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
         asked = {share.drafter for share in scheduled.plan.shares if share.tree is None}
         fits = all(len(tree) <= self.found.shape.nodes for tree in found)
         return len(found) < 2 and fits and asked <= {self.name} and self.drafts.reaches(scheduled)
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
-        """For both."""
+        """Write both."""
         self.found.write(batch)
         self.drafts.write(batch)
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """With each node's chance and who proposed it."""
+        """Add each node's chance and the drafter that proposed it."""
         *looked, numbers = more
         mine = [number for number in numbers[index].tolist() if number < self.shape.nodes]
         places, found = (
@@ -267,13 +269,13 @@ class Together:
         )
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """To the drafter, in its own numbers."""
+        """Passed to the drafter, in its own numbers."""
         grown, places = self._own.pop(sequence.id)
         self.drafts.collected(sequence, grown, own_path(path, places))
 
 
 class ReadAlong:
-    """Implements the same for another, in whose steps drafters read along that are not asked."""
+    """Wraps another one, so that other drafters can read the features in its steps."""
 
     def __init__(self, inner: Proposer, readers: Sequence[HiddenStateDrafter]) -> None:
         self.inner, self._readers = inner, readers
@@ -283,28 +285,28 @@ class ReadAlong:
         self.write, self.arrived = inner.write, inner.arrived
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """They keep what they read of the accepted paths."""
+        """The other drafters store the features of the accepted paths."""
         self.inner.committed(state, taken)
         for reader in self._readers:
             reader.follow(state, taken, self.shape.levels)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """It is there."""
+        """The features are stored."""
         self.inner.collected(sequence, tree, path)
         for reader in self._readers:
             reader.stored(sequence, len(path))
 
 
-#: Levels of the chains and of the trees that are captured, as far as a drafter goes: what is planned takes the smallest
-#: that has as many. And nodes of what lookups find, alone and beside a tree.
+#: Levels of the chains and of the trees that are captured, up to a drafter's limit: a plan uses the smallest capture
+#: that is deep enough. Then the nodes of lookup hits, alone and together with a tree.
 _CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
 
 
 def by_plan(
     models: Sequence[tuple[TreeDrafter, int]], looks: bool, verifier: ModelRunner, pinned: TreeShape | None = None
 ) -> MakeProposers:
-    """Where a budget plans who drafts how much. models: with the most levels of each. looks: whether any of those whom
-    it asks looks texts up. pinned: the shape of every draft, if only the drafter is chosen."""
+    """The proposers for a budget that plans how much each drafter drafts. models: with the most levels of each. looks:
+    whether any of the drafters is a lookup. pinned: the shape of every draft, if only the drafter is chosen."""
     device, vocab_size = verifier.store.device, verifier.vocab_size
     shapes = planned_shapes if pinned is None else lambda most: [pinned.limited(most)]
 
@@ -322,7 +324,7 @@ def by_plan(
 
 
 def planned_shapes(most: int) -> list[TreeShape]:
-    """What is captured of a drafter that a budget asks for at most so many levels."""
+    """The shapes captured for a drafter from which a budget requests at most this many levels."""
     chains, trees = (dict.fromkeys(min(levels, most) for levels in all) for all in (_CHAINS, _TREES))
     priced = replace(OPEN, price=Price(0.0, (0.0,)))
     return [*map(TreeShape.chain, chains), *map(priced.limited, trees)]
@@ -334,12 +336,13 @@ def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
 
 
 def on_device(drafter: Drafter | None) -> TreeDrafter | None:
-    """A drafter that can be captured with the step; None for one that drafts on the host, and for nobody."""
+    """The drafter, if it can be captured with the step; None if it drafts on the host, or there is none."""
     return drafter if isinstance(drafter, TreeDrafter) else None
 
 
 def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-    """Whether each level of a chain was hit. Chances of static trees stay on the device, so nothing is learnt of those.
+    """Learn whether each level of a chain was accepted. Chances of static trees stay on the device, so nothing is
+    learnt from them.
 
     path: nodes of the tree that were committed, their samples already in the sequence's tokens.
     """

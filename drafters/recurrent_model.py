@@ -1,17 +1,17 @@
-"""A smaller model with recurrent layers proposes: a :mod:`~foresay.drafters.draft_model` with states of its own.
+"""A smaller model with recurrent layers drafts: a :mod:`~foresay.drafters.draft_model` with its own states.
 
 ::
 
     state of     length - 1 tokens              length                         in state pages of its own
     begin        the last committed token ───>  root                           a row of the text, then a node
-    levels                                      root, and all nodes expanded so far; of the last ones the logits
+    levels                                      root, and all nodes expanded so far; logits of the last ones
 
-A level alone would go on from states that are nowhere. So a pass computes the nodes above its own once more: what it
-reads are the weights, whatever the rows. The last pass leaves records of all nodes that were expanded; those of the
-accepted path are replayed, but for its last node, with which the next step begins.
+The states of the level above are not stored. So each pass computes the nodes above its own again: its time is reading
+the weights, whatever the number of rows. The last pass writes records of all expanded nodes; those of the accepted path
+are replayed, except for its last node, with which the next step begins.
 
-A text that others begin with is read on from where a checkpoint is, of this model's; they are kept at the end of a
-prompt, of a text, and where one left another. What it lacks it reads again.
+A text with a known prefix is read from this model's last checkpoint in it; checkpoints are kept at the end of a prompt,
+of a text, and where one text diverged from another. Missing parts are read again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         assert model.store.states is not None, "its layers are recurrent"
         self._store: StateStore = model.store.states
         self._texts: dict[str, TextState] = {}
-        self._places: dict[str, int] = {}  # of the sequences of the last passes
+        self._places: dict[str, int] = {}  # the batch index of each sequence of the last passes
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         return sequence.table.length > 0
 
     def _text_of(self, sequence: SequenceState) -> TextState:
-        """Its state, of fewer tokens than are committed."""
+        """Its state, after fewer tokens than are committed."""
         pages, table = self._store.pages, sequence.table
         text = self._texts.setdefault(sequence.id, TextState(pages))
         if text.at >= max(table.length, 1):
@@ -89,18 +89,18 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         return self._text_of(sequence).at
 
     def prepare(self, sequence: SequenceState, levels: int) -> None:
-        """Catch up, and have a page for the next state."""
+        """Catch up, and reserve a page for the next state."""
         super().prepare(sequence, levels)
         reserved = self._text_of(sequence).reserve()
         assert reserved, "there are state pages for all texts"
 
     def began(self, sequence: SequenceState) -> None:
-        """The state of all committed tokens is there."""
+        """The state after all committed tokens is stored now."""
         self._texts[sequence.id].read(1)
         super().began(sequence)
 
     def extend(self, sequence: SequenceState) -> None:
-        """Read committed tokens but the last one, at most ``CATCH_UP_ROWS`` of them."""
+        """Read committed tokens except the last one, at most ``CATCH_UP_ROWS`` of them."""
         table, text = sequence.table, self._text_of(sequence)
         rows = text.within(min(table.length - 1 - text.at, CATCH_UP_ROWS))
         if rows <= 0:
@@ -115,7 +115,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
             self._keep(sequence, text)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The state goes on along the nodes that were expanded."""
+        """Advance the state along the path's expanded nodes."""
         grown, place = self._grown.get(sequence.id), self._places.pop(sequence.id, None)
         super().committed(sequence, path)
         text, base = self._texts.get(sequence.id), sequence.table.length - len(path)
@@ -123,14 +123,14 @@ class RecurrentDraftDrafter(DraftModelDrafter):
             go_on(self._store, text, place, grown.rows_of(path)[: len(path) - 1])
 
     def finished(self, sequence: SequenceState) -> None:
-        """What is left of it may be found by others."""
+        """Its checkpoints stay for other requests."""
         super().finished(sequence)
         if (text := self._texts.pop(sequence.id, None)) is not None:
             self._keep(sequence, text)
             text.release()
 
     def _keep(self, sequence: SequenceState, text: TextState) -> None:
-        """The page boundaries that are there become checkpoints."""
+        """The states at page boundaries become checkpoints."""
         table, size = sequence.table, text.pages.page_size
         for at, page in text.boundaries:
             if 0 < at <= table.length:

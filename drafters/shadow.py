@@ -1,8 +1,8 @@
-"""A drafter that drafts beside the one in use, unverified: what would have been accepted had it been asked.
+"""A drafter that runs in the shadow of the one in use, unverified: what would have been accepted if it had drafted.
 
-A text does not depend on who drafts it (promise 1), and a drafter that looks things up in the text needs nothing else
-to draft. So its steps can be replayed exactly: at each root it proposes, the text says what is accepted, and the next
-root is one past that.
+A text does not depend on its drafter (promise 1), and a lookup drafter needs only the text. So its steps can be
+replayed
+exactly: at each root it proposes, the text says what is accepted, and the next root is one past that.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from foresay.spec.tree import DraftTree, TreeShape
 
 
 class Walk:
-    """One sequence as it would go with another drafter, some tokens behind what is known of it.
+    """One sequence replayed with another drafter, some tokens behind the real one.
 
-    sequence: whose output it is. The drafter is shown a copy alone, from the prompt on, since the sequence itself may
-    be ahead of the walk. shape: what is asked for in each step. trace: the steps so far. begun: tokens, prompt
-    included, before the first of them; None until :meth:`begin`.
+    sequence: the real one. The drafter only gets a copy, from the prompt on, since the sequence itself may be ahead of
+    the walk. shape: requested in each step. trace: the steps so far. begun: tokens, including the prompt, before the
+    first of them; None until :meth:`begin`.
     """
 
     def __init__(self, drafter: Drafter, shape: TreeShape, sequence: SequenceState) -> None:
         self.trace = SequenceTrace()
         self.begun: int | None = None
         self._drafter, self._shape = drafter, shape
-        # What an engine before wrote is prompt to this one's steps.
+        # The output of an earlier engine counts as prompt here.
         begin = sequence.prompt_length + sequence.resumed_at
         self._copy = replace(sequence, tokens=sequence.tokens[:begin], prompt_length=begin)
         self._tree: DraftTree | None = None
@@ -42,29 +42,29 @@ class Walk:
         self._drafter.extend(self._copy)
 
     def begin(self, first: Sequence[int]) -> None:
-        """The prompt is computed. first: the beginning of the output that came with it, which no drafter drafts."""
+        """The prompt is computed. first: the output tokens emitted with it, which no drafter drafts."""
         self._copy.tokens.extend(first)
         self.begun = self.length
 
     @property
     def length(self) -> int:
-        """Tokens that its steps so far have emitted, with the prompt."""
+        """Tokens emitted by its steps so far, including the prompt."""
         return len(self._copy.tokens)
 
     @property
     def emitted(self) -> int:
-        """Tokens of the output so far, those that came with the prompt included."""
+        """Tokens of the output so far, including those emitted with the prompt."""
         return self.length - self._copy.prompt_length
 
     @property
     def steps(self) -> int:
-        """Steps so far, the one that computed the prompt included, if it emitted anything."""
+        """Steps so far, including the one that computed the prompt, if it emitted anything."""
         with_prompt = self.begun is not None and self.begun > self._copy.prompt_length
         return len(self.trace.per_step_drafted) + with_prompt
 
     def follow(self, tokens: Sequence[int], over: bool = False) -> None:
-        """Take all steps that ``tokens`` (the prompt and what is known of the output) decide. over: no more will come,
-        so that what is not there was not written."""
+        """Take all steps that ``tokens`` (the prompt and the output known so far) determine. over: no more tokens will
+        follow."""
         copy = self._copy
         while self.length < len(tokens):
             tree = self._tree = self._tree or self._proposed()
@@ -78,35 +78,35 @@ class Walk:
             self._tree = None
 
     def cut(self, length: int) -> None:
-        """The text ended with its token number ``length``, prompt included: steps may have gone past that."""
+        """The text ended at its token number ``length``, including the prompt: steps may have gone past that."""
         surplus = self.length - length
         if surplus > 0:
             self.trace.cut(surplus)
             del self._copy.tokens[length:]
 
     def close(self) -> None:
-        """The text is whole: drop what the drafter keeps of the sequence alone."""
+        """The text is complete: drop the drafter's state of the sequence."""
         self._copy.finish_reason = self._copy.finish_reason or "stop"
         self._drafter.finished(self._copy)
 
     def _proposed(self) -> DraftTree:
-        """The tree at this root, as deep as could be emitted."""
+        """The tree at this root, at most as deep as could be emitted."""
         shape = self._shape.limited(self._copy.most_levels)
         if not shape.levels:
             return DraftTree.chain([self._copy.tokens[-1]])
         return self._drafter.propose([self._copy], [shape])[0]
 
 
-#: Of an engine that nobody asks for reports only the last ones are kept.
+#: If reports are never collected, only this many of the last are kept.
 _MOST_REPORTS = 1024
 
 
 class Shadow(Observer):
-    """Walks along with every sequence that may speculate and has no grammar (that would prune drafts and force others).
-    drafter: one that needs no model, nor the target's features.
+    """Replays every sequence that may speculate and has no grammar (which would prune drafts and force others).
+    drafter: one that needs neither a model nor the target's features.
 
-    It drafts when the tokens of a step are on their way, and proposes from committed text alone, so it can change
-    nothing but the time of the next step.
+    It drafts after the tokens of a step were sent, and only from committed text, so it can only affect the time of the
+    next step.
     """
 
     def __init__(self, drafter: Drafter, shape: TreeShape) -> None:
@@ -117,13 +117,13 @@ class Shadow(Observer):
         self._reports: deque[ShadowReport] = deque(maxlen=_MOST_REPORTS)
 
     def reports(self) -> list[ShadowReport]:
-        """Those of the requests that ended since the last call, at most the last thousand or so."""
+        """Reports of the requests that ended since the last call, at most the last thousand or so."""
         reports = list(self._reports)
         self._reports.clear()
         return reports
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
-        """Go on as far as the new tokens lead."""
+        """Take the steps that the new tokens determine."""
         for result in results:
             sequence = result.scheduled.sequence
             if sequence.speculate and sequence.constraint is None:
@@ -139,7 +139,7 @@ class Shadow(Observer):
             walk.read()
             return
         if walk.begun is None:
-            # The step that computes the prompt drafts nothing, whoever drafts.
+            # The step that computes the prompt drafts nothing, with any drafter.
             walk.begin(result.emitted if result.scheduled.prefill else [])
         walk.follow(sequence.tokens)
 

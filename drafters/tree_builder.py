@@ -1,7 +1,7 @@
-"""One sequence's tree as the host sees it: while it grows, and until it is known what of it was accepted.
+"""One sequence's tree on the host: while it grows, and until its accepted path is known.
 
-Its logits are as the request wants them: penalties, bias, bans, a grammar, as the target's will be. What may not be
-said is not drafted. A drafter that has a vocabulary of its own says which token of the target each of its columns is
+The request's changes apply to its logits as they will to the target's: penalties, bias, bans, a grammar. So forbidden
+tokens are not drafted. A drafter with its own vocabulary gives the target's token of each of its columns
 (``token_ids``).
 """
 
@@ -33,7 +33,7 @@ def adjusts(sequence: SequenceState, depth: int) -> bool:
 
 
 def by_path(sequence: SequenceState) -> bool:
-    """Whether it changes them from node to node."""
+    """Whether the request changes them differently from node to node."""
     adjustment = sequence.adjustment
     return sequence.constraint is not None or (adjustment is not None and adjustment.by_path)
 
@@ -48,7 +48,8 @@ def adjusted(
 ) -> Tensor:
     """fp32[R, V']: a copy of the logits, changed as the target's will be at these nodes.
 
-    paths: of each node, the tokens from below the root. allowed: int32[ceil(V / 32)], what a grammar lets follow each.
+    paths: of each node, the tokens below the root. allowed: int32[ceil(V / 32)] each, the tokens a grammar allows after
+    it.
     """
     vocab_size = sequence.noise.vocab_size
     columns = torch.arange(min(logits.shape[1], vocab_size)) if token_ids is None else token_ids
@@ -62,19 +63,19 @@ def adjusted(
     return wide[:, columns]
 
 
-#: The log chance of a chain's only candidate.
+#: The log probability of a chain's only candidate.
 _UNKNOWN = np.array([[np.nan]])
 _NONE = -math.inf
 
 
 @dataclass(slots=True, eq=False)
 class TreeBuilder:
-    """fixed: of the levels that are grown, of which the tree may take fewer. over: whether no level is to come, or none
-    is worth it.
+    """fixed: the layouts of the levels that are grown, of which the tree may use fewer. over: whether no level follows,
+    or none is worth it.
 
     tokens, parents, scores: of the candidates (:mod:`foresay.drafters.growth`), the root first. front: those that are
-    expanded next. rows: the row of each that was. looked: for each level what was expanded, and the tokens and
-    uncalibrated log chances found below, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
+    expanded next. rows: the row of each expanded one. looked: for each level the expanded ones, and the tokens and
+    uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
     """
 
     sequence: SequenceState
@@ -94,30 +95,30 @@ class TreeBuilder:
 
     @property
     def kind(self) -> int:
-        """The way of drawing, as the calibration tells them apart."""
+        """The way of sampling, as the calibration distinguishes it."""
         return kind_of(self.sequence.sampling)
 
     @property
     def depth(self) -> int:
-        """How many levels there are."""
+        """How many levels it has."""
         return len(self.looked)
 
     @property
     def bars(self) -> list[Bar]:
-        """What its nodes must reach for each further level."""
+        """The thresholds that its nodes must reach for each further level."""
         assert self.shape.price is not None, "only a tree that pays for its levels has bars"
         price, depths = self.shape.price, range(1, self.shape.levels)
         return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
 
     def add(self, tokens: list[int], level: Level, place: int) -> None:
-        """The next level, on the host; the sequence's is in this place, where it has these tokens."""
+        """Add the next level, on the host. place: the sequence's index in it; tokens: the sequence's tokens there."""
         if self.over:
             return
         if level.parents is None or level.scores is None:
             self.lengthen(tokens[0])
             return
         assert level.children is not None and level.chances is not None, "a tree's level has them"
-        # Copies: the next tree grows in the same place.
+        # Copies, since the next tree grows in the same memory.
         found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
         self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
         assert level.front is not None, "and scores of those that are expanded next"
@@ -125,7 +126,7 @@ class TreeBuilder:
             self.over = True
 
     def lengthen(self, token: int) -> None:
-        """A chain's next token, unless it is over."""
+        """Add a chain's next token, unless the chain has ended."""
         if token == BROKEN:
             self.over = True
         elif not self.over:
@@ -135,7 +136,7 @@ class TreeBuilder:
         self, tokens: list[int], parents: list[int], scores: list[float], children: NDArray[np.int64], chances: Floats
     ) -> None:
         first, going = len(self.tokens), self.fixed[self.depth].going
-        for node in self.front:  # they were expanded, or there would be no level below them
+        for node in self.front:  # they were expanded, since there is a level below them
             self.rows[node] = len(self.rows) if self.dynamic and node else node
         self.looked.append((self.front, children, chances))
         self.tokens += tokens
@@ -145,7 +146,7 @@ class TreeBuilder:
         self.over = self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
-        """What the request makes of the logits below the front, fp32[F, V'], or [1, V'] below all; on the host."""
+        """The logits below the front with the request's changes, fp32[F, V'], or [1, V'] for all; on the host."""
         nodes = self.front
         if not by_path(self.sequence):
             nodes = nodes[: len(logits)]
@@ -154,8 +155,8 @@ class TreeBuilder:
         return adjusted(logits, self.sequence, self.depth, paths, allowed, token_ids)
 
     def _allowed(self, node: int) -> Tensor | None:
-        """int32[ceil(V / 32)]: what the grammar lets follow a node; None if it says nothing."""
-        if self.grammar is None or self.scores[node] == _NONE:  # what is no node follows nothing
+        """int32[ceil(V / 32)]: the tokens the grammar allows after a node; None if unknown."""
+        if self.grammar is None or self.scores[node] == _NONE:  # not a node
             return None
         return self.grammar.allowed(node, self.parents[node], self.tokens[node])
 
@@ -173,7 +174,7 @@ class TreeBuilder:
             self.kept = list(range(len(self.tokens)))
             counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
             return DraftTree.chain(self.tokens, drafter, counted)
-        # The likeliest, in the order found; of equal ones the earlier, so that a parent stays in.
+        # The likeliest, in the order found; of equal ones the earlier, so that parents are kept.
         scores, most = np.array(self.scores[1:]), self.shape.nodes - 1
         if self.shape.price is not None:
             most = min(most, self.shape.price.keeps(np.exp(scores).tolist()))
@@ -186,7 +187,7 @@ class TreeBuilder:
         return replace(tree, grown=self.depth)
 
     def learn(self, path: list[int]) -> None:
-        """What came below each accepted node, of what was looked at there, is shown to the calibration.
+        """Show the calibration which of the candidates below each accepted node was emitted.
 
         path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.

@@ -1,11 +1,11 @@
 """The pool of page ids: references, free pages, eviction.
 
     page id      0          1 .. num_pages - 1
-              padding   free | used by tables | used by tables and the prefix index | idle: the index alone
+              padding   free | used by tables | used by tables and the prefix index | idle: only the index
 
 A page is free (no reference) or used (one reference per table that lists it, one more if the prefix index lists it).
-Idle pages count as available: `allocate` takes them back from the index, the least recently released first. The pool
-owns no tensor; the stores attached to it are told when a page starts a new life or is copied.
+Idle pages count as available: `allocate` evicts them from the index, the least recently released first. The pool owns
+no KV tensors; the stores attached to it are notified when a page is reused or copied.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from foresay.kvpaging.states import StatePages, TextState
 from foresay.kvpaging.window import WindowPages
 
 PADDING_PAGE = 0
-# A sequence that starts afresh may push out old prefix pages up to this share of the pool to find a free run, because
-# a sequence in consecutive pages is read in place while any other has to be gathered in every layer of every step.
+# A new sequence may evict idle prefix pages, up to this fraction of the pool, to get a free run: a sequence in
+# consecutive pages is read in place while any other has to be gathered in every layer of every step.
 RUN_SHARE = 8
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free or evictable; nothing was changed."""
+    """More pages were requested than are free or evictable; nothing was changed."""
 
 
 class Store(Protocol):
-    """What the pool asks of a store attached to it."""
+    """What the pool needs from a store attached to it."""
 
     def reset(self, page: int) -> None:
         """No row of the page is valid any more."""
@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 class Cache(Protocol):
-    """What the pool asks of the prefix index. held: pages that it holds beside those of its entries."""
+    """What the pool needs from the prefix index. held: pages that it holds besides those of its entries."""
 
     held: list[int]
 
@@ -55,11 +55,11 @@ class Cache(Protocol):
         """Drop the entry of a page; the pool releases its reference."""
 
     def page_of(self, digest: bytes) -> int | None:
-        """The page that a text up to there is found by; None if it is not."""
+        """The page of the text prefix with this digest; None if not indexed."""
 
 
 class Table(Protocol):
-    """What `check` asks of a page table."""
+    """What `check` needs from a page table."""
 
     pages: list[int]
     length: int
@@ -70,10 +70,10 @@ class Table(Protocol):
 class PagePool:
     """Page ids with reference counts.
 
-    num_pages: pages in all, the padding page 0 (target of padding writes, never allocated) among them.
+    num_pages: all pages, including the padding page 0 (target of padding writes, never allocated).
     page_size: tokens (slots) per page.
     slots: every slot of every page, int64 [num_pages * page_size] on the CPU; page tables hand out views of it.
-    windows: pages of layers that see a window, if they have their own. states: of recurrent layers, if there are any.
+    windows: pages of sliding-window layers, if these have their own. states: of recurrent layers, if there are any.
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -102,7 +102,7 @@ class PagePool:
         return len(self._idle)
 
     def pages_for(self, tokens: int) -> int:
-        """The number of pages that hold so many tokens."""
+        """The number of pages that this many tokens need."""
         return -(-tokens // self.page_size)
 
     def references(self, page: int) -> int:
@@ -110,7 +110,7 @@ class PagePool:
         return self._references[page]
 
     def attach(self, store: Store) -> None:
-        """From now on tell `store` about pages that start a new life and about copies."""
+        """From now on notify `store` when pages are reused or copied."""
         self.stores.append(store)
 
     def attach_cache(self, cache: Cache) -> None:
@@ -119,19 +119,21 @@ class PagePool:
         self._cache = cache
 
     def attach_windows(self, num_pages: int, window: int) -> None:
-        """Give layers that see a window of so many positions pages of their own. Before any store is attached."""
+        """Give layers with a sliding window of this many positions their own pages. Call it before any store is
+        attached."""
         assert not self.stores, "stores attached before have none"
         self.windows = WindowPages(num_pages, window, self.num_pages, self.page_size)
 
     def attach_states(self, sequences: int, num_pages: int) -> None:
-        """Give recurrent layers so many state pages, and records of as many sequences. Before any table is made."""
+        """Give recurrent layers this many state pages, and records for `sequences` sequences. Call it before any table
+        is made."""
         self.states = StatePages(sequences, num_pages, self.page_size)
 
     def allocate(self, n: int, after: int = PADDING_PAGE) -> list[int]:
         """Take `n` pages with one reference each, all or none.
 
-        Prefers `after` + 1, `after` + 2, ...; without `after` (a sequence that starts afresh), or where those are
-        taken, the pages come from the longest free run. Costs O(n) when it can continue, else O(num_pages).
+        Prefers `after` + 1, `after` + 2, ...; without `after` (a new sequence), or where those are taken, the pages
+        come from the longest free run. Costs O(n) when it can continue, else O(num_pages).
         Raises OutOfPages, with nothing changed, if fewer than `n` pages are available.
         """
         if n > self.available:
@@ -158,7 +160,7 @@ class PagePool:
             self._idle.pop(page, None)
 
     def release(self, page: int) -> None:
-        """Give one reference back. Release a sequence's pages last to first: idle pages are evicted in this order."""
+        """Drop one reference. Release a sequence's pages last to first: idle pages are evicted in this order."""
         references = self._references[page] - 1
         assert references >= 0, f"page {page} is free already"
         self._references[page] = references
@@ -173,21 +175,22 @@ class PagePool:
             self._idle[page] = None
 
     def known_as(self, table: Table, index: int) -> int:
-        """By which page others find a text up to its page of this index: its own, unless another said the same."""
+        """The page by which others find the text up to the table's page `index`: that page, unless another with the
+        same text is indexed."""
         if self._cache is None or index >= len(table.chain):
             return table.pages[index]
         known = self._cache.page_of(table.chain[index])
         return table.pages[index] if known is None else known
 
     def replace(self, page: int) -> None:
-        """Drop the entry that the prefix index has of a page: another page says the same."""
+        """Drop the prefix index entry of a page: another page with the same text replaces it."""
         assert self._cache is not None
         self._idle.pop(page, None)
         self._cache.forget(page)
         self.release(page)
 
     def evict(self, n: int) -> int:
-        """Take up to `n` idle pages back from the prefix index; returns how many became free."""
+        """Evict up to `n` idle pages from the prefix index; returns how many became free."""
         count = max(0, min(n, len(self._idle)))
         for _ in range(count):
             page, _none = self._idle.popitem(last=False)
@@ -203,13 +206,13 @@ class PagePool:
         self.clamp(destination, rows)
 
     def clamp(self, page: int, rows: int) -> None:
-        """Let at most the first `rows` rows of a page count as valid, in all stores."""
+        """Make at most the first `rows` rows of a page valid, in all stores."""
         assert self._references[page] == 1, "marks of a shared page are never lowered"
         for store in self.stores:
             store.clamp(page, rows)
 
     def check(self, tables: Iterable[Table], at_rest: bool = False) -> None:
-        """Prove the ledger, given every table in use; raises AssertionError naming what is wrong.
+        """Check the accounting, given every table in use; raises AssertionError with what is wrong.
 
         at_rest: no step is in flight, so each table must hold exactly ceil(length / page_size) pages.
         """
@@ -261,9 +264,9 @@ class PagePool:
         return int(starts[longest]), int(stops[longest] - starts[longest])
 
     def _opening(self, n: int) -> int:
-        """Where to begin `n` pages that cannot continue in place: in the middle of the longest free run if they fit.
+        """The first of `n` pages that cannot continue in place: in the middle of the longest free run if they fit.
 
-        The half before belongs to whoever lives in front of the run and grows into it.
+        The first half is left for the sequence in front of the run to grow into.
         """
         first, size = self._longest_run()
         return first + min(size // 2, max(size - n, 0)) if first > 1 else first

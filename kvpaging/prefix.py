@@ -1,11 +1,11 @@
-"""The prefix index: full pages of committed text, found again by what they say.
+"""The prefix index: full pages of committed text, found by their tokens.
 
     digest[i] = blake2b(digest[i - 1], tokens of page i)        digest[-1] = blake2b(salt)
 
-A digest names a page's tokens and everything before them, so a chain of hits is a common prefix. Salts keep tenants
-apart. A hit is believed only if the tokens and the parent's digest are equal too. The index holds one reference per
-page; pages that nobody else holds are idle and the pool evicts them, least recently released first. Tables release
-their pages last to first, so the tail of a text goes before its head.
+A digest covers a page's tokens and everything before them, so a chain of hits is a common prefix. Salts separate
+tenants. A hit counts only if the tokens and the parent's digest are equal too. The index holds one reference per page;
+pages without other references are idle and the pool evicts them, least recently released first. Tables release their
+pages last to first, so the tail of a text is evicted before its head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from foresay.kvpaging.table import PageTable
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
 
 
-#: Pages whose files are read ahead.
+#: Files are read this many pages ahead.
 _AHEAD = 8
-#: Seconds that a text waits for a page at most, and others for the page that is being written.
+#: The most seconds that a text waits for a page, and that other requests wait for the page being written.
 _PATIENCE, _WRITING = 5.0, 0.002
 
 
@@ -45,9 +45,9 @@ class _Entry(NamedTuple):
 class PrefixIndex:
     """Finds the pages of texts seen before.
 
-    queries, hits: tokens asked for and tokens found, since the start. known: tokens of the text asked for last whose
-    pages are there, though it could not go on from their end. disk: where pages are kept too; None: nowhere. held: what
-    :meth:`fetch` has a reference of. fetched: pages of the text asked for last that it has brought here.
+    queries, hits: tokens looked up and tokens found, since the start. known: tokens of the text looked up last whose
+    pages are there, even if it cannot continue from their end. disk: where pages are also kept; None: nowhere. held:
+    the pages that :meth:`fetch` holds a reference to. fetched: pages that it has read of the text requested last.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -58,7 +58,7 @@ class PrefixIndex:
         self.disk: DiskPages | None = None
         self.held: list[int] = []
         self.fetched = 0
-        self._unkept: dict[int, None] = {}  # what is new since the disk was told, or was used
+        self._unkept: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
         pool.attach_cache(self)
@@ -76,8 +76,8 @@ class PrefixIndex:
     def match(self, tokens: Sequence[int], salt: str = "") -> list[int]:
         """The pages of the longest known prefix of `tokens`, each retained for the caller.
 
-        Covers at most len(tokens) - 1 tokens, since the last one must be computed to draw its successor; and ends where
-        layers with a window still have what the next row sees, and recurrent layers a checkpoint.
+        Covers at most len(tokens) - 1 tokens, since the last one must be computed to sample its successor; and ends
+        where sliding-window layers still have what the next row attends to, and recurrent layers have a checkpoint.
         """
         count = max(len(tokens) - 1, 0) // self.pool.page_size
         pages: list[int] = []
@@ -102,11 +102,11 @@ class PrefixIndex:
         return pages
 
     def publish(self, table: PageTable, tokens: Sequence[int], salt: str = "") -> None:
-        """Index the full pages below `table.length`; `tokens` are the sequence's tokens, at least `table.length`.
+        """Index the full pages below `table.length`; `tokens` are the sequence's, at least `table.length` of them.
 
-        Give the same salt each time for one table. Pages already published cost nothing. Where the same text is known
-        in another page, that page stays the one to be found, unless only this one still has its window page. Publish
-        only text that can no longer be cut by a stop.
+        Pass the same salt each time for one table. Pages already published cost nothing. If another page with the same
+        text is indexed, that one stays, unless only the new one still has its window page. Publish only text that can
+        no longer be cut by a stop string.
         """
         chain, count = table.chain, table.length // self.pool.page_size
         if len(chain) >= count:
@@ -118,7 +118,7 @@ class PrefixIndex:
             digest = _digest(parent, said)
             entry, page = self._entries.get(digest), table.pages[len(chain)]
             if entry is not None and (entry.parent, entry.tokens) != (parent, said):
-                return  # two texts with one digest: the second and all that follows from it stay unknown
+                return  # two texts with the same digest: the second and everything after it is not indexed
             if entry is not None and self._is_better(page, entry.page):
                 self.pool.replace(entry.page)
                 entry = None
@@ -134,25 +134,25 @@ class PrefixIndex:
         """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
         queries, hits = self.queries, self.hits
         pages, table = self.match(tokens, salt), PageTable(self.pool)
-        self.queries, self.hits = queries, hits  # nobody asked for a text
+        self.queries, self.hits = queries, hits  # no request looked it up
         table.adopt(pages, len(pages) * self.pool.page_size)
         table.release()
         return len(pages) * self.pool.page_size
 
     def evict(self, n: int) -> int:
-        """Let up to `n` pages go that only the index refers to; returns how many."""
+        """Evict up to `n` pages that only the index refers to; returns how many."""
         return self.pool.evict(n)
 
     def forget(self, page: int) -> None:
-        """Drop a page's entry. For the pool, which takes the reference over."""
+        """Drop a page's entry. For the pool, which takes over the reference."""
         del self._entries[self._digests.pop(page)]
         self._unkept.pop(page, None)
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
     def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[Future[Any] | None]:
-        """Read the pages of a text that are on disk and not here, until one is nowhere; between two slices of work says
-        what is to be waited for. All pages of the text stay here until the generator is closed, or at its end."""
+        """Read the pages of a text that are on disk but not in the pool, until one is in neither; yields, between two
+        slices of work, what to wait for. All pages of the text are held until the generator ends or is closed."""
         texts, self.fetched = self._texts(tokens, salt), 0
         try:
             for text in texts:
@@ -183,7 +183,7 @@ class PrefixIndex:
         return None
 
     def _ask(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
-        """A page for each as long as there are some."""
+        """Allocate a page for each and start to load it, as long as there are free pages."""
         for text in texts:
             try:
                 self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
@@ -192,7 +192,7 @@ class PrefixIndex:
             yield text, self.held[-1], disk.load(text, self.held[-1])
 
     def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
-        """Make a page of it, if it is whole."""
+        """Fill the page and index it, if the data is complete."""
         if not loaded:
             return
         parent = len(text.digest)
@@ -201,21 +201,22 @@ class PrefixIndex:
             self._add(text.digest, _Entry(page, text.said[:parent], text.said[parent:], text.depth))
 
     def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
-        """All pages but one that has the last token."""
+        """All full pages except one that holds the last token."""
         parent = _root(salt)
         for depth, said in enumerate(self._split(tokens, 0, max(len(tokens) - 1, 0) // self.pool.page_size)):
             yield (text := Text(_digest(parent, said), parent + said, depth))
             parent = text.digest
 
     def _hold(self, text: Text) -> bool:
-        """Whether the page is here, and stays now."""
+        """Hold the page if it is in the pool; returns whether it is."""
         if (entry := self._entries.get(text.digest)) is not None:
             self.pool.retain(entry.page)
             self.held.append(entry.page)
         return entry is not None
 
     def keep_one(self) -> bool:
-        """Tell the disk of one page that is new or was used; whether there are more, or it is not written yet."""
+        """Write one page that is new to disk, or note its use there; returns whether there are more, or it is not
+        written yet."""
         if self.disk is None or not self.disk.is_free(_WRITING):
             return self.disk is not None
         if self._unkept:
@@ -239,7 +240,7 @@ class PrefixIndex:
         self.pool.retain(entry.page)
 
     def _is_better(self, page: int, known: int) -> bool:
-        """Whether a page has a window page, and one that says the same has none."""
+        """Whether a page has a window page, and the indexed one with the same text has none."""
         windows = self.pool.windows
         return windows is not None and bool(windows.of[page]) and not windows.of[known]
 
@@ -252,7 +253,8 @@ class PrefixIndex:
 
 
 def digests(tokens: Sequence[int], page_size: int, salt: str = "", most: int | None = None) -> Iterator[bytes]:
-    """The names of a text's full pages, for whoever keeps no KV but knows who does. most: pages, from the first on."""
+    """The digests of a text's full pages, for a router that holds no KV itself. most: at most this many pages, from the
+    first."""
     count, width, parent = len(tokens) // page_size, page_size * _TOKEN.itemsize, _root(salt)
     count = count if most is None else min(count, most)
     data = np.asarray(tokens[: count * page_size], dtype=_TOKEN).tobytes()

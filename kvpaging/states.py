@@ -1,17 +1,17 @@
-"""Recurrent states: what layers keep of a text in numbers whose count does not grow with it.
+"""Recurrent states: what recurrent layers keep of a text, in constant size.
 
 ::
 
     tokens of a text    0 ......... boundary ...... length
-    state pages                     mark            page       spares: what the next pass, or commit, writes to
+    state pages                     mark            page       spares: the next pass, or commit, writes to these
 
-A state page holds, of all recurrent layers, the state after so many tokens of one text, and the rows that a convolution
-still sees. One that others share is never written to: the next state goes to a spare page, and the one before stays
-what it was. So a verify pass changes no committed state, rolling a draft back is not committing it, and a *checkpoint*
-is a reference more. A text keeps the last page boundary behind it as its mark; when its pages are published, the mark
-becomes a checkpoint of the page of the pool that ends there. A prefix is shared up to such a page, and to no other.
+A state page holds, for all recurrent layers, the state after some number of tokens of one text, and the rows that a
+convolution still needs. A shared one is never written to: the next state goes to a spare page, and the one before is
+unchanged. So a verify pass changes no committed state, rolling back a draft means not committing it, and a *checkpoint*
+is one more reference. A text keeps the state at its last page boundary as its mark; when its pages are published, the
+mark becomes a checkpoint of the pool page that ends there. A prefix is shared only up to a page with a checkpoint.
 
-The nodes of a pass leave records (:class:`StateStore`); committing a path replays those of its nodes.
+A pass writes a record for each node (:class:`StateStore`); committing a path replays those of its nodes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-#: No state page; and their padding page.
+#: No state page; also the number of the padding page.
 NONE = 0
-#: Nodes of a tree at most, and numbers of a row of a state that lie side by side.
+#: The most nodes of a tree, and how many numbers of a state's row are contiguous.
 NODES, LANES = 64, 16
 
 
 class StatePages:
-    """The state pages of one pool, whose pages hold so many tokens.
+    """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
     sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
     them; a running text has up to four. checkpoints: the state page after the last token of a page of the pool; the
@@ -47,7 +47,7 @@ class StatePages:
         self._free = list(range(self.num_pages - 1, NONE, -1))
 
     def allocate(self) -> int:
-        """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses make room."""
+        """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses are evicted."""
         if not self._free:
             idle = next((page for page, own in self.checkpoints.items() if self._references[own] == 1), None)
             if idle is None:
@@ -64,7 +64,7 @@ class StatePages:
         return page
 
     def release(self, page: int) -> None:
-        """Give one reference back."""
+        """Drop one reference."""
         if page != NONE:
             assert self._references[page], f"state page {page} is free already"
             self._references[page] -= 1
@@ -72,15 +72,15 @@ class StatePages:
                 self._free.append(page)
 
     def is_shared(self, page: int) -> bool:
-        """Whether somebody else may read it."""
+        """Whether it has more than one reference."""
         return self._references[page] > 1
 
     def is_used(self, page: int) -> bool:
-        """Whether anybody holds it."""
+        """Whether it has any reference."""
         return self._references[page] > 0
 
     def keep(self, page: int, own: int) -> None:
-        """Make a state page the checkpoint of a page of the pool, unless that has one."""
+        """Make a state page the checkpoint of a page of the pool, unless that already has one."""
         if page not in self.checkpoints:
             self.checkpoints[page] = self.retain(own)
         self.checkpoints.move_to_end(page)
@@ -101,15 +101,15 @@ class StatePages:
             self.release(own)
 
     def forget(self, page: int) -> None:
-        """The page of the pool is free, or its checkpoint has to make room."""
+        """Drop a page's checkpoint: the page is free, or the checkpoint is evicted."""
         self.release(self.checkpoints.pop(page, NONE))
 
     def reach(self, pages: Sequence[int]) -> int:
-        """How many of a text's leading pages it can go on after, at most."""
+        """The most leading pages of a text after which it can continue."""
         return max((count for count, page in enumerate(pages, 1) if page in self.checkpoints), default=0)
 
     def check(self, tables: Iterable[tuple[TextState, int]]) -> None:
-        """Prove the ledger, given state and length of every table in use; raises AssertionError naming what is
+        """Check the accounting, given state and length of every table in use; raises AssertionError with what is
         wrong."""
         held = Counter([*self.checkpoints.values(), *self.filling])
         for state, length in tables:
@@ -124,7 +124,7 @@ class StatePages:
 
 
 class Stop(NamedTuple):
-    """After so many rows of a pass a state is kept, in this page."""
+    """After this many rows of a pass the state is saved, in this page."""
 
     rows: int
     page: int
@@ -133,9 +133,9 @@ class Stop(NamedTuple):
 class TextState:
     """The state pages of one text.
 
-    at: tokens that the state has read. page: where it is; ``NONE`` before the first token. mark: the last page boundary
-    behind, and its state. branch: where the text leaves another whose pages are known, but no state there; 0: nowhere.
-    parted: that place's state, once it was read. Owns a reference of each page.
+    at: tokens that the state includes. page: its page; ``NONE`` before the first token. mark: the last page boundary
+    and its state's page. branch: the length of a known prefix whose state is not known; 0: none. parted: that length
+    and its state's page, once computed. Owns a reference to each page.
     """
 
     __slots__ = ("at", "branch", "mark", "page", "pages", "parted", "spares")
@@ -147,17 +147,17 @@ class TextState:
 
     @property
     def held(self) -> list[int]:
-        """All pages of which it has a reference."""
+        """All pages that it holds a reference to."""
         return [page for page in (self.page, self.mark[1], self.parted[1], *self.spares) if page != NONE]
 
     @property
     def boundaries(self) -> list[tuple[int, int]]:
-        """Tokens and state page of each page boundary that is still there."""
+        """Tokens and state page of each page boundary whose state is still there."""
         found = (self.parted, self.mark, (self.at, self.page))
         return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
 
     def reserve(self) -> bool:
-        """See that there is a page to write to, and one for a boundary if there is room; False if there is none."""
+        """Get a page to write to, and one for a boundary if there is room; False if there is none."""
         while len(self.spares) < 2 and (page := self.pages.allocate()) != NONE:
             self.spares.append(page)
         if not self.spares and self.mark[1] != NONE:
@@ -166,18 +166,18 @@ class TextState:
         return bool(self.spares)
 
     def within(self, rows: int) -> int:
-        """So many rows of a prompt, or fewer, up to the branch: its state is kept."""
+        """The number of prompt rows, reduced to end at the branch, whose state is saved."""
         return self.branch - self.at if self.at < self.branch < self.at + rows else rows
 
     def stops(self, rows: int) -> tuple[Stop, Stop]:
-        """Where a pass over the next rows of the text keeps states: at the last page boundary inside, and at the end.
-        Of no rows, and without a page for it: at row 0, which is nowhere."""
+        """Where a pass over the next rows of the text saves states: at the last page boundary inside, and at the end.
+        At row 0, that is nowhere, if there are no rows or no page."""
         end = Stop(rows, self.spares[0]) if rows and self.spares else Stop(0, NONE)
         inside = self._to_boundary(rows)
         return Stop(inside, self.spares[1]) if inside and len(self.spares) > 1 else Stop(0, NONE), end
 
     def read(self, rows: int) -> None:
-        """A pass over so many rows has run, and they are text now: what it kept is the text's."""
+        """A pass over this many rows has run, and they are text now: take over the states that it saved."""
         (inside, boundary), (_, page) = self.stops(rows)
         assert page != NONE, "a page was reserved"
         if inside:
@@ -193,8 +193,8 @@ class TextState:
             self.parted = self.at, self.pages.retain(page)
 
     def moves(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """To commit ``count`` nodes of a path: from which state page to which to replay how many; each is the text's
-        once the next is asked for."""
+        """To commit ``count`` nodes of a path: (source state page, destination, nodes to replay); each is applied to
+        the text when the next is requested."""
         inside = self._to_boundary(count)
         for part in (inside, count - inside) if inside else (count,):
             page = self._writable()
@@ -205,7 +205,7 @@ class TextState:
             self.at += part
 
     def rewind(self, length: int) -> int:
-        """Go back to at most ``length`` tokens; returns to how many: to the mark, or to none."""
+        """Go back to at most ``length`` tokens: to the mark, or to none. Returns the new length."""
         if length and length >= self.at:
             return length
         at, page = self.mark if self.mark[0] <= length else (0, NONE)
@@ -215,19 +215,19 @@ class TextState:
         return at
 
     def adopt(self, at: int, page: int) -> None:
-        """Start after so many tokens, from a state that others may share."""
+        """Start after this many tokens, from a state that may be shared."""
         assert self.page == NONE, "adopt is for an empty text"
         self.at, self.page = at, self.pages.retain(page)
 
     def fork(self) -> TextState:
-        """The same text's; both write to other pages from now on."""
+        """A second state of the same text; both write to other pages from now on."""
         other = TextState(self.pages)
         other.at, other.page = self.at, self.pages.retain(self.page)
         other.mark = self.mark[0], self.pages.retain(self.mark[1])
         return other
 
     def release(self) -> None:
-        """Give all pages back."""
+        """Release all pages."""
         for page in self.held:
             self.pages.release(page)
         self.spares.clear()
@@ -235,12 +235,12 @@ class TextState:
         self.mark = self.parted = 0, NONE
 
     def _to_boundary(self, rows: int) -> int:
-        """Rows up to the last page boundary before the end of so many; 0 if there is none."""
+        """Rows up to the last page boundary before the end of ``rows``; 0 if there is none."""
         size = self.pages.page_size
         return max((self.at + rows - 1) // size * size - self.at, 0) if rows else 0
 
     def _writable(self) -> int:
-        """Where the next state goes: the page itself, unless others share it or it is a boundary's."""
+        """The page of the next state: the same page, unless it is shared or a boundary's."""
         apart = self.page == NONE or self.pages.is_shared(self.page)
         if not apart and self.at % self.pages.page_size:
             return self.page
@@ -249,7 +249,7 @@ class TextState:
         return page or self.page
 
     def _leave(self) -> None:
-        """The state goes on in another page: this one stays as the mark, or is given back."""
+        """The state moves to another page: this one becomes the mark, or is released."""
         if self.at % self.pages.page_size == 0 and self.page != NONE:
             self._set_mark((self.at, self.page))
         else:
@@ -261,10 +261,10 @@ class TextState:
 
 
 class StateKind(Protocol):
-    """What recurrent layers, all alike, keep of a text.
+    """What recurrent layers, all of the same shape, keep of a text.
 
     Each of ``value_heads`` heads, if there are any, has a state of ``key_dim`` rows of ``value_dim`` numbers; ``taps``
-    rows of so many ``channels`` take part in the convolution of one. record: numbers that a node leaves beside its row.
+    rows of ``channels`` numbers enter each row's convolution. record: numbers that a node writes besides its row.
     """
 
     @property
@@ -287,12 +287,12 @@ class StateKind(Protocol):
 
 
 class LayerStates(NamedTuple):
-    """One layer of a store, or all: then each has the layers in front. P state pages, N records, C channels.
+    """One layer of a store, or all: then each has a leading layer dimension. P state pages, N records, C channels.
 
-    All are fp32. states: [P, heads, value_dim / 16, key_dim, 16]. tails: [P, taps - 1, C], the rows before the next one
-    as they were before the convolution. records: [N, ..], of a node its keys, by how much the values of its heads
-    differed from what was remembered, and their decays. rows: [N, C], what a node adds to the tail. Node n of the
-    sequence that is number s of a pass has record ``s * 64 + n``.
+    All are fp32. states: [P, heads, value_dim / 16, key_dim, 16]. tails: [P, taps - 1, C], the inputs of the
+    convolution before the next row. records: [N, ..], a node's keys, the differences of its heads' values from the
+    remembered ones, and their decays. rows: [N, C], what a node adds to the tail. Node n of sequence number s of a pass
+    has record ``s * 64 + n``.
     """
 
     states: Tensor
@@ -320,7 +320,7 @@ class StateStore:
         )
 
     def __iter__(self) -> Iterator[LayerStates]:
-        """Each layer's."""
+        """The states of each layer."""
         return map(LayerStates, *self.layers)
 
     def bytes_of(self, state: TextState) -> list[Tensor]:
@@ -328,7 +328,7 @@ class StateStore:
         return [part[:, state.page] * (state.page != NONE) for part in self.layers[:2]]
 
     def poison(self) -> None:
-        """For tests: NaN in every page that nobody holds, and in all records."""
+        """For tests: NaN in every page without a reference, and in all records."""
         free = [page for page in range(1, self.pages.num_pages) if not self.pages.is_used(page)]
         for part in self.layers[:2]:
             part[:, free] = torch.nan

@@ -3,17 +3,16 @@
     slot   page * page_size + offset                     mark[page]: leading rows of the page that are valid
     page   | valid valid valid  .  .  .  . |             here 3
 
-Layers that keep the same share one array, so a model whose layers are alike has a single one. Where the pool has window
-pages, layers that see a window keep their rows in those (kvpaging/window.py): their slots are others.
+Layers of the same shape share one array, so a model with uniform layers has a single one. If the pool has window pages,
+sliding-window layers keep their rows in those (kvpaging/window.py), in other slots.
 
 All stores attached to one pool are indexed by the same page ids, so one page table serves the target and its drafters.
-A mark says how far this model has come in a page; rows behind it are scratch, stale or never written. The target's rows
-of a shared page never change. A drafter that rested may append behind its own mark even in a shared page: what it
-writes is a function of the text before, so it does not matter which sequence writes it.
+A mark says how far this model has filled a page; rows after it are scratch, stale or never written. The target's rows
+of a shared page never change. A drafter that paused may append after its own mark even in a shared page: what it writes
+is a function of the text before, so it does not matter which sequence writes it.
 
-Rows are written, quantised and moved by torch on every device: that is the contract which kernels meet. A quantised row
-has one scale for each of its heads: numbers and scales follow from the row's values alone, whatever is stored beside
-it.
+Rows are written, quantised and moved by torch on every device: this is the reference for kernels. A quantised row has
+one scale for each of its heads: numbers and scales depend only on the row's values, not on other stored rows.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from foresay.kvpaging.states import StateKind, StatePages, StateStore
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.window import WindowPages
 
-#: What rows can be quantised to: the largest number of each type.
+#: The types that rows can be quantised to, with the largest number of each.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def store_rows(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor, scales: Tensor | None = None) -> None:
-    """Write one layer's new rows into their slots, in place.
+    """Write one layer's new rows to their slots, in place.
 
-    keys, values: [slots, G, D], one layer of a store. slots: int64 [N], distinct but for padding rows, which all go to
-    slots of page 0. k, v: [N, G, D], of the store's dtype, or of any if there are scales: fp32[slots, 2, G], of keys
+    keys, values: [slots, G, D], one layer of a store. slots: int64 [N], distinct except for padding rows, which all go
+    to slots of page 0. k, v: [N, G, D], of the store's dtype, or of any dtype with scales: fp32[slots, 2, G], of keys
     and of values.
     """
     for number, (part, rows) in enumerate(((keys, k), (values, v))):
@@ -54,32 +53,33 @@ def store_rows(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor
 
 
 def quantized(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Heads as numbers of ``dtype`` times a scale, which brings a head's largest number to the type's largest.
+    """Heads as numbers of ``dtype`` times a scale, chosen so that a head's largest number becomes the type's largest.
 
-    rows: [.., D]. Returns [.., D], and the scales, fp32[..]. Where a head holds what is not finite its scale is not.
+    rows: [.., D]. Returns [.., D], and the scales, fp32[..]. The scale of a head with a non-finite number is not
+    finite.
     """
     wide, largest = rows.float(), LARGEST[dtype]
     scales = wide.abs().amax(-1) / largest
     found = wide / torch.where(scales > 0, scales, 1.0)[..., None]
-    found = torch.where(found > -largest, found, -largest).clamp(max=largest)  # NaN too: the scale says it
+    found = torch.where(found > -largest, found, -largest).clamp(max=largest)  # NaN too: the scale has it
     return (found.round() if dtype is torch.int8 else found).to(dtype), scales
 
 
 def dequantized(numbers: Tensor, scales: Tensor) -> Tensor:
-    """fp32[.., D]: what quantised heads stand for. numbers: [.., D]. scales: fp32[..]."""
+    """fp32[.., D]: the values of quantised heads. numbers: [.., D]. scales: fp32[..]."""
     return numbers.float() * scales[..., None]
 
 
 def as_bytes(rows: Tensor) -> Tensor:
-    """The same memory, of a type that every op takes: few take numbers of 8 bits that have a point."""
+    """The same memory as a type that every op supports: few support 8-bit floats."""
     return rows.view(torch.int8) if rows.dtype.itemsize == 1 else rows
 
 
 def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) -> None:
-    """Move rows between slots in every layer, in place: first all are read, then all are written.
+    """Move rows between slots in every layer, in place: all are read before any is written.
 
     parts: of a store, [L, slots, ..] each. source, destination: int64 [N], destinations distinct. A destination may be
-    another row's source, as it is when an accepted path 0, 2, 5 is moved down to 0, 1, 2.
+    another row's source, as when an accepted path 0, 2, 5 is moved down to 0, 1, 2.
     """
     if source.numel():
         for part in map(as_bytes, parts):
@@ -87,7 +87,8 @@ def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) ->
 
 
 class LayerShape(Protocol):
-    """What a layer keeps of a token: so many heads, each a key and a value of these widths; and what it sees."""
+    """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths; and what it attends
+    to."""
 
     @property
     def heads(self) -> int: ...
@@ -100,23 +101,23 @@ class LayerShape(Protocol):
 
     @property
     def window(self) -> int | None:
-        """How many positions a row sees, its own included; None: all before it."""
+        """How many positions a row attends to, including its own; None: all up to it."""
         ...
 
     @property
     def state(self) -> StateKind | None:
-        """What a recurrent layer keeps of a text; it has no heads then."""
+        """What a recurrent layer keeps of a text; such a layer has no heads."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KVArrays:
-    """Keys and values of the layers L that keep the same.
+    """Keys and values of the L layers of the same shape.
 
-    keys, values: [L, num_pages * page_size, heads G, width D]; zeros at the start, and page 0 is where padding rows go.
+    keys, values: [L, num_pages * page_size, heads G, width D]; zeros at the start; padding rows go to page 0.
     scales: fp32[L, num_pages * page_size, 2, G], of the keys and of the values of each slot, where these are quantised
         (int8 or float8_e4m3fn); else None.
-    windows: the window pages that they are in; None: they are in the pool's pages.
+    windows: the window pages that hold them; None: the pool's pages do.
     """
 
     keys: Tensor
@@ -126,7 +127,7 @@ class KVArrays:
 
     @classmethod
     def zeros(cls, kind: _Widths, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
-        """Empty ones."""
+        """Arrays of zeros."""
         heads, *widths, windowed = kind
         windows = pool.windows if windowed else None
         slots = (pool if windows is None else windows).num_pages * pool.page_size
@@ -136,7 +137,7 @@ class KVArrays:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
+        """All data of a slot, in every layer: [L, num_pages * page_size, ..] each."""
         return (self.keys, self.values) if self.scales is None else (self.keys, self.values, self.scales)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -144,12 +145,12 @@ class KVArrays:
         return self.keys[index], self.values[index], None if self.scales is None else self.scales[index]
 
     def own(self, slots: Tensor) -> Tensor:
-        """Where these layers keep what belongs in these slots of the pool; on the CPU where they are others."""
+        """The slots of these layers for these slots of the pool; on the CPU if they differ."""
         return slots if self.windows is None else self.windows.slots(slots)
 
 
 class _Widths(NamedTuple):
-    """What layers that share an array have in common. windowed: whether it has window pages."""
+    """What layers that share an array have in common. windowed: whether they use window pages."""
 
     heads: int
     key_dim: int
@@ -160,11 +161,11 @@ class _Widths(NamedTuple):
 class KVStore:
     """Keys and values of one model, with a fill mark per page.
 
-    layers: what each layer keeps, in order. A store of rows that are no keys and values (features of a text) has them
+    layers: what each layer keeps, in order. A store of rows other than keys and values (features of a text) has them
         all in the keys, and values of width 0.
     arrays: of each shape, in the order in which the layers first have it; owned by this class.
-    windows: the window pages of layers that see a window; None: those use the pool's pages too.
-    states: of recurrent layers, if there are any; of state pages of its own, unless the pool's are for it.
+    windows: the window pages of sliding-window layers; None: those use the pool's pages too.
+    states: of recurrent layers, if there are any; in state pages of its own if given, else in the pool's.
     marks: for each page, how many of its leading rows are valid.
     """
 
@@ -200,7 +201,7 @@ class KVStore:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that a slot has, in every layer: [L, num_pages * page_size, ..] each."""
+        """All data of a slot, in every layer: [L, num_pages * page_size, ..] each."""
         return tuple(part for arrays in self.arrays for part in arrays.tensors)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -213,11 +214,11 @@ class KVStore:
         return self._where[index][0].windows is not None
 
     def own(self, index: int, slots: Tensor) -> Tensor:
-        """Where a layer keeps what belongs in these slots of the pool."""
+        """A layer's slots for these slots of the pool."""
         return self._where[index][0].own(slots)
 
     def clear(self, slots: Tensor) -> None:
-        """Zeros in these slots, in every layer."""
+        """Write zeros to these slots, in every layer."""
         for arrays in self.arrays:
             own = arrays.own(slots)
             for part in arrays.tensors:
@@ -235,7 +236,8 @@ class KVStore:
         return min(full * size + rest, table.length)
 
     def mark(self, table: PageTable, length: int) -> None:
-        """Declare the rows of the first `length` tokens of the text valid. Commit first: the text bounds the marks."""
+        """Mark the rows of the first `length` tokens of the text as valid. Commit first: the text's length bounds the
+        marks."""
         assert 0 <= length <= table.length, f"{length} rows marked, {table.length} tokens committed"
         pages, marks, size = table.pages, self.marks, self.pool.page_size
         full = table.full.get(self, 0)
@@ -244,12 +246,12 @@ class KVStore:
         table.full[self] = max(full, length // size)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Move rows between slots in every layer, as if at once. Both int64 [N], on any device."""
+        """Move rows between slots in every layer, as if simultaneously. Both int64 [N], on any device."""
         for arrays in self.arrays:
             move_rows(arrays.tensors, *(arrays.own(each).to(self.device) for each in (source, destination)))
 
     def rows(self, table: PageTable) -> list[Tensor]:
-        """[T, L, ..] of each part: what is there of the text, by position; zeros where windows went past."""
+        """[T, L, ..] of each part: the text's rows, by position; zeros where a window has passed."""
         found, slots = [], table.slots(0, table.length)
         for arrays in self.arrays:
             own = arrays.own(slots).to(self.device)
@@ -260,7 +262,7 @@ class KVStore:
         return found
 
     def views(self, page: int, windowed: bool) -> list[Tensor]:
-        """What a page holds in the layers that have window pages, or in the others: [L, page_size, ..] of each part."""
+        """A page's data in the layers that have window pages, or in the others: [L, page_size, ..] of each part."""
         found, size = [], self.pool.page_size
         for arrays in self.arrays:
             if (arrays.windows is not None) == windowed:
@@ -269,19 +271,19 @@ class KVStore:
         return found
 
     def run(self, number: int, pages: int) -> list[Tensor]:
-        """The memory of the run of so many pages of this number, in each layer: [pages * page_size, ..] of each."""
+        """The memory of run ``number``, of ``pages`` pages, in each layer: [pages * page_size, ..] of each part."""
         size = pages * self.pool.page_size
         parts = [part for arrays in self.arrays if arrays.windows is None for part in arrays.tensors]
         return [layer[number * size :][:size] for part in parts for layer in part]
 
     def reset(self, page: int) -> None:
-        """Start a page's new life: none of its rows are valid."""
+        """A page is reused: none of its rows are valid."""
         self.marks[page] = 0
         if self.states is not None:
             self.states.pages.forget(page)
 
     def clamp(self, page: int, rows: int) -> None:
-        """Let at most the first `rows` rows of a page count as valid."""
+        """Make at most the first `rows` rows of a page valid."""
         if self.marks[page] > rows:
             self.marks[page] = rows
             if self.states is not None:
@@ -300,8 +302,8 @@ class KVStore:
         self.marks[destination] = self.marks[source]
 
     def poison(self) -> None:
-        """For tests: NaN in every row nobody may read (a quantised one's scales), that is all but page 0 and the marked
-        rows of used pages.
+        """For tests: NaN in every row that must not be read (in its scales, if quantised), that is all but page 0 and
+        the marked rows of used pages.
         """
         used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
         for arrays in self.arrays:
@@ -318,26 +320,26 @@ class KVStore:
             self.states.poison()
 
 
-#: Has Linux (5.14) clear pages of memory as if they were written to.
+#: Makes Linux (5.14) clear pages of memory as if they were written to.
 _POPULATE, _madvise = 23, getattr(ctypes.CDLL(None), "madvise", None)
 
 
 def touch(memory: Sequence[Tensor]) -> None:
-    """Have the system clear what nobody has touched yet (:func:`_zeros`), where it can: whoever writes there first
-    waits for that, up to 5 ms for each huge page. For a thread; what is written meanwhile stays."""
+    """Make the system clear untouched memory (:func:`_zeros`), if it supports that: else the first write waits for it,
+    up to 5 ms for each huge page. For a background thread; data written meanwhile is kept."""
     for rows in memory:
         if _madvise is not None and rows.device.type == "cpu":
             before = rows.data_ptr() % mmap.PAGESIZE
             _madvise(ctypes.c_void_p(rows.data_ptr() - before), ctypes.c_size_t(rows.nbytes + before), _POPULATE)
 
 
-#: Bytes that a tensor of torch's own is aligned to.
+#: The alignment of tensors that torch allocates, in bytes.
 _ALIGNED = 64
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros that a CPU gets from the system page by page, as they are written to: clearing 1.4 GiB takes a second, and
-    a short text never comes so far."""
+    """Zeros that the system maps lazily on a CPU, page by page when written to: clearing 1.4 GiB takes a second, and a
+    short text needs little of it."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -3,9 +3,9 @@
     position    0 ......... length ............ capacity
                 committed   scratch (tree rows)
 
-Rows below `length` are the sequence's text and may live in pages shared with others; rows from `length` on are private
-scratch. `reserve` makes that so before anything is written, `commit` moves the border up, `trim` gives back what the
-step did not need, and rollback is `truncate`: no row is touched, only marks and references.
+Rows below `length` are the sequence's text and may be in pages shared with others; rows from `length` on are private
+scratch. `reserve` ensures that before anything is written, `commit` raises `length`, `trim` releases what the step did
+not need, and rollback is `truncate`: no row is touched, only marks and references.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PageTable:
     """The pages of one sequence, in order of position.
 
     pages: page ids, owned by this class; each holds one reference of this table.
-    length: committed tokens, that is positions whose rows belong to the text.
+    length: committed tokens, that is, positions whose rows belong to the text.
     chain: prefix digests of the leading pages already published; kept here for `PrefixIndex`.
     full: for each store, how many leading pages are known to be full; kept here for `KVStore`.
     state: of recurrent layers, if there are any.
@@ -51,14 +51,14 @@ class PageTable:
         self.full: dict[object, int] = {}
         self.state = None if pool.states is None else TextState(pool.states)
         self._writable = 0  # rows [length, _writable) are reserved
-        self._seen = 0  # leading pages that are out of sight of layers with a window
+        self._seen = 0  # leading pages that no sliding window covers any more
         self._straight = 0  # leading pages with consecutive ids
-        self._slotted = 0  # leading pages that _slots is right about
+        self._slotted = 0  # leading pages for which _slots is up to date
         self._slots = torch.empty(0, dtype=torch.int64)
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit into the pages held."""
+        """Tokens that fit in the pages held."""
         return len(self.pages) * self.pool.page_size
 
     @property
@@ -68,9 +68,9 @@ class PageTable:
         return self.pages[0] * self.pool.page_size if count and self._straight == count else None
 
     def reserve(self, extra: int) -> None:
-        """Make positions `length` .. `length + extra - 1` writable for this sequence alone.
+        """Make positions `length` .. `length + extra - 1` writable, and private to this sequence.
 
-        Call it before each write behind `length`. A partial last page that others share is copied, in all stores.
+        Call it before each write past `length`. A partial last page that is shared is copied, in all stores.
         Raises OutOfPages with nothing changed.
         """
         if self.state is not None and not self.state.reserve():
@@ -82,14 +82,14 @@ class PageTable:
                 self._copy_last(need)
                 need = 0
             else:
-                # Cut back while it was shared, the page may still carry marks of text that this sequence left.
+                # If it was truncated while shared, the page may still have marks of text that this sequence dropped.
                 self.pool.clamp(self.pages[last], offset)
         if need > 0:
             self._append(self._allocate(need, after=self.pages[-1] if self.pages else PADDING_PAGE))
         self._writable = max(self._writable, self.length + extra)
 
     def commit(self, n: int) -> None:
-        """Count the next `n` reserved positions as text. Their rows stay where they are."""
+        """Make the next `n` reserved positions text. Their rows stay where they are."""
         assert 0 <= n <= self._writable - self.length, f"{n} tokens committed, {self._writable - self.length} reserved"
         self.length += n
         if (windows := self.pool.windows) is not None:
@@ -99,10 +99,10 @@ class PageTable:
             self._seen = first
 
     def truncate(self, length: int) -> None:
-        """Roll back to `length` tokens and release the pages behind them.
+        """Roll back to `length` tokens and release the pages after them.
 
-        To fewer where the text could not go on: its next row would see what a window's layers no longer have, or
-        recurrent layers have no state from there.
+        Rolls back further if the text could not continue there: because sliding-window layers no longer have rows that
+        the next one attends to, or recurrent layers have no state there.
         """
         assert 0 <= length <= self.length
         windows = self.pool.windows
@@ -134,18 +134,18 @@ class PageTable:
             self.pool.retain(page)
         other.adopt(self.pages, self.length)
         if self.state is not None and other.state is not None:
-            other.state.release()  # of a checkpoint there
+            other.state.release()  # the one adopted from a checkpoint
             other.state = self.state.fork()
         other.chain = list(self.chain)
         other.full = dict(self.full)
         return other
 
     def release(self) -> None:
-        """Give all pages back and be empty."""
+        """Release all pages; the table is empty afterwards."""
         self.truncate(0)
 
     def adopt(self, pages: Sequence[int], length: int) -> None:
-        """Start from `length` tokens in `pages`, taking over references the caller holds (from `PrefixIndex.match`)."""
+        """Start from `length` tokens in `pages`, taking over the caller's references (from `PrefixIndex.match`)."""
         assert not self.pages, "adopt is for an empty table"
         assert self.pool.pages_for(length) == len(pages), f"{len(pages)} pages for {length} tokens"
         self._append(pages)
@@ -159,8 +159,8 @@ class PageTable:
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU.
 
-        Not to be written to: it is a view of a tensor held here or by the pool. That tensor is only ever replaced, so
-        the view stays right as long as the pages do.
+        Read-only: it is a view of a tensor of this table or the pool. That tensor is never modified, only replaced, so
+        the view stays valid as long as the pages do.
         """
         assert 0 <= start <= stop <= self.capacity, f"positions {start} .. {stop} of {self.capacity}"
         size = self.pool.page_size
@@ -172,7 +172,7 @@ class PageTable:
         return self._slots[start:stop]
 
     def _copy_last(self, need: int) -> None:
-        """Replace the shared partial last page by a copy, and append `need` pages."""
+        """Replace the shared partial last page with a copy, and append `need` pages."""
         last, offset = divmod(self.length, self.pool.page_size)
         assert last == len(self.pages) - 1, "a shared page is followed by nothing"
         source = self.pages[last]
@@ -182,7 +182,7 @@ class PageTable:
         self._append(pages)
 
     def _allocate(self, n: int, after: int) -> list[int]:
-        """Take pages that the text will see."""
+        """Allocate pages, with window pages if there are any."""
         windows = self.pool.windows
         if windows is not None and n > windows.available:
             raise OutOfPages(f"{n} pages of windows needed, {windows.available} of {windows.num_pages - 1} available")

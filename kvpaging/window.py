@@ -1,13 +1,13 @@
-"""Pages of layers that see a window: fewer than the pool has, since of a text only its end can be seen.
+"""Pages of sliding-window layers: fewer than the pool has, since only the end of a text can be attended to.
 
     pages of a text     3   7   4   9   12        in the pool, in order of position
-    window pages        -   -   2   5   1         where those layers keep the same positions; - nowhere any more
-                                ^ the first that the next row can see
+    window pages        -   -   2   5   1         where those layers keep the same positions; - no longer kept
+                                ^ the first that the next row attends to
 
-A page of the pool has a window page from when it is reserved, and for as long as a table can see it. After that it
-keeps it until another needs one: first to go are pages that texts went past, then the ends of texts that are over, each
-the longest unseen first. So a text can go on only where the pages that its next row sees still have theirs, and a
-prefix is shared up to such a page (`reach`).
+A page of the pool gets a window page when it is reserved, and has it as long as a table can see it, that is, attend to
+it. After that it keeps it until another needs one: pages that texts went past are evicted first, then the ends of
+finished texts, each the longest unseen first. So a text can continue only where the pages that its next row attends to
+still have theirs, and a prefix is shared up to such a page (`reach`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: No window page; and their padding page.
+#: No window page; also the number of the padding page.
 _NONE = 0
 
 
 class WindowPages:
-    """The window pages of one pool, which has ``pool_pages`` of so many slots.
+    """The window pages of one pool, which has ``pool_pages`` pages of ``page_size`` slots.
 
     num_pages: window pages in all, the padding page 0 among them. window: positions that a row sees, its own included.
     of: int32[pool_pages], the window page of each page of the pool; 0 where there is none. filling: pages whose window
@@ -49,11 +49,11 @@ class WindowPages:
         return len(self._free) + len(self._passed) + len(self._left)
 
     def first(self, length: int) -> int:
-        """Which of a text's pages is the first that the row at position `length` can see."""
+        """The index of the first of a text's pages that the row at position `length` attends to."""
         return max(length - self.window + 1, 0) // self.page_size
 
     def see(self, pages: Iterable[int]) -> None:
-        """A table sees these pages of the pool: those that have no window page get one."""
+        """A table starts to see these pages of the pool: those without a window page get one."""
         for page in pages:
             self._passed.pop(page, None)
             self._left.pop(page, None)
@@ -62,7 +62,7 @@ class WindowPages:
             self._seen[page] += 1
 
     def unsee(self, page: int, passed: bool) -> None:
-        """A table sees the page no longer. passed: its text went on, past the window."""
+        """A table no longer sees the page. passed: because its text went on, past the window."""
         self._seen[page] -= 1
         if not self._seen[page]:
             (self._passed if passed else self._left)[page] = None
@@ -79,7 +79,7 @@ class WindowPages:
             self.unsee(page, passed=True)
 
     def forget(self, page: int) -> None:
-        """Take the page's window page back. For the pool, where the page became free."""
+        """Free the page's window page. For the pool, when the page became free."""
         assert not self._seen[page], f"page {page} is seen"
         self._passed.pop(page, None)
         self._left.pop(page, None)
@@ -88,7 +88,7 @@ class WindowPages:
             self.of[page] = _NONE
 
     def reach(self, pages: Sequence[int]) -> int:
-        """How many of a text's leading pages it can go on after, at most."""
+        """The most leading pages of a text after which it can continue."""
         there = found = 0
         for count, own in enumerate(self.of[pages], 1):
             there = there + 1 if own else 0
@@ -97,19 +97,19 @@ class WindowPages:
         return found
 
     def within(self, pages: Sequence[int], length: int) -> int:
-        """The most tokens, up to `length`, that a text can go on after."""
+        """The most tokens, up to `length`, after which a text can continue."""
         size = self.page_size
         if self.of[pages[self.first(length) : -(-length // size)]].all():
             return length
         return size * self.reach(pages[: length // size])
 
     def slots(self, slots: Tensor) -> Tensor:
-        """Where those layers keep what others keep in these slots: int64, on the CPU."""
+        """The slots of the sliding-window layers for these slots of the pool: int64, on the CPU."""
         pages, offsets = np.divmod(slots.cpu().numpy(), self.page_size)
         return torch.from_numpy(self.of[pages].astype(np.int64) * self.page_size + offsets)
 
     def check(self, tables: Iterable[tuple[list[int], int]]) -> None:
-        """Prove the ledger, given pages and length of every table in use; raises AssertionError naming what is
+        """Check the accounting, given pages and length of every table in use; raises AssertionError with what is
         wrong."""
         seen = Counter(page for pages, length in tables for page in pages[self.first(length) :])
         seen.update(self.filling)

@@ -1,16 +1,16 @@
-"""The accept rule: how many of the sampled tokens one forward pass was worth.
+"""The accept rule: how many of the sampled tokens of one forward pass are emitted.
 
 At every node the target sampled a token (:mod:`foresay.spec.sample`). Walk from the root: while the sampled token is a
-child, step into it; the first sample that is no child is the bonus token. What comes out is, position by position, what
-plain sampling with the same noise samples: the tree only decides how many of those samples were computed at once. Hence
-the same tokens for any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).
+child, step into it; the first sample that is no child is the bonus token. The emitted tokens are, position by position,
+those of plain sampling with the same noise: the tree only decides how many of these samples are computed at once. Hence
+the same tokens with any drafter, any tree and none (Daliri, Musco and Suresh, 2024, arXiv 2408.07978).
 
 The walk needs no loop. Let bit *i* of ``match`` say "token *i* equals the sample at its parent" (set for the root).
 Node *i* is accepted if and only if ``ancestors[i] & ~match == 0``; siblings carry different tokens, so the accepted
 nodes form one path, and the deepest one's ancestor word is that path.
 
-What is counted of it, each number with the one definition it has. Tokens per step: the tokens of a text over the passes
-of the target that wrote to it, whoever drafted, the one that read the prompt's end among them. Plain decoding has 1.
+The metrics, each defined here once. Tokens per step: a text's output tokens over the target's passes that emitted any
+of them, whatever the drafter, including the pass that computed the end of the prompt. Plain decoding has 1.
 
 Accepted by depth, of drafts, which are trees with at least one drafted token::
 
@@ -18,7 +18,7 @@ Accepted by depth, of drafts, which are trees with at least one drafted token::
                       cumulative                      0.6  0.3  0.3     of all drafts: at least so far
                       conditional                     0.6  0.5  1.0     of those accepted at the depth before
 
-A speed-up is how many times faster than plain decoding a text is written, once its prompt is read.
+A speed-up is how many times faster than plain decoding a text is generated, once its prompt is computed.
 """
 
 from __future__ import annotations
@@ -51,21 +51,22 @@ def _deepest_accepted(words: list[int], match: int) -> int:
     return max((word for word in words if word & ~match == 0), key=int.bit_count)
 
 
-#: Depths that are told each; the last one stands for all deeper ones too.
+#: Depths that are reported; the last one includes all deeper ones.
 TOLD = 9
-#: A speed-up within this factor of plain decoding is none: texts differ by as much. compare.js has both numbers too.
+#: A speed-up within this factor of plain decoding counts as none: texts differ by as much. compare.js has both numbers
+#: too.
 GAIN = 1.03
-#: Measurements of one thing that lie farther apart than this factor do not tell it; on a quiet machine they never do.
+#: Measurements of one quantity that differ by more than this factor are unusable; on a quiet machine they never do.
 SCATTERED = 3.0
 
 
 def tokens_per_step(tokens: int, steps: int) -> float | None:
-    """Tokens of texts over the steps of single requests that wrote them; None without any."""
+    """Tokens of texts over the steps of single requests that emitted them; None without steps."""
     return tokens / steps if steps else None
 
 
 def by_place(counts: Iterable[Sequence[int]]) -> list[int]:
-    """Sums by place of lists of different lengths."""
+    """Elementwise sums of lists of different lengths."""
     return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
 
@@ -79,7 +80,7 @@ class ByDepth(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, accepted_per_depth: Sequence[int], drafts: int) -> ByDepth:
-        """From how many drafts were accepted at each depth."""
+        """From the number of drafts accepted at each depth."""
         counts = [count for count in accepted_per_depth if count] if drafts else []
         if len(counts) < len(accepted_per_depth) and drafts:
             counts.append(0)
@@ -91,6 +92,6 @@ class ByDepth(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        """Both, for people: each share with two digits, all depths from the ninth on as one."""
+        """Both, for display: each share with two digits, up to depth nine."""
         named = {"cumulative": self.cumulative, "conditional": self.conditional}
         return ", ".join(f"{name} {' '.join(f'{share:.2f}' for share in own[:TOLD])}" for name, own in named.items())

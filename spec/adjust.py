@@ -1,13 +1,13 @@
-"""What a request changes about its logits: bias, penalties and bans, at every node as plain decoding would there.
+"""What a request changes in its logits: bias, penalties and bans, at every node as in plain decoding.
 
 A node's penalties count the committed tokens and those on its path. The columns of committed tokens are written for
 all rows at once; then, in each row, the tokens of its path are computed again *from the raw logits* with the larger
 count (a repetition penalty multiplies, so a correction cannot be added). A value is one formula of (logit, count),
-wherever it was counted: the bits are those of plain decoding. See docs/options.md.
+wherever the token was counted: the bits are those of plain decoding. See docs/options.md.
 
-What is to be changed is a value, :class:`LogitEdits`, that :func:`edit_logits` applies where the logits are. Order:
-logit bias; repetition penalty; frequency and presence penalties; bans. Nothing here is made for a request that asks for
-none of it.
+The changes are a value, :class:`LogitEdits`, which :func:`edit_logits` applies on the device of the logits. Order:
+logit bias; repetition penalty; frequency and presence penalties; bans. A request that uses none of it costs nothing
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
 
-#: The tokens on the path of one node, the root (which is committed) left out.
+#: The tokens on the path of one node, without the root (which is committed).
 Path = Sequence[int]
 
 
@@ -31,8 +31,8 @@ Path = Sequence[int]
 class Penalties:
     """Tokens that become less likely (or more, if a penalty is negative), since the text has them already.
 
-    ids: int64[M], tokens of the text before the tree, with counts, fp32[M]: in every row. rows, tokens: int64[K], where
-    a token is on a row's path too, with its count there, ``times``, fp32[K].
+    ids: int64[M], tokens of the text before the tree, with counts, fp32[M]: for every row. rows, tokens: int64[K], the
+    tokens on a row's path, with their counts there including those before, ``times``, fp32[K].
     """
 
     ids: Tensor
@@ -53,7 +53,7 @@ class Penalties:
         logits[rows, tokens] = on_paths
 
     def _penalised(self, logits: Tensor, counts: Tensor) -> Tensor:
-        """The one formula: of tokens that were seen, with these counts in the output."""
+        """The formula, for tokens that were seen, with these counts in the output."""
         if self.repetition != 1.0:
             logits = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
         if self.frequency or self.presence:
@@ -63,11 +63,11 @@ class Penalties:
 
 @dataclass(slots=True)
 class LogitEdits:
-    """What one request changes of the logits of a tree's nodes, which are rows here. All of it is on the host.
+    """What one request changes in the logits of a tree's nodes, one row each. All of it is on the host.
 
     bias: ids, int64[M], and what is added to their logits, fp32[M]. allowed: int32[N, ceil(V / 32)], or one row for all
-    nodes: bit ``t % 32`` of word ``t // 32`` says that token t may be sampled. banned: rows and tokens that may not.
-    recorded: rows and the one token that is left there, be it allowed or not, unless nothing could be sampled.
+    nodes: bit ``t % 32`` of word ``t // 32`` says that token t may be sampled. banned: (row, token) pairs that may not.
+    recorded: rows and the only token left in each, allowed or not, unless nothing could be sampled.
     """
 
     bias: tuple[Tensor, Tensor] | None = None
@@ -110,7 +110,7 @@ def unpacked(words: Tensor, count: int) -> Tensor:
 
 
 def packed(bits: Tensor) -> Tensor:
-    """int32[N, ceil(V / 32)]: bool[N, V], 32 to a word; those past the last are not set."""
+    """int32[N, ceil(V / 32)]: bool[N, V] packed 32 to a word; bits past the last column are 0."""
     wide = np.zeros((len(bits), -(-bits.shape[1] // 32) * 4), dtype=np.uint8)
     found = np.packbits(bits.numpy(), axis=1, bitorder="little")
     wide[:, : found.shape[1]] = found
@@ -124,8 +124,7 @@ def _at(pairs: Sequence[tuple[int, int]], logits: Tensor) -> tuple[Tensor, Tenso
 
 
 class Adjustment:
-    """The changes one sequence asks for. Owns the counts of its committed tokens, each of which is added with
-    :meth:`count`."""
+    """The logit changes of one sequence. Owns the counts of its committed tokens, each added with :meth:`count`."""
 
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
         bias = sampling.logit_bias
@@ -138,7 +137,7 @@ class Adjustment:
 
     @classmethod
     def of(cls, sampling: SamplingParams, prompt: Sequence[int], vocab_size: int) -> Adjustment | None:
-        """None if the request leaves its logits alone."""
+        """None if the request does not change its logits."""
         bans = sampling.bad_words or sampling.allowed_token_ids is not None
         if not (bans or sampling.logit_bias or _penalised(sampling)):
             return None
@@ -146,7 +145,7 @@ class Adjustment:
 
     @property
     def by_path(self) -> bool:
-        """Whether rows differ by their paths."""
+        """Whether the changes depend on a row's path."""
         return self._penalties is not None or self._phrases is not None
 
     def count(self, token: int) -> None:
@@ -155,7 +154,7 @@ class Adjustment:
             self._penalties.add(token)
 
     def edits(self, text: Sequence[int], paths: Sequence[Path]) -> LogitEdits:
-        """What it changes at these nodes. text: the committed tokens. paths: one for each node."""
+        """The changes at these nodes. text: the committed tokens. paths: one for each node."""
         return LogitEdits(
             bias=self._bias,
             penalties=None if self._penalties is None else self._penalties.on(paths),
@@ -169,7 +168,7 @@ def _penalised(sampling: SamplingParams) -> bool:
 
 
 def _always_allowed(sampling: SamplingParams, vocab_size: int) -> Tensor | None:
-    """int32[1, ceil(V / 32)]: tokens that are not banned everywhere; None if none are banned so."""
+    """int32[1, ceil(V / 32)]: tokens that are not banned everywhere; None if no token is."""
     words = [words[0] for words in sampling.bad_words if len(words) == 1]
     if not words and sampling.allowed_token_ids is None:
         return None
@@ -197,7 +196,7 @@ class _TokenCounts:
         self._counts[place] += 1.0
 
     def on(self, paths: Sequence[Path]) -> Penalties:
-        """At nodes with these paths, as plain decoding would count each."""
+        """The penalties at nodes with these paths, counted as in plain decoding."""
         found = [(row, token, path.count(token)) for row, path in enumerate(paths) for token in dict.fromkeys(path)]
         known = {token: self._said(token) for token in {token for _, token, _ in found}}
         rows, tokens = (torch.tensor([each[part] for each in found], dtype=torch.int64) for part in (0, 1))
@@ -231,7 +230,7 @@ class _Phrases:
 
 
 def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
-    """The path of every node of a tree, root first in number and left out of the paths."""
+    """The path of every node of a tree, in the order of the nodes; paths leave the root out."""
     paths: list[list[int]] = [[]]
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
         paths.append([*paths[parent], token])

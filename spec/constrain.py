@@ -2,13 +2,13 @@
 
 ::
 
-    plan       forced    tokens the grammar leaves no choice about: they will be drafted, and pages are reserved
+    plan       forced    tokens the grammar forces: they will be drafted, and pages are reserved
     propose    graft     forced tokens and the drafter's legal nodes become one tree
-    forward    masks     computed in a thread of their own, beside the target
+    forward    masks     computed in a thread of their own, while the target runs
     sample     edits     tokens that may not follow a node are minus infinity in its row
     commit     advance   the emitted tokens, up to the end of the text
 
-The mask decides which tokens come out; pruning and forcing decide only which of them are drafted. So the tokens are
+The mask decides which tokens are emitted; pruning and forcing only decide which of them are drafted. So the tokens are
 those of plain decoding with the same masks.
 """
 
@@ -28,7 +28,7 @@ from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
 from foresay.spec.tree import DraftTree
 
-#: A grammar that is slow may not make drafting slow: after this, the rest of a tree is drafted without it.
+#: A slow grammar must not slow down drafting: after this time, the rest of a tree is drafted without it.
 _MOST_SECONDS = 0.02
 
 Result = TypeVar("Result")
@@ -37,10 +37,10 @@ Result = TypeVar("Result")
 class Constraint(Protocol):
     """What one sequence's output must match (a grammar), seen from the committed text.
 
-    It begins before the first output token. Trees come as host lists: ``tokens[0]`` is the root (already committed, or
-    the prompt's last token), ``parents[0]`` is -1 and every other parent comes before its child. None of the methods
-    but ``advance`` changes what the constraint knows. One that raises ends its sequence, and no other, with an error
-    that says what was raised.
+    It begins before the first output token. Trees are passed as host lists: ``tokens[0]`` is the root (already
+    committed, or the prompt's last token), ``parents[0]`` is -1 and every other parent comes before its child. Only
+    ``advance`` changes the constraint's state. A method that raises ends this sequence only, with an error that has the
+    message of what was raised.
 
     In a step the calls come in this order, one at a time: ``forced``, ``fork`` (by drafters that let a copy follow what
     they draft), ``legal`` (if anything was drafted), ``masks``, ``advance`` (unless the sequence has ended). Tokens may
@@ -48,10 +48,9 @@ class Constraint(Protocol):
     """
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that the grammar leaves no choice about, at most ``most``: free drafts.
+        """Tokens that the grammar forces, at most ``most``: free drafts.
 
-        Drafts only: each is sampled under its mask all the same, so one that could be something else costs nothing but
-        its row.
+        Drafts only: each is still sampled under its mask, so one that is not really forced only costs its row.
         """
         ...
 
@@ -63,9 +62,9 @@ class Constraint(Protocol):
         """int32[N, ceil(V / 32)]: bit ``t % 32`` of word ``t // 32`` says that token t may follow the node.
 
         All bits are set where nothing is constrained. None if that is so everywhere. Tokens past the last word are not
-        allowed. Called in another thread, while the target computes. A node without a bit ends the run at its token,
-        and the next step, whose root it is, asks again: so one may be left out for want of time. At the root that ends
-        the sequence with an error.
+        allowed. Called in another thread, while the target computes. A node without any bit ends the step's output at
+        its token, and the next step, where it is the root, asks again: so a node may be left out if time is short. At
+        the root it ends the sequence with an error.
         """
         ...
 
@@ -79,10 +78,10 @@ class Constraint(Protocol):
 
 
 class Guarded:
-    """A constraint whose failure ends its own sequence alone.
+    """A constraint whose failure ends only its own sequence.
 
-    error: what went wrong first; from then on the constraint is not called any more, and nothing may be emitted that
-    was sampled without it. field: of the request, which errors name; one that the constraint raises is the request's
+    error: the first failure; after it the constraint is no longer called, and nothing that was sampled without it may
+    be emitted. field: the request's field that errors name; a ForesayError that the constraint raises is the request's
     fault.
     """
 
@@ -96,7 +95,7 @@ class Guarded:
         return self._guard(lambda: self._of_the_model(self.constraint.forced(most)[:most]) if most > 0 else [], [])
 
     def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
-        """Which nodes could be reached; the root at least."""
+        """Which nodes could be reached; at least the root."""
         root_alone = [not node for node in range(len(tokens))]
         return self._guard(lambda: self._per_node(self.constraint.legal(tokens, parents), len(tokens)), root_alone)
 
@@ -105,9 +104,9 @@ class Guarded:
         return self._guard(lambda: self._as_wide(self.constraint.masks(tokens, parents), len(tokens)), None)
 
     def allowed(self, tree: DraftTree) -> Tensor:
-        """The same of a tree that was not pruned; all tokens where nothing is known.
+        """The same for a tree that was not pruned; all tokens where nothing is known.
 
-        What is below a token that is not allowed is never reached, so the constraint is not asked about it.
+        Nodes below a token that is not allowed are never reached, so the constraint is not called for them.
         """
         tokens, parents = tree.tokens, tree.parents
         packed = torch.full((len(tokens), self._words), -1, dtype=torch.int32)
@@ -136,7 +135,7 @@ class Guarded:
         return -(-self.vocab_size // 32)
 
     def _as_wide(self, masks: Tensor | None, nodes: int) -> Tensor | None:
-        """As wide as the model's vocabulary: what lies past the last word is not allowed."""
+        """Padded to the model's vocabulary: tokens past the last word are not allowed."""
         if masks is None:
             return None
         assert masks.shape[0] == nodes, f"{masks.shape[0]} masks for {nodes} nodes"
@@ -158,10 +157,10 @@ class Guarded:
 
 
 class Ahead:
-    """A grammar beside a tree while it is drafted, for drafters that can leave out what may not follow.
+    """Follows a grammar along a tree while it is drafted, for drafters that can leave out tokens it does not allow.
 
-    A copy of the constraint follows each node. What goes wrong here, or takes too long, ends no
-    sequence: the drafts are only worse, and whether the text can go on is for the masks of the step to say.
+    Each node has its own copy of the constraint. A failure or timeout here ends no sequence: the drafts only get worse,
+    and the masks of the step decide whether the text can go on.
     """
 
     def __init__(self, guarded: Guarded, seconds: float = _MOST_SECONDS) -> None:
@@ -170,7 +169,7 @@ class Ahead:
         self._left = seconds
 
     def allowed(self, node: int, parent: int, token: int) -> Tensor | None:
-        """int32[ceil(V / 32)]: what may follow a node, which holds ``token``; None if nothing is known.
+        """int32[ceil(V / 32)]: the tokens that may follow a node with this ``token``; None if nothing is known.
 
         A parent comes before its children; the root is node 0.
         """
@@ -198,7 +197,7 @@ class Ahead:
 
 
 def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int) -> DraftTree:
-    """The forced tokens as a chain below the root, and what is legal of a proposed tree; at most ``most`` nodes."""
+    """The forced tokens as a chain below the root, and the legal nodes of a proposed tree; at most ``most`` nodes."""
     tokens, parents = tree.tokens, tree.parents
     legal = constraint.legal(tokens, parents) if len(tokens) > 1 else [True]
     if not forced and all(legal):
@@ -225,7 +224,8 @@ class _Graft:
         self._children = {(node, token): node + 1 for node, token in enumerate(forced)}
 
     def add(self, node: int, parent: int, token: int, most: int) -> None:
-        """Add a proposed node, unless its parent was left out or the tree is full; if it is there, name it too."""
+        """Add a proposed node, unless its parent was left out or the tree is full; if it is there already, map it to
+        that one."""
         if parent not in self.places:
             return
         below = (self.places[parent], token)
@@ -249,7 +249,7 @@ class MaskThread:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, asked: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
-        """Start on the masks of each tree (None where no constraint is); the result keeps their order."""
+        """Start computing the masks of each tree (None where there is no constraint); the result keeps their order."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         return self._thread.submit(

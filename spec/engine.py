@@ -1,7 +1,7 @@
 """The engine: requests in, deltas out, one step at a time. Token ids only; synchronous; one thread.
 
-It owns the sequences and their lifecycle. Every request that was added ends in exactly one delta with a finish reason,
-and gives all its pages back then.
+It owns the sequences and their lifecycle. Every added request ends with exactly one delta with a finish reason, and
+frees all its pages then.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Engine:
         return bool(self._sequences or self._ended)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> None:
-        """Queue a request. Raises :class:`InvalidRequest` naming the field that cannot be served.
+        """Queue a request. Raises :class:`InvalidRequest`, which names the field that cannot be served.
 
-        constraint: the request's grammar, compiled; the sequence's alone from now on. A leader (``fork_of``) that is
-        not running any more is no error: the request then computes its prompt itself. One that another engine began
-        (``progress``) goes on as a preempted one does: its tokens are there, and their KV is computed again.
+        constraint: the request's compiled grammar, owned by the sequence from now on. A leader (``fork_of``) that no
+        longer runs is no error: the request then computes its prompt itself. A request that another engine began
+        (``progress``) goes on as after preemption: its tokens are kept, and their KV is computed again.
         """
         if request.id in self._sequences:
             raise InvalidRequest("request_id", f"request id {request.id!r} is already running")
@@ -81,7 +81,7 @@ class Engine:
         self._observers.note(lambda observer: observer.begun(sequence))
 
     def _leader(self, request: Request) -> SequenceState | None:
-        """The sequence whose prompt KV the request will share; None if there is none."""
+        """The sequence whose prompt KV the request will share, or None."""
         leader = self._sequences.get(request.fork_of) if request.fork_of is not None else None
         if leader is None:
             return None
@@ -143,9 +143,9 @@ class Engine:
             self._end(sequence, "cancelled")
 
     def finish(self, request_id: str, at_token: int) -> None:
-        """A stop string ended the text with output token number ``at_token``: what came after is discarded.
+        """A stop string ended the text at output token number ``at_token``: later tokens are discarded.
 
-        The last delta (reason "stop") follows with the next step, unless the request has ended by itself already.
+        The last delta (reason "stop") is returned by the next step, unless the request has already ended.
         """
         self.tell()
         sequence = self._sequences.get(request_id)
@@ -160,12 +160,12 @@ class Engine:
         self._end(sequence, "stop")
 
     def keep_warm(self, tokens: list[int], salt: str = "") -> None:
-        """Let the KV of this text be the last to make room, as if a request with it had just ended."""
+        """Make the KV of this text the last to be evicted, as if a request with it had just ended."""
         if self.prefix is not None:
             self.prefix.keep_warm(tokens, salt)
 
     def keep_one(self) -> bool:
-        """Keep a page of a text on disk, if that is wanted and there is a new one; whether there are more."""
+        """Write a page of KV to disk, if that is switched on and there is a new one; returns whether there are more."""
         return self.prefix is not None and self.prefix.keep_one()
 
     def prepare_one(self) -> bool:
@@ -173,12 +173,12 @@ class Engine:
         return next(self._ahead, self) is not self
 
     def tell(self) -> None:
-        """Tell the observers what happened. To be called when what a step emitted is on its way; if nobody does, it is
-        done before anything else happens."""
+        """Notify the observers of what happened. Call it once the step's deltas have been sent; otherwise it is done
+        before anything else happens."""
         self._observers.tell()
 
     def step(self) -> list[Delta]:
-        """Run one step for all that can run; returns what it emitted. ``trace`` tells about it afterwards."""
+        """Run one step for all sequences that can run; returns the deltas. ``trace`` describes the step afterwards."""
         self.tell()
         self.trace = None
         begun, watch = time.perf_counter(), Stopwatch()
@@ -201,7 +201,7 @@ class Engine:
         return deltas
 
     def _finalize(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:
-        """Count a result, publish what is final, and make the delta that goes out."""
+        """Count a result, publish final KV, and make the delta."""
         scheduled, sequence = result.scheduled, result.scheduled.sequence
         sequence.trace.charge({"prefill": sum(seconds.values())} if scheduled.prefill else seconds)
         if result.emitted:
@@ -220,7 +220,7 @@ class Engine:
     def _delta(
         self, sequence: SequenceState, result: VerifyResult | None = None, seconds: dict[str, float] | None = None
     ) -> Delta:
-        """What goes out for a sequence; without a result only how it ended. seconds: of the step, by phase."""
+        """The delta of a sequence; without a result, only how it ended. seconds: of the step, by phase."""
         tokens = result.emitted if result is not None else []
         first = bool(tokens) and len(tokens) == sequence.output_length
         return Delta(
@@ -268,7 +268,7 @@ class Engine:
         self._ended.append(self._delta(sequence))
 
     def _remove(self, sequence: SequenceState) -> None:
-        """Give back everything a finished sequence holds; good text stays findable."""
+        """Free everything a finished sequence holds; its KV stays in the prefix cache unless it failed."""
         del self._sequences[sequence.id]
         if sequence.finish_reason != "error":
             self._publish(sequence)
@@ -281,7 +281,8 @@ class Engine:
             self.drafter.finished(sequence)
 
     def _publish(self, sequence: SequenceState) -> None:
-        """Index the full pages of final text: the prompt once it is computed, and everything at the end."""
+        """Publish the full pages of final text in the prefix cache: the prompt once it is computed, and everything at
+        the end."""
         if self.prefix is not None and not sequence.aside:
             self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
 
@@ -323,12 +324,13 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Prove the page ledger; raises AssertionError if a page is lost or held twice."""
+        """Check the page accounting; raises AssertionError if a page is leaked or held twice."""
         self.runner.rest()
         self.scheduler.trim(self.runner.ahead)
         self.pool.check([s.table for s in self._sequences.values()], at_rest=True)
 
 
 def _scores_prompt(request: Request) -> bool:
-    """Whether its prompt is to be scored: once, by the leader of its choices, before the first token goes out."""
+    """Whether its prompt's logprobs are computed: once, by the leader of its choices, before the first token is
+    emitted."""
     return request.params.prompt_logprobs is not None and request.fork_of is None and not request.committed

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The exceptions, as one tree.
 
 ::
 
@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Where a field is: the names of fields and the numbers of entries on the way to it.
+#: The path to a field: field names and list indices.
 Path = tuple[str | int, ...]
-#: What :class:`InvalidRequest` is made of, where it crosses processes.
+#: The arguments of :class:`InvalidRequest`, for sending it to another process.
 Fault = tuple[Path, str, str]
 
 _STEP = re.compile(r"\[(\d+)\]|\.?(\[[^\d]*\]|[^.\[]+)")
@@ -37,13 +37,13 @@ def spelled(path: Path) -> str:
 
 
 class ForesayError(Exception):
-    """Base of every error a user of Foresay can meet."""
+    """Base of every error that a user of Foresay can get."""
 
 
 class InvalidRequest(ForesayError):
-    """A request that cannot be served. path: to the field; it may be given as ``messages[3].content``. wrong: what the
-    message says after the field's name, if it begins with a space, a colon or a point; otherwise all of it. before:
-    what the message says before the name.
+    """A request that cannot be served. path: to the field; it may be given as ``messages[3].content``. wrong: the part
+    of the message after the field's name, if it begins with a space, a colon or a point; otherwise the whole message.
+    before: the part of the message before the name.
     """
 
     code: str | None = None
@@ -74,7 +74,7 @@ class InvalidRequest(ForesayError):
 
 @contextmanager
 def inside(*steps: str | int) -> Iterator[None]:
-    """Errors raised in here are about something inside of the field at ``steps``."""
+    """Errors raised in this context get ``steps`` in front of their path."""
     try:
         yield
     except InvalidRequest as error:

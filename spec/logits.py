@@ -1,7 +1,7 @@
-"""What a request wants of its logits: what it changes of them, why that may leave no token, and how likely tokens were.
+"""A request's logits: what it changes in them, why that may leave no token, and the tokens' log-probabilities.
 
-Log-probabilities are those of the model's own distribution, from raw logits. Each row is treated alone and its sum has
-a fixed order (:func:`row_sum`), so an entry has the same bits whatever tree, batch or chunk its row was computed in.
+Log-probabilities are those of the model's own distribution, from raw logits. Each row is computed by itself and its sum
+has a fixed order (:func:`row_sum`), so an entry has the same bits whatever tree, batch or chunk its row was part of.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from foresay.spec.sample import weights_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 
-#: Stands for minus infinity, which JSON cannot say.
+#: Replaces minus infinity, which JSON cannot represent.
 IMPOSSIBLE = -9999.0
-#: Rows are summed in pieces of this many: a row's sum then never depends on how many rows or threads there are.
+#: Rows are summed in chunks of this many: so a row's sum never depends on the number of rows or threads.
 _SUM_CHUNK = 4096
 
 
@@ -57,7 +57,7 @@ def _likeliest(row: Tensor, count: int) -> list[int]:
 
 
 def row_sum(values: Tensor) -> Tensor:
-    """fp32[N]: the sum of each row, in an order fixed by the row's length alone."""
+    """fp32[N]: the sum of each row, in an order that depends only on the row's length."""
     short = -values.shape[-1] % _SUM_CHUNK
     if short:
         values = functional.pad(values, (0, short))
@@ -66,10 +66,10 @@ def row_sum(values: Tensor) -> Tensor:
 
 
 def score_prompt(sequence: SequenceState, logits: Tensor) -> None:
-    """Entries for the prompt tokens that follow the rows of a chunk which is not committed yet."""
+    """Add entries for the prompt tokens that follow the rows of a chunk that is not committed yet."""
     entries, base, count = sequence.prompt_logprobs, sequence.table.length, sequence.sampling.prompt_logprobs
     assert entries is not None and count is not None
-    # Computed again after preemption, a chunk may lie before the next token to score.
+    # If it is computed again after preemption, a chunk may lie before the next token to score.
     tokens = sequence.tokens[len(entries) : min(base + len(logits) + 1, sequence.prompt_length)]
     first = len(entries) - 1 - base
     entries += logprobs_of(logits[first : first + len(tokens)].cpu(), tokens, count)
@@ -88,9 +88,9 @@ GRAMMAR, NOT_FINITE = "the grammar", "the model's logits are not finite"
 
 
 def edits_of(sequence: SequenceState, tree: DraftTree, allowed: Tensor | None = None) -> LogitEdits | None:
-    """What a request changes of the logits of its tree's nodes; None if it leaves them alone.
+    """What a request changes in the logits of its tree's nodes; None if nothing.
 
-    allowed: int32[N, ceil(V / 32)], the tokens that a grammar lets follow each node; None: all.
+    allowed: int32[N, ceil(V / 32)], the tokens that a grammar allows after each node; None: all.
     """
     if allowed is None and sequence.forced is None and not edits_logits(sequence, 0):
         return None
@@ -101,7 +101,7 @@ def edits_of(sequence: SequenceState, tree: DraftTree, allowed: Tensor | None = 
 
 
 def edits_logits(sequence: SequenceState, depth: int) -> bool:
-    """Whether a request changes logits at nodes of this depth, its grammar aside."""
+    """Whether a request changes logits at nodes of this depth, other than by its grammar."""
     early = bool(sequence.stop_ids) and sequence.output_length + depth < sequence.sampling.min_tokens
     return early or sequence.adjustment is not None
 
@@ -109,7 +109,8 @@ def edits_logits(sequence: SequenceState, depth: int) -> bool:
 def edits_at(
     sequence: SequenceState, depths: Sequence[int], paths: Sequence[Path], allowed: Tensor | None = None
 ) -> LogitEdits:
-    """What a request changes at nodes of these depths and paths (tokens from below the root); allowed: see above."""
+    """What a request changes at nodes of these depths and paths (tokens below the root); allowed: see
+    :func:`edits_of`."""
     adjustment = sequence.adjustment
     edits = LogitEdits() if adjustment is None else adjustment.edits(sequence.tokens, paths)
     if allowed is not None:
@@ -132,7 +133,7 @@ def _early(sequence: SequenceState, depths: Sequence[int]) -> list[int]:
 
 
 def _why_banned(sequence: SequenceState) -> ForesayError:
-    """What of the request leaves no token."""
+    """Which fields of the request leave no token."""
     sampling = sequence.sampling
     asked = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,

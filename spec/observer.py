@@ -1,8 +1,8 @@
-"""Whoever is shown what the engine does, when nobody waits for its tokens.
+"""Observers of the engine, which are notified when nothing waits for its tokens.
 
-The engine notes what happens and tells it later: :meth:`Observers.tell` is for the moment after the tokens of a step
-went out. What is told is in order, and every event sees the sequence as it was when the event happened: the engine
-tells before it changes anything again.
+The engine queues events and delivers them later: :meth:`Observers.tell` is called after the tokens of a step were sent.
+Events are delivered in order, and each sees the sequence as it was when the event happened: the engine delivers them
+before it changes anything again.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ log = logging.getLogger("foresay.engine")
 
 
 class Observer:
-    """Overrides what it wants to know. It must not change what it is shown."""
+    """Override the events you need. An observer must not change its arguments."""
 
     def begun(self, sequence: SequenceState) -> None:
         """A request was queued: its tokens are the prompt."""
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
-        """A step is over; the tokens it emitted are the last ones of their sequences."""
+        """A step has ended; the tokens it emitted are the last ones of their sequences."""
 
     def ended(self, sequence: SequenceState) -> None:
-        """A sequence is over, and this is its text."""
+        """A sequence has ended, with this text."""
 
     def cut(self, id: str, at_token: int) -> None:
-        """A sequence that had ended before ends, as was found later, with its output token number ``at_token``."""
+        """A sequence that had already ended is cut at its output token number ``at_token``: a stop string was found
+        later."""
 
     def dropped(self, error: Exception) -> None:
-        """One of these raised, so that none is called any more: what it knows is no longer what happened."""
+        """One of these methods raised, so the observer is not called any more: its state is out of date."""
 
 
 class Observers:
-    """What was noted for some observers and not told yet. Costs nothing where nobody observes."""
+    """Events that are not delivered yet. Costs nothing without observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
         self._untold: list[Callable[[Observer], None]] = []
 
     def note(self, event: Callable[[Observer], None], place: int | None = None) -> None:
-        """Remember an event. place: before which noted one; behind all of them if None."""
+        """Queue an event. place: the index in the queue; None: at the end."""
         if self._observers:
             self._untold.insert(len(self._untold) if place is None else place, event)
 
     @property
     def noted(self) -> int:
-        """How many events are not told yet."""
+        """How many events are not delivered yet."""
         return len(self._untold)
 
     def tell(self) -> None:
-        """Tell what was noted. An observer that fails is told no more: no text shall end because of who looked on."""
+        """Deliver the queued events. An observer that fails is dropped: no text may end because of an observer."""
         if self._untold:
             events, self._untold = self._untold, []
             for observer in list(self._observers):

@@ -1,12 +1,12 @@
-"""What the step loop asks of a model and of a drafter, and the records that pass between them.
+"""What the step loop needs from a model and a drafter, and the records that they exchange.
 
 Features are the target's hidden states on their way to a drafter that reads them::
 
-    forward     rows of all sequences, one under the other       by_sequence cuts them apart
+    forward     rows of all sequences, concatenated               by_sequence splits them
     tree        root and nodes      [0, 2, 5] accepted            of_path keeps the accepted path, in order
     chunk       prompt rows, perhaps the root after them          of_path(lead) keeps them all
 
-What arrives are the features of the text's last R positions, whatever tree or chunk they came from. Rows of rejected
+The drafter gets the features of the text's last R positions, whatever tree or chunk they came from. Rows of rejected
 nodes never leave the step.
 """
 
@@ -33,16 +33,17 @@ Wanted = Literal["none", "last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one sequence in a forward pass, and what is sampled after them.
+    """The rows of one sequence in a forward pass, and the nodes at which tokens are sampled.
 
-    The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to position-slot ``base + nodes[i]`` of
-    the sequence's pages and sits at rotary position ``base`` and its depth. It sees every position below ``base`` and
+    The model holds valid KV for positions ``0 .. base - 1``. Row *i* is written to slot ``base + nodes[i]`` of the
+    sequence's pages and has rotary position ``base`` plus its depth. It attends to every position below ``base`` and to
     the rows on its path.
 
     tokens: one for each row, a list or int64[R] on the host. nodes: which tree node each row is (its slot past
     ``base``); None for a chain, where row i is node i at depth i. words: for each row the ancestor word over nodes,
     itself included; None for a chain. wanted: the rows whose logits are needed.
-    tree: whose nodes the last rows are: a token is sampled at each, with this sampling and noise. None: at none.
+    tree: the last rows are its nodes: a token is sampled at each, with this sampling and noise. None: nothing is
+    sampled.
     state: of recurrent layers; None: the table's, which is the target's.
     """
 
@@ -59,7 +60,7 @@ class Rows:
 
     @classmethod
     def of_tree(cls, table: PageTable, tree: DraftTree, sequence: SequenceState | None = None) -> Rows:
-        """A whole tree hanging below the committed length of ``table``. sequence: for which tokens are sampled."""
+        """A whole tree after the committed length of ``table``. sequence: the one that tokens are sampled for."""
         nodes, words = (None, None) if tree.is_chain else (range(len(tree)), tree.ancestors)
         if sequence is None:
             return cls(table, tree.tokens, table.length, nodes, words)
@@ -67,12 +68,12 @@ class Rows:
 
     @property
     def certain(self) -> int:
-        """Leading rows that are text, whatever is accepted of the tree."""
+        """The number of leading rows that are text, whatever is accepted of the tree."""
         return 0 if self.words is not None else len(self.tokens) - (0 if self.tree is None else len(self.tree))
 
     @property
     def positions(self) -> list[int]:
-        """The absolute positions of the tokens that are sampled: each one past its node's."""
+        """The absolute positions of the sampled tokens: each is one past its node's."""
         assert self.tree is not None, "something is sampled"
         first = self.base + len(self.tokens) - len(self.tree) + 1
         return [first + depth for depth in self.tree.depths]
@@ -80,10 +81,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRequest:
-    """What a drafter needs of the target: the final hidden state, and the inputs of some layers.
+    """What a drafter needs from the target: the final hidden state, and the inputs of some layers.
 
-    final: the hidden state after the final norm, which the output head multiplies. layers: 0-based decoder layers
-    whose input (the residual stream) is wanted; the number of layers itself names the output of the last one.
+    final: the hidden state after the final norm, the input of the output head. layers: 0-based decoder layers whose
+    input (the residual stream) is needed; the number of layers means the output of the last one.
     """
 
     final: bool = False
@@ -91,7 +92,7 @@ class FeatureRequest:
 
     @property
     def names(self) -> list[str]:
-        """What they are called."""
+        """Their names."""
         return [*(f"layer.{layer}" for layer in self.layers), *(["final"] if self.final else [])]
 
 
@@ -99,9 +100,9 @@ class FeatureRequest:
 class Forward:
     """The result of one forward pass.
 
-    held: fp32, the wanted rows of all sequences in order, perhaps with others after them. starts: where each sequence's
-    rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H] over all
-    rows. woken: experts that had any of the rows, of a mixture's layer.
+    held: fp32, the logits of the wanted rows of all sequences in order, perhaps followed by others. starts: where each
+    sequence's rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H]
+    over all rows. woken: how many experts had any of the rows, per layer of a mixture.
     """
 
     held: Tensor
@@ -119,12 +120,12 @@ class Forward:
         return self.held[self.starts[index] : self.starts[index + 1]]
 
 
-#: The token that was sampled at each node of a tree, and the path that those take through it.
+#: The token sampled at each node of a tree, and the path that these samples take through it.
 Verified = tuple[list[int], list[int]]
 
 
 class Verifier(Protocol):
-    """The target model, which decides."""
+    """The target model."""
 
     vocab_size: int
     max_positions: int
@@ -134,18 +135,19 @@ class Verifier(Protocol):
         ...
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
-        """Sample and accept, after the last pass; one entry for each sequence of it, None where nothing is sampled.
+        """Sample and accept, after the last pass; one entry for each of its sequences, None where nothing is sampled.
 
         A token is sampled at every node, under the contract of :func:`foresay.spec.sample.sample`, from the logits of
-        that pass, which are edited in place before. Rows of accepted nodes move down, to be contiguous. edits: what
-        each sequence's request changes of the logits of its nodes.
+        that pass, which are edited in place first. The KV rows of accepted nodes move down, to be contiguous. edits:
+        what each sequence's request changes in the logits of its nodes.
         """
         ...
 
     def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
-        """The table's length grew by rows of the last pass: set fill marks, and let recurrent states go on.
+        """The table's length grew by rows of the last pass: set fill marks, and advance recurrent states.
 
-        path: the nodes of the pass's tree that are text now, the last of the table's; before them is what was certain.
+        path: the nodes of the pass's tree that are text now, the last rows of the table; the certain rows come before
+        them.
         """
         ...
 
@@ -155,7 +157,7 @@ class Verifier(Protocol):
 
 
 class Drafter(Protocol):
-    """A source of proposed tokens. It may be wrong in any way: that only costs speed.
+    """A source of draft tokens. They may be wrong in any way: that only costs speed.
 
     One whose ``needs`` are not None is a :class:`~foresay.spec.protocols.FeatureReader` too. All calls come from one
     thread, one at a time. docs/drafters.md explains them, and how ``--draft`` names one.
@@ -169,38 +171,38 @@ class Drafter(Protocol):
         ...
 
     def extend(self, sequence: SequenceState) -> None:
-        """A prefill chunk was committed: bring the drafter's own state up to it."""
+        """A prefill chunk was committed: update the drafter's own state."""
         ...
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """This path of the last proposed tree was committed: keep what of the drafter's own rows is still true.
+        """This path of the last proposed tree was committed: keep those of the drafter's own rows that are still valid.
 
-        path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (others
-        may add to what the drafter proposed), which come last. Nothing was proposed if the step computed the prompt, if
+        path: one node for each committed token, from the root on; -1 for tokens that were no node of the tree (nodes of
+        other sources may have been added), which come last. Nothing was proposed if the step computed the prompt, if
         all drafts were forced by a grammar, or if another drafter was called: the path is then 0 and perhaps -1s.
         """
         ...
 
     def finished(self, sequence: SequenceState) -> None:
-        """The sequence is over (or was preempted): drop what was kept for it."""
+        """The sequence has ended (or was preempted): drop its state."""
         ...
 
 
 @runtime_checkable
 class CatchesUp(Protocol):
-    """A :class:`Drafter` that computes something of all of the text, at the latest when it has to draft."""
+    """A :class:`Drafter` that computes state for the whole text, at the latest when it drafts."""
 
     def unread(self, sequence: SequenceState) -> int:
-        """Tokens it would have to compute before it could draft, the last one, the root, among them."""
+        """Tokens that it has to compute before it can draft, including the last one, the root."""
         ...
 
 
 @runtime_checkable
 class Chains(Protocol):
-    """A :class:`Drafter` that knows how often its chains come, and drafts them faster than trees that grow."""
+    """A :class:`Drafter` that knows how often its chains are accepted, and drafts them faster than trees that grow."""
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
-        """The chance of each node of a chain of so many levels to be accepted."""
+        """The chance of each node of a chain of this many levels to be accepted."""
         ...
 
 
@@ -218,10 +220,10 @@ class Checks(Protocol):
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """A :class:`Drafter` that looks the text up, and often finds nothing."""
+    """A :class:`Drafter` that looks up the text, and often finds nothing."""
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
-        """What ``propose`` would propose; None where that is a root alone."""
+        """What ``propose`` would return; None where that is only a root."""
         ...
 
 
@@ -231,12 +233,12 @@ class Lookup(Drafter, LooksUp, Protocol):
 
 
 def or_roots(found: Sequence[DraftTree | None], sequences: Sequence[SequenceState], drafter: str) -> list[DraftTree]:
-    """Of each sequence what was found, or its root alone."""
+    """For each sequence what was found, or only its root."""
     pairs = zip(found, sequences, strict=True)
     return [DraftTree.chain(one.tokens[-1:], drafter) if tree is None else tree for tree, one in pairs]
 
 
-#: Hidden rows by name (``"final"``, ``"layer.3"``), each [R, H].
+#: Hidden states by name (``"final"``, ``"layer.3"``), each [R, H].
 Features = dict[str, Tensor]
 #: Copies the rows of a chunk, and of a path of nodes after it.
 FeaturesOfPath = Callable[[int, list[int]], Features]
@@ -249,23 +251,22 @@ class FeatureReader(Protocol):
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """The target's features of the last R committed positions, ``table.length - R .. table.length - 1``.
 
-        Called after each commit and right before ``extend`` or ``committed``. A position may be skipped for good: one
-        that a prefix hit brought, or that was committed while no features were requested. The tensors are the drafter's
-        to keep.
+        Called after each commit and right before ``extend`` or ``committed``. Positions of a prefix hit, or that were
+        committed while no features were requested, are never passed. The drafter may keep the tensors.
         """
         ...
 
 
 def reader_of(drafter: object) -> FeatureReader | None:
-    """The drafter, if it reads features. It says so itself: asking for the protocol takes twenty times as long."""
+    """The drafter, if it reads features. This checks ``needs``: checking the protocol takes twenty times as long."""
     return None if getattr(drafter, "needs", None) is None else cast(FeatureReader, drafter)
 
 
 def by_sequence(features: Features, counts: Sequence[int]) -> list[FeaturesOfPath | None]:
-    """:func:`of_path` for each sequence of a pass, of its own rows; None if there are no features.
+    """:func:`of_path` for each sequence of a pass, on its own rows; None if there are no features.
 
-    counts: how many rows each had, in order. Where each had one, they are copied for all at once: one by one, it takes
-    two hundredths of a small model's step with eight sequences.
+    counts: the number of rows of each, in order. If each has one, all are copied at once: copying one by one takes 2 %
+    of a small model's step with eight sequences.
     """
     if not features:
         return [None] * len(counts)
@@ -280,7 +281,7 @@ def by_sequence(features: Features, counts: Sequence[int]) -> list[FeaturesOfPat
 
 
 def _as_it_is(features: Features, lead: int, path: list[int]) -> Features:
-    """Those of the only row."""
+    """The features of the only row."""
     return features
 
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: records that cross processes. Imports no torch."""
+"""The engine's input and output: records that cross processes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output must match. text: an llguidance grammar. param: the request's field it was made of, for errors.
+    """What the output must match. text: an llguidance grammar. param: the request's field that it was built from, for
+    errors.
 
-    after: the grammar begins behind this token (the end of the model's thinking); None: with the first token. opens:
-    only if this is the first token is there anything before the grammar; None: there always is, if ``after`` is given.
+    after: the grammar begins after this token (the end of the model's thinking); None: at the first token. opens: if
+    given, the grammar also begins at the first token unless that is this one; None: ``after`` always applies, if given.
     """
 
     text: str
@@ -27,9 +28,9 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far engines that are gone came with a request: another one goes on from there.
+    """How far earlier engines got with a request: another one goes on from there.
 
-    committed: the output tokens so far. trace: what their steps came to. cached_tokens: as they told.
+    committed: the output tokens so far. trace: the counters of their steps. cached_tokens: as they reported.
     """
 
     committed: list[int]
@@ -39,13 +40,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to generate. salt: prefixes are shared only between equal salts. fork_of: a request added before
-    with the same prompt, whose prompt KV this one shares; only that one scores the prompt (``prompt_logprobs``).
+    with the same prompt, whose prompt KV this one shares; only that one computes ``prompt_logprobs``.
     forced: recorded output tokens that replace the samples (every pass is still computed), for measurements.
     prediction: what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step:
-    nothing is drafted, and nothing that a grammar forces is put in front. draft_method: the one drafter that may draft,
-    of several; "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside:
-    beside the traffic: it takes no KV that others left and leaves none, and its steps are told apart. progress: where
-    it stands, if another engine began it; the seed is given then."""
+    nothing is drafted, not even what a grammar forces. draft_method: the only one of several drafters that may draft;
+    "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside: a background
+    request: it neither reuses cached KV nor leaves any, and its steps are counted separately. progress: how far another
+    engine got, if it began the request; the seed is given then."""
 
     id: str
     prompt: list[int]
@@ -63,11 +64,11 @@ class Request(msgspec.Struct, kw_only=True):
 
     @property
     def committed(self) -> list[int]:
-        """Output tokens that went out already."""
+        """Output tokens that were already emitted."""
         return [] if self.progress is None else self.progress.committed
 
     def validate(self, vocab_size: int) -> None:
-        """Raise :class:`InvalidRequest` naming the first field that is out of range."""
+        """Raise :class:`InvalidRequest`, which names the first field that is out of range."""
         self.params.validate(vocab_size)
         for field in ("prompt", "prediction", "forced", "committed"):
             check_tokens(field, getattr(self, field) or (), vocab_size)
@@ -90,13 +91,14 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Origin(msgspec.Struct, array_like=True, frozen=True):
-    """Where the tokens of one run come from: the tree that was verified in this step, and the path taken through it.
+    """Where the tokens of one step come from: the tree that was verified, and the path taken through it.
 
     step: the engine's number of the step. drafter: who proposed the tree. parents: of its nodes, the root's is -1; the
-    first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens went out, from
-    depth 1 on; what follows them in the run is the target's own token. seconds: the step's, by phase (all sequences of
-    a step share it). sources: who proposed each node of the path, where several drafters made the tree. predicted: how
-    many nodes come from the request's own prediction.
+    first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens were emitted,
+    from depth 1 on; a token after them is the target's own. seconds: the step's, by phase (shared by all its
+    sequences).
+    sources: which drafter proposed each node of the path, where several drafters made the tree. predicted: how many
+    nodes come from the request's own prediction.
     """
 
     step: int
@@ -112,11 +114,12 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
 class Delta(msgspec.Struct, kw_only=True):
     """What one step did for one request. The last delta has a finish_reason and the statistics.
 
-    tokens: the run of tokens emitted. error: why there will be no more; fault: the same, if the request is to blame.
-    drafted, accepted: tree nodes below the root, and how many of them were taken.
-    logprobs: one entry per emitted token, if asked for. prompt_logprobs: one entry per prompt token (None for the
-    first, which nothing precedes), if asked for, once, with the first emitted token. queued: seconds until its turn
-    came. origin: of the tokens, if there are any.
+    tokens: the emitted tokens. error: why there will be no more; fault: the same, if the request is to blame.
+    drafted, accepted: tree nodes below the root, and how many of them were accepted.
+    logprobs: one entry per emitted token, if requested. prompt_logprobs: one entry per prompt token (None for the
+    first, which nothing precedes), if requested, once, with the first emitted token. queued: seconds waited in the
+    queue.
+    origin: of the tokens, if there are any.
     """
 
     id: str
@@ -200,5 +203,5 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def family(self) -> str:
-        """The architecture as GGUF calls it: ``llama`` for ``LlamaForCausalLM``; empty if nobody said."""
+        """The architecture's GGUF name: ``llama`` for ``LlamaForCausalLM``; empty if unknown."""
         return self.architecture.removesuffix("ForCausalLM").lower()

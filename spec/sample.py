@@ -2,10 +2,10 @@
 
 At temperature 0 the sample is the first largest logit. Otherwise it is ``argmax(logits / T + G)`` over the tokens that
 survive top-k, top-p and min-p, with ``G`` the Gumbel row of the position being decided: an exact sample of the warped
-softmax (the Gumbel-max trick). Nothing here looks at the tree, so a node's sample is what plain decoding samples there.
-Every decision is a function of its own row alone.
+softmax (the Gumbel-max trick). Nothing here depends on the tree, so a node's sample is what plain decoding samples
+there. Every sample is a function of its own row only.
 
-This says what kernels are held to (:mod:`foresay.verifier.ops.sample`), which sort no row.
+This is the reference for the kernels (:mod:`foresay.verifier.ops.sample`), which do not sort rows.
 
 Contract of the filters (order: top-k, top-p, min-p; ties stay in):
 
@@ -14,12 +14,12 @@ Contract of the filters (order: top-k, top-p, min-p; ties stay in):
 * min-p keeps a token of at least ``min_p`` times the largest probability.
 
 The noise is the shared randomness of drafting and verifying. What is added to the logits at one absolute position is a
-function of (request seed, position, token id) alone: never of the batch, the step, the tree or the drafter. So the
-token sampled at a position is the same however many positions one forward pass computes, which is promise 1 at
-temperature above 0. See docs/same-tokens.md.
+function only of (request seed, position, token id), never of the batch, the step, the tree or the drafter. So the token
+sampled at a position is the same however many positions one forward pass computes, which is promise 1 at temperature
+above 0. See docs/same-tokens.md.
 
-The hash is a 32-bit integer mix (multiply, xor-shift), the same in torch and in kernels, bit for bit. Its low 31 bits
-make a uniform number whose fine end is at 0, where the winners of the exponential race are: ``E = -log1p(-u)``,
+The hash is a 32-bit integer mix (multiply, xor-shift), bit-identical in torch and in kernels. Its low 31 bits make a
+uniform number that is finest near 0, where the winners of the exponential race are: ``E = -log1p(-u)``,
 ``G = -log(E)``.
 """
 
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams, mix64
 
-#: What is sampled from a row that holds NaN or nothing finite. No token and no child of a node has this id.
+#: The sample of a row that holds NaN or nothing finite. No token and no child of a node has this id.
 BROKEN = -1
 
 
@@ -42,7 +42,7 @@ def sample(logits: Tensor, sampling: SamplingParams, noise: Tensor | None) -> Te
     """Sample one token per row.
 
     logits: fp32[N, V]. noise: fp32[N, V], Gumbel rows of the positions being decided (None at temperature 0).
-    Returns int64[N], ``BROKEN`` for a row that holds NaN or nothing finite: a node nobody steps into may be that.
+    Returns int64[N], ``BROKEN`` for a row that holds NaN or nothing finite, as that of an unreached node may.
     """
     noisy = logits
     if not sampling.greedy:
@@ -63,7 +63,7 @@ def keep_top_k(scaled: Tensor, k: int) -> Tensor:
 
 
 def keep_top_p_min_p(scaled: Tensor, top_p: float, min_p: float) -> Tensor:
-    """fp32[.., V]: rows with minus infinity in place of the tokens that top-p, then min-p, take out."""
+    """fp32[.., V]: rows with minus infinity in place of the tokens that top-p, then min-p, remove."""
     weights = weights_of(scaled, scaled.amax(dim=-1, keepdim=True))
     if top_p < 1.0:
         ordered = weights.sort(dim=-1, descending=True).values
@@ -83,10 +83,10 @@ _LARGEST_UNIFORM = 1.0 - 2.0**-24
 
 
 def hashed(x, low, high):  # type: ignore[no-untyped-def] # Triton would read the types
-    """31 random bits for each token: int32 throughout. low, high: the halves of a position's key.
+    """31 random bits for each token, computed in int32. low, high: the halves of a position's key.
 
-    Tensors of torch go through it, and what kernels of a GPU and of a CPU are written with: where ``>>`` keeps the
-    sign, what follows takes that away.
+    It runs on torch tensors and inside GPU and CPU kernels: where ``>>`` keeps the sign, the mask after it removes the
+    sign bits.
     """
     x = x * -0x61C8864F
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7A143589
@@ -106,7 +106,7 @@ def noise_bits(seed: int, position: int, vocab_size: int) -> Tensor:
 def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
     """fp32[V]: standard Gumbel noise for every token at one absolute position.
 
-    Always computed over the whole vocabulary, one row a call: so the bits cannot depend on who asks.
+    Always computed over the whole vocabulary, one row per call, so the bits cannot depend on the caller.
     """
     uniform = noise_bits(seed, position, vocab_size).to(torch.float32)
     uniform.mul_(2.0**-31).add_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
@@ -115,7 +115,7 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of one sequence: that of its seed, for every token of the target."""
+    """The noise of one sequence, from its seed, for every token of the target."""
 
     seed: int
     vocab_size: int

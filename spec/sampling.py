@@ -1,4 +1,4 @@
-"""What a request asks of sampling: :class:`SamplingParams`, checked once, immutable after; and how its seed is mixed.
+"""A request's sampling parameters, :class:`SamplingParams`, checked once and immutable; and how its seed is mixed.
 
 Imports no torch.
 """
@@ -18,26 +18,26 @@ from foresay.spec.errors import InvalidRequest
 SEED_RANGE = 1 << 64
 #: The largest bias of a token.
 _LARGEST_BIAS = 100.0
-#: Below this, logits divided by the temperature leave the range of float32. Only the most likely token is left anyway.
+#: Below this, logits divided by the temperature overflow float32. Only the most likely token is left anyway.
 _COLDEST = 1e-30
 
-# Ranges, once: requests of every API, settings and documents have them from here. wanted: where a range is said in
-# other words than its numbers.
+# Ranges, defined once for the requests of every API, the settings and the documents. wanted: the range in words, where
+# it is not described by its numbers.
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopK = Annotated[int, Meta(ge=-1, extra={"wanted": "-1 or 0 (off) or a positive number"})]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
-#: Of presence and of frequency.
+#: Presence and frequency penalties.
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 Positive = Annotated[int, Meta(ge=1)]
 MinTokens = Annotated[int, Meta(ge=0, extra={"wanted": "between 0 and max_tokens"})]
-#: The likeliest tokens that are reported beside each.
+#: How many of the likeliest tokens are reported with each token.
 Logprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
 def wanted(meta: Meta) -> str:
-    """What a number of this range is, in words."""
+    """The range in words."""
     if meta.extra is not None and "wanted" in meta.extra:
         return str(meta.extra["wanted"])
     if meta.gt is not None:
@@ -46,7 +46,7 @@ def wanted(meta: Meta) -> str:
 
 
 def within(meta: Meta, value: float) -> bool:
-    """Whether a number is in this range; nothing that is no number is."""
+    """Whether a number is in this range; NaN never is."""
     return (
         (meta.ge is None or value >= meta.ge)
         and (meta.gt is None or value > meta.gt)
@@ -55,13 +55,13 @@ def within(meta: Meta, value: float) -> bool:
 
 
 def ranges_of(kind: Any) -> Iterator[Meta]:
-    """The ranges of a type, those of its alternatives among them."""
+    """The ranges of a type, including those of its alternatives."""
     for part in (kind, *get_args(kind)):
         yield from (meta for meta in getattr(part, "__metadata__", ()) if isinstance(meta, Meta))
 
 
 def check_range(field: str, value: float, kind: Any) -> None:
-    """Raise :class:`InvalidRequest` naming the field if the number is not one of ``kind``."""
+    """Raise :class:`InvalidRequest`, which names the field, if the number is not in the ranges of ``kind``."""
     for meta in ranges_of(kind):
         if not within(meta, value):
             raise InvalidRequest(field, f" must be {wanted(meta)}, got {value}")
@@ -74,9 +74,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     words, tokens not allowed, stop tokens below ``min_tokens``, the grammar), temperature, top-k, top-p, min-p.
     Temperature 0 takes the most likely token. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 switch those filters off.
 
-    repetition_penalty: counts prompt and output; presence_penalty and frequency_penalty count the output alone.
-    bad_words: token sequences that shall not come about. logprobs, prompt_logprobs: how many of the likeliest tokens
-    are reported beside each token; None reports nothing. They speak of the model's own distribution.
+    repetition_penalty: counts prompt and output; presence_penalty and frequency_penalty count only the output.
+    bad_words: token sequences that must not be generated. logprobs, prompt_logprobs: how many of the likeliest tokens
+    are reported with each token; None reports nothing. They are of the model's own distribution.
     """
 
     temperature: Temperature = 1.0
@@ -104,11 +104,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p takes tokens out of the distribution."""
+        """Whether top-k, top-p or min-p removes tokens from the distribution."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     def validate(self, vocab_size: int | None = None) -> None:
-        """Raise :class:`InvalidRequest` naming the first field that is out of range."""
+        """Raise :class:`InvalidRequest`, which names the first field that is out of range."""
         for field, kind in _ranged().items():
             value = getattr(self, field)
             if value is not None:
@@ -120,7 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             check_tokens(field, tokens, vocab_size)
 
     def _tokens_named(self) -> tuple[tuple[str, Collection[int]], ...]:
-        """The fields that name tokens, with the tokens they name."""
+        """The fields that hold tokens, with their tokens."""
         return (
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", self.logit_bias),
@@ -129,7 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _rules(self) -> tuple[tuple[str, bool, str], ...]:
-        """What is no range of one number."""
+        """The rules that are not the range of one number."""
         biases_good = all(-_LARGEST_BIAS <= bias <= _LARGEST_BIAS for bias in self.logit_bias.values())
         fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
         return (
@@ -142,13 +142,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _ranged() -> dict[str, Any]:
-    """The fields that are numbers of a range, with their types."""
+    """The fields that have a range, with their types."""
     hints = get_type_hints(SamplingParams, include_extras=True)
     return {field: kind for field, kind in hints.items() if any(ranges_of(kind))}
 
 
 def check_tokens(field: str, tokens: Collection[int], vocab_size: int | None = None) -> None:
-    """Raise :class:`InvalidRequest` naming the field if it holds what is no token of a model."""
+    """Raise :class:`InvalidRequest`, which names the field, if it holds a number that is not a token of the model."""
     for token in (min(tokens), max(tokens)) if tokens else ():
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             raise InvalidRequest(field, f" holds {token}, which is not a token of the model")

@@ -1,4 +1,4 @@
-"""Who runs in the next step: admission, chunked prefill, pages, preemption.
+"""Which sequences run in the next step: admission, chunked prefill, pages, preemption.
 
 ::
 
@@ -8,11 +8,12 @@
                                                          a sequence that comes with output of an engine before
 
 Sequences are admitted in order of arrival, as long as there is a free batch slot and pages for all their tokens so far.
-Every decoding sequence is in every step. What the cost curve leaves goes to the oldest prefilling sequence first.
+Every decoding sequence is in every step. The rows that the cost curve leaves go to the oldest prefilling sequence
+first.
 
-A fork (another choice for the same prompt) waits outside the queue until its leader's prompt is computed, takes that KV
-and queues with it. It needs its leader for nothing else: whatever happens to the leader, or to the shared pages, the
-fork goes on as a request of its own.
+A fork (another choice for the same prompt) waits outside the queue until its leader's prompt is computed, shares that
+KV and is queued with it. It needs its leader for nothing else: whatever happens to the leader or the shared pages, the
+fork goes on as its own request.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, TreeShape
 
-#: As deep a draft may be where the request brought a prediction: beyond, a row costs more than one more token is worth,
-#: even if all is accepted but one in fifty.
+#: The deepest draft of a request with a prediction: beyond it, a row costs more than one more token is worth, even if
+#: 49 of 50 are accepted.
 PREDICTED_LEVELS = 32
-#: A step that mixes prefill with decoding takes at most this many times the decode step alone, or so many seconds,
-#: which nobody sees in a text: small pieces of a prompt cost more by the row, so all would wait longer for it.
+#: A step that mixes prefill with decoding takes at most this many times the decode step alone, or this many seconds,
+#: which no reader of a text notices: smaller prompt chunks cost more per row, so everything would wait longer.
 MIXED_STEP_FACTOR, MIXED_STEP_SECONDS = 2.0, 0.05
-#: Rows of a prompt read at once for a background sequence: the next request waits for no more than that.
+#: Prompt rows computed at once for a background sequence: the next request waits for no more than that.
 _ASIDE_CHUNK = 32
 
 
 class Scheduler:
     """Owns the waiting and the running sequences; reserves the pages a plan needs.
 
-    shape: what is drafted for each sequence, unless a budget says it, then the most that is. choice, news: of the step
-    last planned, see :class:`~foresay.spec.trace.StepTrace`.
+    shape: what is drafted for each sequence; with a budget, the most that is. choice, news: of the step planned last,
+    see :class:`~foresay.spec.trace.StepTrace`.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Scheduler:
         self._reading = None if prefix is None else DiskReader(prefix, cost, max_chunk)
 
     def plan(self) -> list[ScheduledSequence]:
-        """Admit, choose which sequences run and how large each tree may be, reserve pages. Sequences preempted on the
-        way are listed in ``preempted``."""
+        """Admit, choose which sequences run and how large each tree may be, reserve pages. Sequences preempted
+        meanwhile are listed in ``preempted``."""
         self.preempted, self.choice, self.news = [], "", ""
         self._admit()
         batch: list[ScheduledSequence] = []
@@ -83,16 +84,16 @@ class Scheduler:
         return [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
 
     def levels_of(self, sequence: SequenceState) -> int:
-        """The deepest that is ever drafted for a sequence: what has a prediction may go far ahead along it."""
+        """The deepest draft a sequence ever gets: one with a prediction may draft far ahead along it."""
         return max(self.shape.levels, PREDICTED_LEVELS) if sequence.prediction else self.shape.levels
 
     def _shape_of(self, sequence: SequenceState) -> TreeShape:
-        """The most that is drafted for a sequence now."""
+        """The largest tree that is drafted for a sequence now."""
         most = sequence.most_levels
         return self.shape.limited(most).deepened(min(self.levels_of(sequence), most))
 
     def _plans(self, decoding: list[SequenceState]) -> list[Plan]:
-        """What is to be drafted for each."""
+        """The draft plan for each."""
         if self.budget is not None:
             return self.budget.plan(decoding)
         return [Plan(shape=self._shape_of(sequence)) for sequence in decoding]
@@ -103,7 +104,7 @@ class Scheduler:
         if sequence.constraint is None:
             return ScheduledSequence(sequence, 0, plan.shape, plan=plan)
         most = MAX_NODES - 1
-        if decoding > 1:  # the others should not wait for a long run of forced tokens, no more than for a prompt
+        if decoding > 1:  # the others must not wait for a long run of forced tokens, as they do not for a prompt
             most = self.chunk(decoding * self.shape.nodes, most)
         return ScheduledSequence(
             sequence, 0, plan.shape, sequence.constraint.forced(min(sequence.most_levels, most)), plan
@@ -113,8 +114,8 @@ class Scheduler:
         prefilling = [s for s in self.running if s.pending]
         if not prefilling:
             return
-        # How far along a prediction is drafted, and how large a tree grows, is decided later: that it may be far shall
-        # hold up nobody.
+        # How far along a prediction is drafted, and how large a tree grows, is decided later: the upper limits must not
+        # delay prefill.
         rows = sum(min(w.nodes, self.shape.nodes + len(w.forced)) for w in batch)
         left = self.chunk(rows, self.max_chunk)
         for sequence in prefilling:
@@ -123,20 +124,21 @@ class Scheduler:
                 return
             if sequence.table.state is not None:
                 prefill = sequence.table.state.within(prefill)
-            # The root is one more row; it goes along when the chunk ends right before it.
+            # The root is one more row; it is added when the chunk ends right before it.
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
             left -= prefill
 
     def chunk(self, decode_rows: int, most: int) -> int:
-        """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all move on."""
+        """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all make
+        progress."""
         if not decode_rows:
             return most
         within = max(MIXED_STEP_FACTOR * self.cost.seconds(decode_rows), MIXED_STEP_SECONDS)
         return max(1, bisect_right(range(decode_rows + most + 1), within, key=self.cost.seconds) - 1 - decode_rows)
 
     def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence; one with a leader, as soon as the leader's prompt is computed."""
+        """Queue a sequence; one with a leader is queued once the leader's prompt is computed."""
         leader = sequence.leader
         if leader is None:
             self.waiting.append(sequence)
@@ -146,7 +148,7 @@ class Scheduler:
                 self.share_prompt(leader)
 
     def share_prompt(self, leader: SequenceState) -> None:
-        """The leader's prompt is computed: its forks take the KV of all but the last token, and queue."""
+        """The leader's prompt is computed: its forks share the KV of all but the last token, and are queued."""
         for fork in [fork for fork in self.forks if fork.leader is leader]:
             fork.table = leader.table.fork()
             fork.table.truncate(leader.prompt_length - 1)
@@ -154,7 +156,7 @@ class Scheduler:
             self._queue_fork(fork)
 
     def _queue_fork(self, fork: SequenceState) -> None:
-        """Into the queue, in order of arrival."""
+        """Insert a fork into the queue, in order of arrival."""
         fork.leader = None
         self.forks.remove(fork)
         earlier = sum(1 for other in self.waiting if other.trace.arrived < fork.trace.arrived)
@@ -173,15 +175,14 @@ class Scheduler:
             self._start(self.waiting.popleft())
 
     def _pages_wanted(self, sequence: SequenceState) -> int:
-        """Pages it still lacks for its tokens so far and one tree; a last page that is shared will be copied."""
+        """Pages it still needs for its tokens so far and one tree; a shared last page will be copied."""
         table, pool = sequence.table, self.pool
         copied = bool(table.length % pool.page_size) and pool.references(table.pages[-1]) > 1
         return pool.pages_for(len(sequence.tokens) + self._shape_of(sequence).nodes) - len(table.pages) + copied
 
     @staticmethod
     def _reuses(sequence: SequenceState) -> bool:
-        """Whether it takes KV that others left. Rows whose logits are wanted have to be computed all the
-        same."""
+        """Whether it reuses cached KV. Rows whose logits are needed have to be computed anyway."""
         return not (sequence.table.length or sequence.scoring or sequence.aside)
 
     def _start(self, sequence: SequenceState) -> None:
@@ -210,8 +211,8 @@ class Scheduler:
                 return
 
     def _take_from_the_queue(self) -> bool:
-        """Take what was read for the first one in the queue, or its shared prompt from the last fork there that has
-        one: it will be read or computed again."""
+        """Free the pages read from disk for the first one in the queue, or the shared prompt of the last fork in the
+        queue that has one: they will be read or computed again."""
         if self._reading is not None and self._reading.stop():
             return True
         for sequence in reversed(self.waiting):
@@ -221,7 +222,7 @@ class Scheduler:
         return False
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Back to the head of the queue: tokens are kept, pages given back."""
+        """Move it back to the head of the queue: tokens are kept, pages are freed."""
         self.running.remove(sequence)
         sequence.table.release()
         sequence.trace.preemptions += 1
@@ -229,7 +230,7 @@ class Scheduler:
         self.preempted.append(sequence)
 
     def remove(self, sequence: SequenceState) -> None:
-        """The sequence is over: its pages go back to the pool (and stay findable, where published)."""
+        """The sequence has ended: its pages go back to the pool (published ones stay in the prefix cache)."""
         if self._reading is not None and self._reading.of(sequence):
             self._reading.stop()
         for place in (self.running, self.waiting, self.forks):
@@ -240,11 +241,11 @@ class Scheduler:
         sequence.table.release()
 
     def trim(self, ahead: Callable[[SequenceState], int]) -> None:
-        """After a step: give back the pages that no committed token needs. ahead: rows that may still be written."""
+        """After a step: free the pages that no committed token needs. ahead: rows that may still be written."""
         for sequence in self.running:
             sequence.table.trim(ahead(sequence))
 
     @property
     def most_tokens(self) -> int:
-        """The longest sequence that fits the pool alone, its scratch included."""
+        """The longest sequence that fits in the pool by itself, including its scratch rows."""
         return (self.pool.num_pages - 1) * self.pool.page_size - MAX_NODES

@@ -1,8 +1,9 @@
-"""What is fixed of a tree before it is drafted: how many nodes a level keeps. Imports no torch.
+"""The part of a tree that is fixed before it is drafted: how many nodes a level keeps. Imports no torch.
 
-A template fixes more, which ranks are drafted below which, whatever the chances are: it is a set of rank paths, as
+A template also fixes which ranks are drafted below which, whatever the chances are: it is a set of rank paths, as
 Medusa and EAGLE publish them: ``[0, 2]`` is the third best candidate below the best one of the root. Nodes are numbered
-breadth first::
+breadth
+first::
 
     [[0], [0, 0], [0, 1], [1]]         0 ─┬─ 1 (rank 0) ─┬─ 3 (rank 0)
                                           │              └─ 4 (rank 1)
@@ -20,7 +21,7 @@ from pathlib import Path
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.price import Price
 
-#: Drafted nodes: one ancestor word has 64 bits, one of them for the root.
+#: The most drafted nodes: an ancestor word has 64 bits, one of them for the root.
 MOST_PATHS = 63
 _FORM = 'a list of rank paths such as [[0], [0, 0], [1]], alone or under "choices"'
 
@@ -29,7 +30,7 @@ RankPath = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Node 0 is the root, its parent -1. ranks: of each node among what its parent's candidates are; the root's is 0.
+    """Node 0 is the root, its parent -1. ranks: of each node among its parent's candidates; the root's is 0.
 
     starts: the first node of each depth, and the number of nodes at the end.
     """
@@ -43,8 +44,8 @@ class Template:
     def of(cls, paths: Iterable[Sequence[int]], where: str = "a template") -> Template:
         """The template of these paths, in any order.
 
-        Raises :class:`ConfigurationError`, which begins with ``where``, unless each path's beginnings are there too,
-        and for more than 63 paths.
+        Raises :class:`ConfigurationError`, which begins with ``where``, unless each path's prefixes are there too, and
+        for more than 63 paths.
         """
         known = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         numbers: dict[RankPath, int] = {(): 0}
@@ -63,7 +64,8 @@ class Template:
 
     @classmethod
     def read(cls, file: str | Path) -> Template:
-        """The template in a JSON file. Raises :class:`ConfigurationError` naming the file and what is wrong in it."""
+        """The template in a JSON file. Raises :class:`ConfigurationError`, which names the file and what is wrong in
+        it."""
         try:
             found = json.loads(Path(file).read_text("utf-8"))
         except OSError as error:
@@ -104,11 +106,11 @@ class Template:
         return range(self.starts[depth], self.starts[depth + 1])
 
     def reach(self, depth: int) -> int:
-        """How many candidates have to be looked at below the nodes of a depth."""
+        """How many candidates have to be computed below the nodes of a depth."""
         return 1 + max(self.ranks[node] for node in self.level(depth + 1))
 
     def limited(self, levels: int) -> Template:
-        """The template cut to at most ``levels`` levels, of which there is at least one."""
+        """The template cut to at most ``levels`` (at least 1) levels."""
         return Template.of(path for path in self.paths[1:] if len(path) <= levels)
 
 
@@ -120,11 +122,11 @@ MAX_CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """What the host fixes before a tree is drafted: how many nodes each level keeps.
+    """What is fixed before a tree is drafted: how many nodes each level keeps.
 
-    ``widths[d]`` nodes are kept at depth ``d + 1``. Which parents they hang on is the drafter's choice, unless a
-    template says it. price: what levels and rows are worth to a draft that grows by its chances; None for one that does
-    not. It takes no part in comparing shapes.
+    ``widths[d]`` nodes are kept at depth ``d + 1``. The drafter chooses their parents, unless there is a template.
+    price: the price of levels and rows for a draft that grows by its chances; None for one that does not. It is ignored
+    when shapes are compared.
     """
 
     widths: tuple[int, ...] = ()
@@ -143,7 +145,7 @@ class TreeShape:
 
     @property
     def nodes(self) -> int:
-        """All nodes, the root among them."""
+        """The number of nodes, including the root."""
         return 1 + sum(self.widths)
 
     @property
@@ -176,7 +178,7 @@ class TreeShape:
 
     @classmethod
     def of(cls, template: Template) -> TreeShape:
-        """The shape that a template has; one of first choices alone is a chain."""
+        """The shape of a template; one of only first choices is a chain."""
         chain = len(template.ranks) == template.levels + 1 and not any(template.ranks)
         return cls(template.widths, None if chain else template)
 
@@ -189,7 +191,8 @@ class TreeShape:
         return _cut(self.template, levels)
 
     def deepened(self, levels: int) -> TreeShape:
-        """Room for this shape and for a chain of ``levels``: as many levels and nodes as the larger of them has."""
+        """A shape with room for this one and for a chain of ``levels``: as many levels and nodes as the larger of them
+        has."""
         if levels <= self.levels:
             return self
         return TreeShape((1 + max(self.nodes - 1 - levels, 0),) + (1,) * (levels - 1))

@@ -1,13 +1,13 @@
-"""One speculative step: the lines the project exists for.
+"""One speculative step: the core of the project.
 
 ::
 
-    propose    the drafter hangs a tree below each sequence's root (the root alone, if it has nothing to say); a grammar
-               takes out what could not follow and adds what must (:mod:`foresay.spec.constrain`)
+    propose    the drafter proposes a tree below each sequence's root (only the root, if it finds nothing); a grammar
+               removes nodes that could not follow and adds forced ones (:mod:`foresay.spec.constrain`)
     forward    one pass of the target over all rows of all sequences
     sample     a token is sampled at every node, with the noise of its position, from the logits as the request
-               wants them
-    accept     the path the samples take; its rows become committed KV; the run of tokens goes out
+               changes them
+    accept     the path that the samples take; its rows become committed KV; its tokens are emitted
 
 There is no ``if speculative``: plain decoding is the root-only tree, and a prefill chunk is rows without a sample.
 """
@@ -43,7 +43,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
-#: Returns the raw logits of a tree's nodes, fp32[N, V], or of its root alone.
+#: Returns the raw logits of a tree's nodes, fp32[N, V], or only of its root.
 Raw: TypeAlias = Callable[[], Tensor]
 
 
@@ -53,8 +53,8 @@ class ScheduledSequence:
 
     prefill: committed tokens whose KV is computed first (a prefill chunk). shape: the tree to draft below the root;
     None when the chunk does not reach the root, so that nothing is sampled. A chunk that reaches it samples at the root
-    only. forced: tokens that the grammar leaves no choice about, a chain below the root beside what is drafted. plan:
-    of the budget, by whom the tree is drafted; one without shares leaves that to the engine's drafter.
+    only. forced: tokens that the grammar forces, a chain below the root in addition to the draft. plan: the budget's,
+    which drafters draft the tree; one without shares leaves that to the engine's drafter.
     """
 
     sequence: SequenceState
@@ -65,12 +65,12 @@ class ScheduledSequence:
 
     @property
     def nodes(self) -> int:
-        """The most nodes verified, the root among them."""
+        """The most nodes verified, including the root."""
         return 0 if self.shape is None else min(self.shape.nodes + len(self.forced), MAX_NODES)
 
     @property
     def drafts(self) -> bool:
-        """Whether the drafter is called: not for what could only repeat the forced tokens."""
+        """Whether the drafter is called: not if it could only repeat the forced tokens."""
         if self.shape is None or self.prefill:
             return False
         return (self.plan if self.plan.shares else self.shape).likely_levels > len(self.forced)
@@ -81,7 +81,7 @@ class VerifyResult:
     """What a step did for one sequence: emitted tokens (none for a prefill chunk) and where they came from.
 
     tree: what was verified; sampled: the sample at each of its nodes; path: the accepted nodes below the root whose
-    tokens went out.
+    tokens were emitted.
     """
 
     scheduled: ScheduledSequence
@@ -93,22 +93,22 @@ class VerifyResult:
 
     @property
     def accepted(self) -> int:
-        """How many drafted tokens went out."""
+        """How many drafted tokens were emitted."""
         return len(self.path)
 
     @property
     def depths(self) -> list[int]:
-        """Of the drafted nodes."""
+        """The depths of the drafted nodes."""
         return [] if self.tree is None else self.tree.depths[1:]
 
     @property
     def forced(self) -> int:
-        """How many of those a grammar forced."""
+        """How many drafted nodes a grammar forced."""
         return 0 if self.tree is None else self.tree.forced
 
     @property
     def rows(self) -> list[int]:
-        """The nodes whose rows became text, from the root on: at each, an emitted token was sampled."""
+        """The nodes whose rows were committed, from the root on: at each, an emitted token was sampled."""
         return [0, *self.path][: len(self.emitted)]
 
 
@@ -117,12 +117,12 @@ class DraftsByPlan(Drafter, Protocol):
     """Several drafters as one; the budget's plan says how much each of them drafts."""
 
     def draft(self, sequences: Sequence[SequenceState], plans: Sequence[Plan]) -> list[DraftTree]:
-        """A tree for each sequence, of all drafters that share in it."""
+        """A tree for each sequence, from all drafters in its plan."""
         ...
 
 
 class StepRunner:
-    """Runs steps one after the other, in parts: what the engine calls. woken: experts in the last pass."""
+    """Runs the engine's steps, one after the other. woken: experts used in the last pass."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter, self.woken = verifier, drafter, 0.0
@@ -130,7 +130,7 @@ class StepRunner:
         self._masks = MaskThread()
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
-        """Propose, run the forward pass, sample, accept and commit; then tokens, pages and caches agree again."""
+        """Propose, run the forward pass, sample, accept and commit; afterwards tokens, pages and caches agree again."""
         trees = self._propose(batch)
         watch.lap("propose")
         rows = [_rows(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
@@ -148,7 +148,7 @@ class StepRunner:
     def _forward(
         self, batch: list[ScheduledSequence], rows: list[Rows], watch: Stopwatch
     ) -> tuple[Forward, list[Tensor | None]]:
-        """The pass, and beside it what grammars let follow each tree's nodes."""
+        """Run the pass, and meanwhile compute the grammar masks of each tree's nodes."""
         asked = [_asked(scheduled, part) for scheduled, part in zip(batch, rows, strict=True)]
         masks = self._masks.begin(asked) if any(asked) else None
         if masks is not None:
@@ -163,11 +163,11 @@ class StepRunner:
         return forward, allowed
 
     def ahead(self, sequence: SequenceState) -> int:
-        """Rows past the committed length that may still be written: pages that must not be given back yet."""
+        """Rows past the committed length that may still be written: their pages must not be freed yet."""
         return 0
 
     def rest(self) -> None:
-        """Let go of whatever runs ahead of the plan; here nothing does."""
+        """Drop whatever runs ahead of the plan; here nothing does."""
 
     def _propose(self, batch: list[ScheduledSequence]) -> list[DraftTree]:
         trees = [DraftTree.chain(scheduled.sequence.tokens[-1:]) for scheduled in batch]
@@ -187,7 +187,7 @@ class StepRunner:
     def _verify(
         self, batch: list[ScheduledSequence], rows: list[Rows], forward: Forward, masks: list[Tensor | None]
     ) -> tuple[list[Verified | None], list[Raw]]:
-        """What was sampled and accepted, and the nodes' raw logits, as far as they are looked at later."""
+        """The samples and accepted paths, and the nodes' raw logits, as far as they are needed later."""
         edits: list[LogitEdits | None] = []
         raw: list[Raw] = []
         for index, (scheduled, part, allowed) in enumerate(zip(batch, rows, masks, strict=True)):
@@ -231,7 +231,7 @@ class StepRunner:
     def emitted(
         self, scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
     ) -> VerifyResult:
-        """Emit what was sampled along the path, and commit its rows; whatever is wrong ends this sequence alone.
+        """Emit the tokens sampled along the path, and commit its rows; an error ends only this sequence.
 
         why_nothing: called if no token could be sampled at the root.
         """
@@ -242,7 +242,7 @@ class StepRunner:
         return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
     def _show(self, scheduled: ScheduledSequence, path: list[int], features: FeaturesOfPath | None) -> None:
-        """Hand the features of what was just committed to a drafter that reads them."""
+        """Pass the features of the rows just committed to a drafter that reads them."""
         if features is not None and (scheduled.prefill or path):
             reader = reader_of(self.drafter)
             assert reader is not None, "a drafter that needs features reads them"
@@ -250,13 +250,13 @@ class StepRunner:
 
 
 def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[], ForesayError]) -> list[int]:
-    """Append these tokens and tell the grammar; returns those that were really appended."""
+    """Append these tokens and advance the grammar; returns those that were appended."""
     constraint = sequence.constraint
     if constraint is not None and constraint.error is not None:
         sequence.fail(constraint.error)
         return []
-    # A broken sample is no child, so it is the last of its run: what came before it is valid, and the next step, whose
-    # root that node is, samples the same again.
+    # A broken sample is no child, so it is the last on its path: the tokens before it are valid, and the next step,
+    # whose root that node is, samples the same again.
     emitted = sequence.append([token for token in sampled if token != BROKEN])
     if not emitted:
         sequence.fail(why_nothing())
@@ -268,7 +268,7 @@ def _append(sequence: SequenceState, sampled: list[int], why_nothing: Callable[[
 
 
 def _pruned(scheduled: ScheduledSequence, tree: DraftTree) -> DraftTree:
-    """What is verified: the proposed tree, as far as a grammar lets it."""
+    """What is verified: the proposed tree, without nodes that a grammar does not allow."""
     constraint = scheduled.sequence.constraint
     if constraint is None or scheduled.prefill or scheduled.shape is None:
         return tree
@@ -276,13 +276,13 @@ def _pruned(scheduled: ScheduledSequence, tree: DraftTree) -> DraftTree:
 
 
 def _asked(scheduled: ScheduledSequence, rows: Rows) -> tuple[Guarded, DraftTree] | None:
-    """Whose masks the sample needs."""
+    """The constraint and tree that need masks for sampling, or None."""
     constraint = scheduled.sequence.constraint
     return None if constraint is None or rows.tree is None else (constraint, rows.tree)
 
 
 def _rows(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
-    """The rows of one sequence: its tree, or the chunk of committed tokens (ending in the root, if it gets there)."""
+    """The rows of one sequence: its tree, or the chunk of committed tokens (ending in the root, if it reaches that)."""
     sequence, table = scheduled.sequence, scheduled.sequence.table
     if not scheduled.prefill:
         return Rows.of_tree(table, tree, sequence)

@@ -1,4 +1,4 @@
-"""What happened: per step, per sequence, and the summaries that go out with a response."""
+"""Records per step and per sequence, and the summaries sent with a response."""
 
 from __future__ import annotations
 
@@ -51,24 +51,25 @@ class Statistics(msgspec.Struct, kw_only=True):
 
     @property
     def drafts(self) -> int:
-        """Steps that drafted anything."""
+        """How many steps drafted anything."""
         return sum(map(bool, self.per_step_drafted))
 
     @property
     def by_depth(self) -> ByDepth:
-        """How deep they were accepted."""
+        """Acceptance by depth."""
         return ByDepth.of(self.accepted_per_depth, self.drafts)
 
 
-#: How the news of a budget begin that drafts nothing.
+#: The beginning of a budget's news when it drafts nothing.
 NOT_PAYING = "Nothing is drafted now, since it would not pay"
-#: And of one that failed, so that nothing is drafted any more.
+#: The same when it failed, so that nothing is drafted any more.
 SWITCHED_OFF = "Speculation is off until the engine restarts, since choosing drafts failed"
 
 
 class Weighed(msgspec.Struct, frozen=True, array_like=True):
-    """One way of drafting that was weighed for a step. drafter: ``none`` drafts nothing. nodes: drafted ones. tokens:
-    expected to come out, all sequences together; ms: expected of the step, drafting included."""
+    """One way of drafting that was considered for a step. drafter: ``none`` drafts nothing. nodes: drafted ones.
+    tokens: the expected emitted tokens of all sequences together; ms: the expected time of the step, including
+    drafting."""
 
     drafter: str
     nodes: int
@@ -81,17 +82,17 @@ class Weighed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTrace(msgspec.Struct, kw_only=True):
-    """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit; ``draw``, as
-    in what is published of them, is sampling).
+    """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit; ``draw`` is sampling, also
+    in metrics and responses).
 
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
-    waiting: sequences after the step. pages, kept_pages: of the KV cache in use, and those that only keep old text
-    findable. preemptions: in this step. plain: sequences whose requests switched speculation off. aside: those that run
-    beside the traffic. root_seconds: what it would have taken without drafts, of a step that read no prompt; 0 if it is
-    not known; doubt: why that may be wrong. choice: which drafter, where a budget chooses. news: in words, if it is
-    another one now than for some time before, and why. crowded: of the time in which the engine's threads could have
-    run lately, the share that they waited for a core; 0 where that is not known. disk: tokens whose KV was read or
-    written there since the step before, by what came of it. woken: experts of a mixture that the pass woke, of a layer.
+    waiting: sequences after the step. pages, kept_pages: of the KV cache, in use and holding only reusable prefixes.
+    preemptions: in this step. plain: sequences whose requests switched speculation off. aside: background sequences.
+    root_seconds: the time the step would have taken without drafts, if it computed no prompt; 0 if unknown; doubt: why
+    that may be wrong. choice: which drafter, where a budget chooses. news: a sentence, if it is another one than for
+    some time before, and why. crowded: the share of their recent runnable time that the engine's threads waited for a
+    core; 0 if unknown. disk: tokens whose KV was read from or written to disk since the step before, by outcome. woken:
+    experts of a mixture that the pass used, per layer.
     """
 
     number: int
@@ -119,10 +120,10 @@ class StepTrace(msgspec.Struct, kw_only=True):
 
 
 class ShadowReport(msgspec.Struct, frozen=True):
-    """What a shadow would have done for one request that is over.
+    """What a shadow drafter would have done for one finished request.
 
-    steps: as they would have been, the one that computed the prompt first; tokens: what they emitted. drafts:
-    the steps in which it had something to propose. By depth from 1 on. seconds: what drafting took.
+    steps: the steps it would have taken, beginning with the one that computed the prompt; tokens: emitted in them.
+    drafts: the steps in which it proposed anything. Lists by depth start at depth 1. seconds: spent drafting.
     """
 
     drafter: str
@@ -150,7 +151,7 @@ class Stopwatch:
         self._last = now
 
     def share(self, phase: str, other: str, part: float) -> None:
-        """This part of what a phase took was another's, which no lap could tell apart."""
+        """Move this share of a phase's time to another phase, where a lap could not separate them."""
         moved = part * self.seconds[phase]
         self.seconds[phase] -= moved
         self.seconds[other] = self.seconds.get(other, 0.0) + moved
@@ -159,7 +160,7 @@ class Stopwatch:
 @dataclass(slots=True)
 class SequenceTrace:
     """Counters of one sequence, filled step by step. Clock times are ``time.perf_counter`` seconds, which all processes
-    of a machine share: another engine goes on with the counters of the one before."""
+    of a machine share: another engine continues the counters of the one before."""
 
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -179,7 +180,7 @@ class SequenceTrace:
 
     @property
     def queued(self) -> float:
-        """Seconds until its turn came."""
+        """Seconds in the queue."""
         return (self.started or self.arrived) - self.arrived
 
     def charge(self, seconds: dict[str, float]) -> None:
@@ -188,7 +189,8 @@ class SequenceTrace:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
     def record(self, depths: list[int], accepted: int, emitted: int) -> None:
-        """One step that emitted: the depths of its drafted nodes, how many were accepted, how many tokens went out."""
+        """One step that emitted: the depths of its drafted nodes, how many were accepted, how many tokens were
+        emitted."""
         self.last_token = time.perf_counter()
         if self.first_token is None:
             self.first_token, self.first_run = self.last_token, emitted
@@ -209,14 +211,14 @@ class SequenceTrace:
             if surplus <= 0:
                 return
             accepted = self.per_step_accepted[index]
-            gone = min(accepted, surplus - 1)  # the last token of a run is the bonus token, which was not drafted
+            gone = min(accepted, surplus - 1)  # a step's last token is the bonus token, which was not drafted
             for depth in range(accepted - gone, accepted):
                 self.accepted_per_depth[depth] -= 1
             self.per_step_accepted[index] -= gone
             surplus -= accepted + 1
 
     def statistics(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, levels: int) -> Statistics:
-        """The summary that goes out with the last delta. ``levels`` is the deepest draft configured."""
+        """The summary sent with the last delta. ``levels`` is the deepest draft configured."""
         histogram = [0] * (max([levels, *self.per_step_accepted]) + 1)
         for accepted in self.per_step_accepted:
             histogram[accepted] += 1
@@ -248,7 +250,7 @@ class SequenceTrace:
         )
 
     def _rate(self, tokens: int) -> float:
-        """Tokens per second of a text that came whole in one step; 0 if that one read the prompt too."""
+        """Tokens per second of a text that was generated in one step; 0 if that step also computed the prompt."""
         spent = 0.0 if "prefill" in self.seconds else sum(self.seconds.values())
         return tokens / spent if spent else 0.0
 

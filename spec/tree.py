@@ -8,9 +8,9 @@ itself included)::
                 └─ 9              depths      0  1  1  2
     node     0     1  2  3        ancestors   0b1  0b11  0b101  0b1011
 
-A chain is a tree of width one, and plain decoding is the tree that is only a root.
+A chain is a tree of width one; plain decoding is a tree with only the root.
 
-Several trees with one root become one, cut to a size by what its nodes are worth::
+Several trees with the same root are merged into one, which keeps the likeliest nodes::
 
     suffix    7 ── 3 ── 5          merged    7 ─┬─ 3 ─┬─ 5        3 was proposed twice and belongs to the first
     model     7 ── 3 ── 8                       │     └─ 8
@@ -34,14 +34,14 @@ _CHAIN = [(2 << node) - 1 for node in range(MAX_NODES)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
-    """One sequence's proposed tokens, as the host has them: lists with an entry for each node, at most 64.
+    """One sequence's proposed tokens on the host: lists with an entry for each node, at most 64.
 
     tokens[0] is the root. drafter: which proposed the others, "" if there are none. chances: each node's chance to be
-    accepted, as the drafter sees it, the root's 1; empty if it does not say. sources: which drafter proposed each node,
-    where several did, the root's "". parts: what each of them proposed. grown: levels that were drafted, if not all of
-    them were worth their rows. passes: in which a chain was drafted of which some was found and checked; 0 of others.
-    forced: how many nodes a grammar added for free; origin: for each node the number it had in what was proposed, -1 if
-    it was not there; empty where it is just that.
+    accepted, as the drafter estimates it, 1 for the root; empty if it does not. sources: which drafter proposed each
+    node, where several did, "" for the root. parts: what each of them proposed. grown: the number of levels drafted, if
+    not all were worth their rows. passes: those that drafted a chain of which a part was looked up and checked; 0 for
+    others. forced: how many nodes a grammar added for free; origin: for each node its number in the proposed tree, -1
+    if it was not there; empty if the numbers are the same.
     """
 
     tokens: list[int]
@@ -59,7 +59,8 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each node is the child of the one before: the last is then as deep as there are nodes above it."""
+        """Whether each node is the child of the one before: the depth of the last is then the number of nodes before
+        it."""
         return self.depths[-1] == len(self.tokens) - 1
 
     @property
@@ -74,7 +75,7 @@ class DraftTree:
 
     @property
     def shape(self) -> TreeShape:
-        """The shape that it has."""
+        """Its shape."""
         if self.is_chain:
             return TreeShape.chain(len(self) - 1)
         counts = Counter(self.depths)
@@ -84,16 +85,17 @@ class DraftTree:
         return len(self.tokens)
 
     def within(self, vocab_size: int) -> DraftTree:
-        """The tree for a target with so many tokens: a drafter may propose anything, but not all can be looked up.
+        """The tree for a target with this vocabulary size: a drafter may propose ids that the target has no embedding
+        for.
 
-        What is none of them becomes another one, which is accepted only where it is sampled, as any other.
+        Such ids are clamped to valid ones, which are accepted only where they are sampled, as any other.
         """
         if min(self.tokens) >= 0 and max(self.tokens) < vocab_size:
             return self
         return replace(self, tokens=[min(max(token, 0), vocab_size - 1) for token in self.tokens])
 
     def accepted(self, coming: Sequence[int]) -> int:
-        """How many drafted nodes are accepted if these tokens come: so many of them are a path from the root."""
+        """How many drafted nodes are accepted if these tokens follow: the length of their path from the root."""
         below = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
         node = 0
         for depth, token in enumerate(coming):
@@ -103,7 +105,7 @@ class DraftTree:
         return len(coming)
 
     def proposed(self, path: list[int]) -> list[int]:
-        """A path in the numbers of what was proposed."""
+        """A path in the node numbers of the proposed tree."""
         return [self.origin[node] for node in path] if self.origin else path
 
     @classmethod
@@ -138,26 +140,26 @@ class DraftTree:
 
 
 def _author(drafter: str, tokens: Sequence[int]) -> str:
-    """Which drafter proposed a tree; "" for a root alone."""
+    """Which drafter proposed a tree; "" for only a root."""
     return drafter if len(tokens) > 1 else ""
 
 
-#: The chance of a node whose drafter says none, given its parent.
+#: The chance of a node, given its parent, whose drafter gives none.
 _UNTOLD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """numbers: for each tree that went in, the node each of its nodes became; -1 for one that was left out."""
+    """numbers: for each merged tree, the node that each of its nodes became; -1 for one that was left out."""
 
     tree: DraftTree
     numbers: list[list[int]]
 
 
 def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> Merged:
-    """One tree of at most ``most`` nodes, the likeliest; of a node that several proposed the larger chance counts.
+    """One tree of at most ``most`` nodes, the likeliest; a node that several proposed has the largest of their chances.
 
-    kept: of each tree, how many of its nodes take part, the likeliest; all if it is not given.
+    kept: how many of each tree's nodes take part, the likeliest; all if not given.
     """
     kept = kept or [len(tree) for tree in trees]
     if len(trees) == 1:
@@ -191,7 +193,7 @@ def _shortened(chain: DraftTree, most: int) -> Merged:
 
 
 class _Union:
-    """All nodes of all trees, in the order they came: of each its token, its parent and who proposed it."""
+    """All nodes of all trees, in the order added: each one's token, parent and drafter."""
 
     def __init__(self, root: int) -> None:
         self.nodes: list[tuple[int, int, str]] = [(root, -1, "")]
@@ -199,7 +201,7 @@ class _Union:
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, tree: DraftTree, count: int) -> list[int]:
-        """Hang the likeliest nodes of a tree in; returns what number each of its nodes has here, -1 for none."""
+        """Add the likeliest nodes of a tree; returns the number that each of its nodes has here, -1 for none."""
         tokens, parents, places = tree.tokens, tree.parents, [0]
         chances = tree.chances if len(tree.chances) == len(tokens) else [_UNTOLD**depth for depth in tree.depths]
         sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
@@ -217,12 +219,12 @@ class _Union:
         return places
 
     def best(self, most: int) -> dict[int, int]:
-        """The likeliest nodes in their order, each with its place among them."""
+        """The likeliest nodes in their order, each with its index among them."""
         return {node: place for place, node in enumerate(_likeliest(self.chances, most))}
 
 
 def _likeliest(chances: Sequence[float], count: int) -> list[int]:
-    """The nodes of the largest chances, in their order; of equal ones the earlier, so that a parent stays in."""
+    """The nodes with the largest chances, in their order; of equal ones the earlier, so that parents are kept."""
     nodes = range(len(chances))
     return (
         list(nodes) if len(nodes) <= count else sorted(sorted(nodes, key=lambda node: (-chances[node], node))[:count])

@@ -1,1 +1,1 @@
-"""The model that decides: checkpoint loading, the decoder, its ops and the target built on them."""
+"""The target model: checkpoint loading, the decoder, its ops and the model runner built on them."""

@@ -1,8 +1,8 @@
-"""The rows of a pass as static tensors: what a captured step fills on the device, and the host for other passes, with
-all that is sampled and accepted after them.
+"""The rows of a pass as static tensors, with the inputs of sampling and accepting: filled on the device by a captured
+step, and by the host for other passes.
 
-Lengths and tables are tensors, so that the same pass can be captured or recorded once and replayed. A GPU takes trees
-and texts in groups, each with a kernel of its own; a CPU takes all rows as they come.
+Lengths and tables are tensors, so that the same pass can be captured or recorded once and replayed. A GPU runs trees
+and texts in groups, each with its own kernel; a CPU runs all rows in the given order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSamplin
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that attend alike: all are nodes of trees (or short chains), or all are long stretches of text."""
+    """Rows for the same attention kernel: all nodes of trees (or short chains), or all long chunks of text."""
 
     rows: slice
     paged: AttentionMetadata
@@ -40,10 +40,10 @@ class RowGroup:
 class StaticRows:
     """R rows, perhaps padding at the end, at position 0 of the padding page.
 
-    tokens, positions, slots: int64[R]. groups: in order, of all rows; padding belongs to the last. logits_indices:
-    int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], of how many rows, and of
-    how many wanted ones, where that is known when the pass runs; None: of all. windowed: the same rows as layers with a
-    window keep them; None where those are in the pages of the pool too. states: for recurrent layers, if there are any.
+    tokens, positions, slots: int64[R]. groups: of all rows, in order; padding belongs to the last. logits_indices:
+    int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], the number of actual rows,
+    and of actual wanted rows, if that is only known when the pass runs; None: all are. windowed: the same rows for
+    sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
     """
 
     tokens: Tensor
@@ -57,23 +57,23 @@ class StaticRows:
     states: StateRows | None = None
 
     def of_layer(self, windowed: bool) -> StaticRows:
-        """As a layer keeps them. windowed: whether it does in window pages."""
+        """The rows for a layer. windowed: whether it keeps them in window pages."""
         assert not windowed or self.windowed is not None, "it is known where window pages are"
         return self.windowed if windowed and self.windowed is not None else self
 
 
 def _layout(part: Rows) -> tuple[int, Wanted, bool, int]:
-    """All that decides where the parts of a batch are."""
+    """Everything that determines the layout of a batch."""
     return len(part.tokens), part.wanted, part.words is None, 0 if part.tree is None else len(part.tree)
 
 
 def is_text(part: Rows) -> bool:
-    """Whether a stretch has more rows than an ancestor word has bits."""
+    """Whether a part has more rows than an ancestor word has bits."""
     return part.nodes is None and len(part.tokens) > MAX_NODES
 
 
 class Sizes(NamedTuple):
-    """Room for so many rows, sequences, pages of a table and wanted rows."""
+    """Capacity: rows, sequences, pages of a table and wanted rows."""
 
     rows: int
     sequences: int
@@ -82,27 +82,29 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Rows]) -> Sizes:
-        """Just what these need."""
+        """Exactly what these rows need."""
         return cls(*needed(rows))
 
     @property
     def is_text(self) -> bool:
-        """Whether a captured pass of these is over one stretch of text: one over trees has fewer rows of a sequence."""
+        """Whether a captured pass of this size is over one chunk of text: one over trees has fewer rows of a
+        sequence."""
         return self.sequences == 1 and self.rows > MAX_NODES
 
     def takes(self, rows: Sequence[Rows]) -> bool:
-        """Whether a captured pass of these runs such rows: a stretch of text alone, and with few that are padding."""
+        """Whether a captured pass of this size can run these rows: a chunk of text only alone, and with little
+        padding."""
         need = needed(rows)
         if self.is_text != any(map(is_text, rows)) or not self.holds(need):
             return False
         return not self.is_text or self.rows - need[0] < MAX_NODES
 
     def holds(self, need: Needed) -> bool:
-        """Whether there is room for so much."""
+        """Whether this much fits."""
         return all(map(operator.ge, self, need))
 
     def grown(self, other: Needed) -> Sizes:
-        """Room for both and for some more: powers of two."""
+        """Capacity for both and some more: powers of two."""
         return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in zip(self, other, strict=True)))
 
 
@@ -111,7 +113,7 @@ Needed = tuple[int, int, int, int]
 
 
 def needed(rows: Sequence[Rows]) -> Needed:
-    """The room that these take."""
+    """The capacity that these rows need."""
     count = wanted = pages = 0
     for part in rows:
         own = len(part.tokens)
@@ -121,22 +123,22 @@ def needed(rows: Sequence[Rows]) -> Needed:
 
 
 class ForwardBatch:
-    """What the host writes before a step's pass: rows of all kinds in the order in which they are given, the trees that
-    they are of, and how tokens are sampled; in one buffer, which is sent in one copy.
+    """What the host writes before a step's pass: rows of all kinds in the given order, their trees, and how tokens are
+    sampled; in one buffer, which is sent in one copy.
 
-    A CPU's kernels find positions and slots themselves, and read how many rows there are. On a device the host writes
-    where each row is; what is after the last is padding. What is captured there is over trees, or over one stretch
-    that is longer; one that runs op by op is laid out as it is written, with just the rows that it has room for.
+    A CPU's kernels compute positions and slots themselves, and read the number of rows. On a device the host writes the
+    place of each row; after the last comes padding. A captured pass there is over trees, or over one longer chunk; one
+    that runs op by op is laid out when it is written, with exactly the rows that it has room for.
 
-    windows: the window pages, where layers with a window keep their rows in those. states: the state pages, where there
-    are recurrent layers. drafted: whether any tree is more
-    than its root: of roots nothing has to be walked. starts: where the wanted rows of each sequence begin, and how many
-    there are. tensors: what is read. Of R rows, W of them wanted, and B trees of up to N nodes::
+    windows: the window pages, if sliding-window layers keep their rows in those. states: the state pages, if there are
+    recurrent layers. drafted: whether any tree is more than its root: roots need no accept walk. starts: where the
+    wanted rows of each sequence begin, and their number. tensors: what is read. Of R rows, W of them wanted, and B
+    trees of up to N nodes::
 
-        tokens, words    int64[R]       as a pass reads them, and of each tree's node
+        tokens, words    int64[R]       of each row; ancestor words of tree nodes
         counts           int64[3]       rows, wanted rows, sequences
-        nodes            int64[B]       nodes of each tree; 0 for a root alone, and where no tree is
-        parents, places  int64[B, N]    of each node, its parent, and which of the wanted rows it is
+        nodes            int64[B]       nodes of each tree; 0 for only a root, and without a tree
+        parents, places  int64[B, N]    of each node, its parent, and its index among the wanted rows
     """
 
     def __init__(
@@ -186,13 +188,13 @@ class ForwardBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
-        """As a pass that is run at once reads them."""
+        """The static rows for a pass that is run once, op by op."""
         written = cls(Sizes.of(rows), rows[0].table.pool.page_size, device)
         written.write(rows)
         return written.laid_out()
 
     def laid_out(self) -> StaticRows:
-        """As a pass reads them."""
+        """The static rows that a pass reads."""
         rows = self._laid_out("")
         return rows if self._windows is None else replace(rows, windowed=self._laid_out(_WINDOW))
 
@@ -202,7 +204,7 @@ class ForwardBatch:
         return RowSampling(*(self.tensors[_SAMPLE + name] for name in SAMPLING))
 
     def _laid_out(self, pages: str) -> StaticRows:
-        """pages: prefix of the columns about them; "": the pool's."""
+        """pages: prefix of the columns of pages; "": the pool's."""
         there = self.tensors
         if not self._finds:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
@@ -220,7 +222,7 @@ class ForwardBatch:
         )
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
-        """On a device: trees and texts in turns. tables: the column."""
+        """On a device: alternating groups of trees and texts. tables: the column."""
         there, groups = self.tensors, list[RowGroup]()
         texts = self._staged.arrays["is_prefill"].tolist()
         offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
@@ -240,7 +242,7 @@ class ForwardBatch:
         return tuple(groups)
 
     def write(self, rows: Sequence[Rows]) -> None:
-        """Write what a pass and what follows it read. Most steps are laid out as the one before."""
+        """Write the inputs of a pass, and of sampling after it. Most steps have the same layout as the one before."""
         to = self._staged.writable()
         layout = [_layout(part) for part in rows]
         if layout != self._layout:
@@ -264,7 +266,7 @@ class ForwardBatch:
         self._staged.send()
 
     def _lay_out(self, rows: Sequence[Rows]) -> None:
-        """Where the rows of each sequence are, which are wanted, and which of those are its tree's."""
+        """Write where the rows of each sequence are, which are wanted, and which of those are its tree's."""
         to, row, self.starts = self._staged.arrays, 0, [0]
         trees = [part.tree for part in rows]
         self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
@@ -280,7 +282,7 @@ class ForwardBatch:
         to["counts"][:] = row, self.starts[-1], len(rows)
         for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):
             nodes = 0 if tree is None else len(tree)
-            if self.drafted:  # a root alone is left out of the walk
+            if self.drafted:  # a tree with only a root is left out of the walk
                 to["nodes"][index] = nodes if nodes > 1 else 0
                 to["places"][index, :nodes] = range(last - nodes, last)
         if self.drafted:
@@ -289,8 +291,8 @@ class ForwardBatch:
             self._pad(row, len(rows), self.starts[-1])
 
     def _write_states(self, index: int, part: Rows, state: TextState) -> None:
-        """From which state a sequence goes on, and where the next ones of its text are kept."""
-        if "states" in self._staged.arrays:  # else only others' layers are recurrent
+        """Write the state that a sequence continues from, and where the next states of its text are saved."""
+        if "states" in self._staged.arrays:  # else no layer of this model is recurrent
             assert index < state.pages.sequences or part.certain == len(part.tokens), "there is room for its records"
             assert part.nodes is None or list(part.nodes) == list(range(len(part.tokens))), "a whole tree, in order"
             to, (inside, end) = self._staged.arrays, state.stops(part.certain)
@@ -299,7 +301,7 @@ class ForwardBatch:
             to["first_nodes"][index] = part.certain
 
     def _write_tree(self, index: int, part: Rows, tree: DraftTree, end: int) -> None:
-        """What is sampled of a sequence, whose rows end here."""
+        """Write what is sampled for a sequence, whose rows end at ``end``."""
         to, count, last = self._staged.arrays, len(tree), self.starts[index + 1]
         assert part.sampling is not None and part.noise is not None, "it is known how"
         at, how, columns = slice(last - count, last), (part.sampling, part.noise.seed), self._columns
@@ -313,7 +315,7 @@ class ForwardBatch:
             to["words"][end - count : end] = signed(tree.ancestors)
 
     def _write_places(self, at: slice, part: Rows) -> None:
-        """Where the rows are. A short stretch is read like a tree: as a chain."""
+        """Write where the rows are. A short chunk is read like a tree: as a chain."""
         to = self._staged.arrays
         if part.words is None or part.nodes is None:
             nodes = depths = np.arange(len(part.tokens))
@@ -330,7 +332,7 @@ class ForwardBatch:
             to[_WINDOW + "slots"][at] = self._windows.slots(slots).numpy()[nodes]
 
     def _pad(self, rows: int, sequences: int, wanted: int) -> None:
-        """Padding after the last of each."""
+        """Write padding after the last of each."""
         to = self._staged.arrays
         to["offsets"][sequences + 1 :] = rows
         to["is_prefill"][sequences:] = to["is_prefill"][sequences - 1]
@@ -350,11 +352,11 @@ class ForwardBatch:
 
 
 def signed(words: Sequence[int]) -> NDArray[np.int64]:
-    """Words of 64 bits, as a tensor has them."""
+    """64-bit words as signed integers for a tensor."""
     return np.array(words, dtype=np.uint64).view(np.int64)
 
 
-#: Prefix of the columns about what is sampled.
+#: Prefix of the columns for sampling.
 _SAMPLE = "sample_"
-#: Prefix of the columns about window pages.
+#: Prefix of the columns for window pages.
 _WINDOW = "window_"

@@ -1,12 +1,12 @@
-"""A decoder with a KV store on the shared pages: what the engine calls, as target or as draft model.
+"""A decoder with a KV store on the shared pages: the engine's target or draft model.
 
-A pass, and what follows it, is captured once and replayed for any rows that it has room for::
+A pass, and the sampling after it, is captured once and replayed for any rows that fit::
 
-    forward    the pass over the rows as they are written now
-    sample     from each of the wanted ones, as their logits are by then: requests may have changed them
-    verify     paths are accepted, and their rows move down; left out where there are only roots
+    forward    the pass over the rows that were written
+    sample     from each wanted row's logits, which requests may have changed in between
+    verify     paths are accepted, and their rows move down; left out if there are only roots
 
-Trees are laid out as in a captured step, each in a row as wide as the largest tree.
+Trees have the layout of a captured step, each in a row as wide as the largest tree.
 
 Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
 """
@@ -37,8 +37,8 @@ from foresay.verifier.ops.trees import accept_paths, move_paths
 
 
 def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
-    """Accept and move. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N], which the host reads: how
-    long each path is, the path, the sample at each node."""
+    """Accept paths and move rows. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N] for the host: the
+    length of each path, the path, the sample at each node."""
     assert rows.logits_indices is not None, "logits are those of rows"
     parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
 
@@ -49,7 +49,7 @@ def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatc
     slots = [each.slots for each in (rows, rows.windowed) if each is not None]
     columns = rows.tokens, batch.tensors["words"], *slots
     tokens, words, own, *windowed = (of_nodes(column, numbers) for column in columns)
-    no_depths = nodes  # nothing here reads any
+    no_depths = nodes  # nothing here reads them
     tree = DeviceTree(tokens, parents, words, no_depths, nodes, chain=False)
     paths = accept_and_move(store, tree, at_nodes, own, None, *windowed)
     return torch.cat((paths.lengths[:, None], paths.paths, at_nodes), dim=1)
@@ -63,8 +63,8 @@ def accept_and_move(
     live: Tensor | None = None,
     windowed: Tensor | None = None,
 ) -> AcceptedPaths:
-    """The paths that the samples take; their rows move down. sampled, slots: int64[B, N], of each node; windowed: the
-    slots where layers with window pages keep them. live: int32[B], 0 where nothing is sampled."""
+    """Accept the paths that the samples take, and move their rows down. sampled, slots: int64[B, N], of each node;
+    windowed: the slots in layers with window pages. live: int32[B], 0 where nothing is sampled."""
 
     def accepted(slots: Tensor) -> AcceptedPaths:
         return accept_paths(tree.tokens, tree.parents, tree.ancestors, sampled, tree.counts, slots, live)
@@ -80,7 +80,7 @@ def accept_and_move(
 
 
 def go_on(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
-    """Replay the records of a path's nodes. place: which sequence of the last pass they are of."""
+    """Replay the records of a path's nodes. place: the index of the sequence in the last pass."""
     nodes = torch.tensor(path, dtype=torch.int64)
     for source, destination, count in state.moves(len(path)):
         done, nodes = nodes.split((count, len(nodes) - count))
@@ -91,8 +91,8 @@ _FORWARD, _SAMPLE, _VERIFY = range(3)
 
 
 class GraphRunner:
-    """One for rows of these sizes, with the features that one reader asks for. What it returns is good until the next
-    pass."""
+    """A captured pass for rows of these sizes, with the features that one reader requests. Its results are valid until
+    the next pass."""
 
     def __init__(
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
@@ -110,7 +110,7 @@ class GraphRunner:
 
     @property
     def recorded_bytes(self) -> int:
-        """What a recording of it keeps."""
+        """Bytes that a recording of it holds."""
         return recorded_bytes(self._replay)
 
     def _work(self) -> Iterator[None]:
@@ -129,7 +129,7 @@ class GraphRunner:
         yield
 
     def __call__(self, rows: Sequence[Rows], features: FeatureRequest | None) -> Forward:
-        """Run the rows, storing their KV. features: those of them that are wanted now."""
+        """Run the rows, storing their KV. features: the captured ones that are requested now."""
         self._rows = rows
         self._batch.write(rows)
         self._replay.run(_FORWARD)
@@ -139,7 +139,7 @@ class GraphRunner:
         return Forward(self._logits, self._batch.starts, taken, woken)
 
     def place_of(self, table: PageTable) -> int:
-        """Which sequence of the last pass this one is."""
+        """The index of this sequence in the last pass."""
         return next(place for place, part in enumerate(self._rows) if part.table is table)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
@@ -158,7 +158,7 @@ class GraphRunner:
 
 
 def _of_tree(row: list[int], nodes: int) -> Verified:
-    """row: length of the path, the path, samples. Of a root alone nothing was walked."""
+    """row: length of the path, the path, samples. A tree with only a root was not walked."""
     samples = 1 + MAX_NODES
     return row[samples : samples + nodes], row[1 : 1 + row[0]] or [0]
 
@@ -170,7 +170,7 @@ _ROOM = Sizes(16, 1, 16, 16)
 class ModelRunner:
     """Implements :class:`foresay.spec.protocols.Verifier`. Owns its KV store; page tables belong to the sequences.
 
-    room: what a CPU's first recording has room for at least: of all that is to come, or else it is recorded again then.
+    room: the least capacity of a CPU's first recording: if a later pass needs more, it is recorded again.
     """
 
     def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, room: Sizes = _ROOM) -> None:
@@ -182,9 +182,9 @@ class ModelRunner:
         self.max_positions = max_positions
 
     def capture(self, features: FeatureRequest | None, sizes: Sequence[Sizes], capture: Capture) -> Iterator[None]:
-        """Capture passes of these sizes, the smallest first, in the place of others; stops after each.
+        """Capture passes of these sizes, the smallest first, replacing others; yields after each.
 
-        A CPU does so when they are needed.
+        A CPU records passes when they are needed.
         """
         passes = self._replayed[features] = []
         for each in sizes:
@@ -193,17 +193,17 @@ class ModelRunner:
 
     @property
     def recorded_bytes(self) -> int:
-        """What recordings of a CPU keep."""
+        """Bytes that a CPU's recordings hold."""
         return sum(one.recorded_bytes for passes in self._replayed.values() for one in passes)
 
     def drop_recordings(self) -> None:
-        """Let go of what a CPU recorded; it does so again, as large as is needed by then."""
+        """Drop a CPU's recordings; it records again when needed, with the capacity needed then."""
         if compiled(self._kept):
             self._replayed.clear()
             self._last = None
 
     def record(self, features: FeatureRequest | None) -> None:
-        """Record passes on a CPU now, not when the first one is run."""
+        """Record passes on a CPU now, instead of at the first one."""
         if compiled(self._kept) and not self._replayed.get(features):
             self._record(features, self._room)
 
@@ -216,7 +216,7 @@ class ModelRunner:
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
-        Logits and features stay on the model's device. Both are good until the next pass.
+        Logits and features stay on the model's device. Both are valid until the next pass.
         """
         self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Eager)
         return self._last(rows, features)
@@ -239,12 +239,12 @@ class ModelRunner:
         return next((one for one in passes if one.sizes.takes(rows)), None)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
-        """Tokens are sampled where the model is: a device's logarithms are its own."""
+        """Tokens are sampled on the model's device: logarithms differ between devices."""
         assert self._last is not None, "there was a pass"
         return self._last.verify(edits)
 
     def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
-        """Everything up to the table's length is valid; recurrent states go on along the path."""
+        """Mark everything up to the table's length as valid; advance recurrent states along the path."""
         self.store.mark(table, table.length)
         if self.store.states is not None and table.state is not None:
             self._go_on(self.store.states, table, table.state, path)

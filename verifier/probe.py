@@ -1,9 +1,9 @@
-"""The exactness probe: does this model on this machine give a row the same bits in any company?
+"""The exactness probe: does this model on this machine give a row the same bits in any batch?
 
-The real weights run one random text twice: in one pass; and in chunks of many sizes, single rows among them, as a tree
-with wrong siblings of which the true path is compacted, and after that row by row, on scattered pages and beside
-another text. Every logit, key and value must be equal, bit by bit. A witness, not a proof: it tells of what it tried.
-What makes rows equal are kernels whose sums run in an order of the row's own.
+The real weights run one random text twice: in one pass; and in chunks of many sizes, including single rows, as a tree
+with wrong siblings of which the true path is compacted, and then row by row, on scattered pages and together with
+another text. Every logit, key and value must be equal, bit by bit. This is a test, not a proof: it only covers what it
+tried. The guarantee comes from kernels whose sums run in an order that depends only on the row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
 from foresay.verifier.model_runner import ModelRunner
 
-#: All but those of one row are read together with as many of another text: so products have tiles of 16, 32, 64 and
-#: more rows. The text ends behind what attention sums at once (64 positions).
+#: All chunks but those of one row run together with as many rows of another text: so products have tiles of 16, 32, 64
+#: and more rows. The text is longer than what attention sums at once (64 positions).
 _CHUNKS = (40, 2, 1, 5, 3, 9, 1, 24)
 #: The most tokens more to come near a page's end.
 _FILLER = 64
@@ -33,14 +33,14 @@ EQUAL = "rows are bit-equal in any batch"
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether equal tokens are promised, and why (or why not), in words for a banner."""
+    """Whether equal tokens are promised, and why (or why not), as text for the banner."""
 
     exact: bool
     reason: str
 
 
 def probe(model: ModelRunner, pool: PagePool, seed: int = 0) -> Exactness:
-    """Run the text in all ways, and compare."""
+    """Run the text in all these ways, and compare."""
     passes = probing(model, pool, seed)
     while True:
         try:
@@ -51,20 +51,20 @@ def probe(model: ModelRunner, pool: PagePool, seed: int = 0) -> Exactness:
 
 
 def probing(model: ModelRunner, pool: PagePool, seed: int = 0) -> Generator[None, None, Exactness]:
-    """The same, which stops after each pass; closed there, it leaves nothing behind."""
+    """The same as a generator that yields after each pass; if it is closed there, it cleans up."""
     try:
         failed = yield from _first_difference(model, pool, seed)
     finally:
-        model.drop_recordings()  # of passes that want the logits of more rows than steps do
+        model.drop_recordings()  # of passes with the logits of more rows than in steps
     if failed is not None:
         return Exactness(False, f"rows differ {failed}: text may depend on the batch in rare ties")
-    # What a GPU's kernels do in long texts, which they cut into parts, is not tried.
+    # Long texts, which GPU kernels cut into parts, are not tested.
     how = ", in short texts" if model.decoder.device.type == "cuda" else ""
     return Exactness(True, f"{EQUAL} (probed{how})")
 
 
 def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> Generator[None, None, str | None]:
-    """In which of the ways of running the text its bits differ; None if in none."""
+    """The way of running the text in which its bits differ; None if in none."""
     chunks = _chunks(model, pool.page_size)
     start, generator = sum(chunks), torch.Generator().manual_seed(seed)
     tokens = torch.randint(model.vocab_size, (start + len(_TRUE_PATH) + _AFTER,), generator=generator)
@@ -94,7 +94,7 @@ def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> Generato
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """A NaN too is equal to itself: some models have tokens that bring one."""
+    """A NaN also counts as equal to itself: some models have tokens that produce one."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
@@ -122,7 +122,8 @@ class _Reader:
         self.model, self.table = model, PageTable(pool)
 
     def chain(self, tokens: Tensor, beside: _Reader | None = None) -> Tensor:
-        """fp32[R, V]: run committed tokens in one pass. beside: reads another text in it, and takes pages in turn."""
+        """fp32[R, V]: run committed tokens in one pass. beside: reads another text in the same pass, and allocates
+        pages alternately."""
         readers = [self] if beside is None else [self, beside]
         rows = [reader._rows(tokens if reader is self else tokens.flip(0)) for reader in readers]
         logits = self.model.run(rows).of(0).clone()

@@ -1,1 +1,1 @@
-"""Heads while they learn: plain torch modules, dense attention over whole texts, tensors by their published names."""
+"""Heads in training: plain torch modules, dense attention over whole texts, tensors under their published names."""

@@ -1,13 +1,13 @@
-"""A DFlash head that learns: blocks lie side by side over a text, each guessed from what comes before it.
+"""A DFlash head in training: consecutive blocks cover a text, and each is guessed from what comes before it.
 
 ::
 
     text      x0   x1   x2   x3   x4   x5   x6   x7   x8   x9  ..
     rows                x2   mask mask mask|x6   mask mask mask|..      blocks of four, from position 2 on
-    sees      the target's features before its block's first token, as injected keys; and all of its own block
+    attends   to the target's features before its block's first token, as injected keys; and to all of its own block
     guesses                  x3   x4   x5        x7   x8   x9
 
-A text is gone over several times, its blocks begun elsewhere each time.
+Each text is passed over several times, each time with the blocks at another offset.
 
 Legend: B texts, T tokens, R rows of blocks, K rows of one block, H width, V' draft vocabulary.
 """
@@ -26,14 +26,14 @@ from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabula
 from foresay.drafters.heads.loss import soft_cross_entropy
 from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
 
-#: How often a text is gone over in a step.
+#: How often each text is passed over in a step.
 OVERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DFlashShape(LlamaShape):
-    """The shape of a head. layers: the target's layers whose inputs it reads. block_size: K. mask_token_id: of the rows
-    that guess."""
+    """The shape of a head. layers: the target's layers whose inputs it reads. block_size: K. mask_token_id: the token
+    of the rows that guess."""
 
     draft_vocab_size: int
     num_hidden_layers: int
@@ -44,8 +44,8 @@ class DFlashShape(LlamaShape):
 
 
 class DFlashModel(nn.Module):
-    """One head. embed: [V, H], the target's, not trained, as its output matrix is not unless the draft vocabulary is
-    smaller; whose logits are capped as the target's then. token_ids: int64[V'], the target's id of each draft id.
+    """One head. embed: [V, H], the target's, not trained. The output matrix is trained only if the draft vocabulary is
+    smaller; else logits are capped as the target's. token_ids: int64[V'], the target's id of each draft id.
     """
 
     embed: Tensor
@@ -67,7 +67,7 @@ class DFlashModel(nn.Module):
         self.register_buffer("token_ids", token_ids)
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
-        """One loss for each time the text is gone over. A deeper guess counts less, as it is seldomer needed."""
+        """One loss for each pass over the text. A deeper guess counts less, as it is needed less often."""
         (chances, known), size = lesson.chances(slice(None), self.token_ids), self.shape.block_size
         first = int(lesson.tokens.sum()) % size
         weights = [math.exp(-2.0 * depth / size) for depth in range(size - 1)]
@@ -83,7 +83,7 @@ class DFlashModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """How each guess of a block does, of the text as it came."""
+        """The quality of each guess of a block, on the unchanged text."""
         found = []
         for states, rows in self._guesses(lesson, 1):
             wanted, guessed = lesson.wanted(rows), self.lm_head(lesson.taken(states, rows))
@@ -96,7 +96,8 @@ class DFlashModel(nn.Module):
         return self.shape.draft_vocab_size < self.shape.vocab_size
 
     def _guesses(self, lesson: Lesson, first: int) -> Iterator[tuple[Tensor, slice]]:
-        """What each guess of the blocks from ``first`` on is made of, [B, R / K, H], and the target's rows about it."""
+        """The states of each guess of the blocks from ``first`` on, [B, R / K, H], and the target's rows they are
+        compared with."""
         size, tokens = self.shape.block_size, lesson.tokens
         count = (tokens.shape[1] - first) // size * size
         states = self._states(lesson, first, count)
@@ -104,7 +105,7 @@ class DFlashModel(nn.Module):
             yield states[:, depth::size], slice(first + depth - 1, first + count - 1, size)
 
     def _states(self, lesson: Lesson, first: int, count: int) -> Tensor:
-        """[B, R, H]: of the ``count`` rows of the blocks from ``first`` on."""
+        """[B, R, H]: the states of the ``count`` rows of the blocks from ``first`` on."""
         size, device = self.shape.block_size, lesson.tokens.device
         anchors = torch.arange(count, device=device) // size * size
         roots = torch.arange(count, device=device) % size == 0
@@ -123,11 +124,11 @@ class DFlashModel(nn.Module):
         return states
 
     def matrices(self) -> list[nn.Parameter]:
-        """Those inside, which attention has to be found by."""
+        """The inner matrices, for the Muon optimizer."""
         return [own for name, own in self.named_parameters() if own.ndim == 2 and not name.startswith("lm_head")]
 
     def published(self) -> dict[str, Tensor]:
-        """The tensors by the authors' names, those of a draft vocabulary by speculators'."""
+        """The tensors under the authors' names; those of a draft vocabulary under speculators' names."""
         tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
         if not self._truncated:
             del tensors["lm_head.weight"]
@@ -135,7 +136,7 @@ class DFlashModel(nn.Module):
         return tensors | vocabulary(self.token_ids, self.shape.vocab_size)
 
     def config(self, target: str) -> dict[str, object]:
-        """The config.json beside them, as the authors write it. Layers are named by their outputs."""
+        """The config.json for them, in the authors' format. Layers are named by their outputs."""
         shape = asdict(self.shape)
         layers, mask = [layer - 1 for layer in shape.pop("layers")], shape.pop("mask_token_id")
         if not self._truncated:

@@ -1,7 +1,6 @@
-"""A draft model that learns: a small decoder which learns its target's whole distribution, row by row.
+"""A draft model in training: a small decoder that learns its target's whole distribution, row by row.
 
-It sees the true text wherever it is asked, so one loss over all rows is the whole lesson, and how it does is the same
-at every depth.
+Its input is always the true text, so there is one loss over all rows, and its quality is the same at every depth.
 
 Legend: B texts, T rows, H width, V vocabulary.
 """
@@ -21,12 +20,12 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.rows import finish_logits
 
-#: The deviation of an embedding's entries at the start.
+#: The standard deviation of an embedding's initial entries.
 _EMBEDDED = 0.02
 
 
 class DraftModel(nn.Module):
-    """A decoder of any family, as transformers computes it. values: its config.json."""
+    """A decoder of any architecture, as transformers computes it. values: its config.json."""
 
     needs: tuple[str, ...] = ()
 
@@ -43,7 +42,7 @@ class DraftModel(nn.Module):
         self.lm_head = None if self.shape.tie_word_embeddings else nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64[B, T] -> [B, T, H]: what the output matrix reads."""
+        """int64[B, T] -> [B, T, H]: the input of the output matrix."""
         state, scale = functional.embedding(tokens, self.embed), self.shape.stack.embedding_scale
         state = state if scale == 1.0 else state * scale
         state = state if self._embedding_norm is None else self._embedding_norm(state)
@@ -70,16 +69,16 @@ class DraftModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """How it does at any depth."""
+        """Its quality, the same at any depth."""
         rows = slice(None)
         hidden = lesson.taken(self(lesson.tokens), rows)
         return [judge(self.logits(hidden), lesson.wanted(rows), generator)]
 
     def published(self) -> dict[str, Tensor]:
-        """The tensors by transformers' names."""
+        """The tensors under transformers' names."""
         names = {"embed": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
         return {names.get(name, f"model.{name}"): parameter.detach() for name, parameter in self.named_parameters()}
 
     def config(self, target: str) -> dict[str, object]:
-        """The config.json beside them."""
+        """The config.json for them."""
         return {**self.values, "target_model": target}

@@ -1,10 +1,10 @@
-"""An EAGLE-3 head that learns, with training-time test: it is trained on its own states as it will be run on them.
+"""An EAGLE-3 head in training, with training-time test: it is trained on its own states, as it is run on them.
 
 ::
 
     pass 1    row t: feature t of the target, token t + 1        guesses token t + 2
     pass j    row t: its own state of pass j - 1, token t + j    guesses token t + j + 1
-              sees the rows of pass 1 up to t, and those of passes 2 .. j at t: its own chain
+              attends to the rows of pass 1 up to t, and those of passes 2 .. j at t: its own chain
 
 Legend: B texts, T rows, H head width, V' draft vocabulary.
 """
@@ -23,9 +23,9 @@ from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabula
 from foresay.drafters.heads.loss import soft_cross_entropy
 from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
 
-#: How much less each pass counts than the one before.
+#: The weight of each pass relative to the one before.
 DECAY = 0.8
-#: The share of a run that the first pass has for itself, and the share in which the others are added one by one.
+#: The share of a run with only the first pass, and the share in which the others are added one by one.
 FIRST_ALONE, ADDED_IN = 0.6, 0.2
 
 
@@ -49,7 +49,7 @@ class EagleModel(nn.Module):
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
         width, shown = shape.hidden_size, shape.described("LlamaForCausalLM")
         self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
-        # Its norms are of what it reads, each half by itself.
+        # Its norms apply to its input, each half separately.
         node = replace(shown.first, norms=replace(shown.first.norms, before_attention=None))
         self.midlayer = TrainedLayer(node, width, shown.max_positions, read=2 * width)
         self.midlayer.input_layernorm, self.midlayer.hidden_norm = (Norm(node.norm, width) for _ in range(2))
@@ -61,10 +61,10 @@ class EagleModel(nn.Module):
         self.register_buffer("token_ids", token_ids)
 
     def losses(self, lesson: Lesson, done: float = 1.0) -> Iterator[Tensor]:
-        """One loss: later passes count less, rows whose likeliest token is no draft token not at all.
+        """One loss: later passes count less, rows whose likeliest token is not a draft token do not count.
 
-        done: the share of a run that is over. Later passes are learned towards its end alone: what a head knows it
-        learns in the first one, which costs a fraction of them all.
+        done: the completed share of the run. Later passes are only trained towards its end: a head learns mostly from
+        the first pass, which costs a fraction of them all.
         """
         chances, known = lesson.chances(slice(None), self.token_ids)
         total = torch.zeros((), device=lesson.tokens.device)
@@ -77,7 +77,7 @@ class EagleModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """How each pass does."""
+        """The quality of each pass."""
         found = []
         for hidden, rows in self._passes(lesson, self.passes):
             wanted = lesson.wanted(rows)
@@ -90,14 +90,14 @@ class EagleModel(nn.Module):
         return self.shape.draft_vocab_size < self.shape.vocab_size
 
     def passes_at(self, done: float) -> int:
-        """How many passes are learned once that share of a run is over: one for the first three fifths, all in
-        the last one."""
+        """How many passes are trained after that share of a run: one for the first three fifths, all in the last
+        one."""
         return min(self.passes, 1 + max(0, math.ceil((done - FIRST_ALONE) / ADDED_IN * (self.passes - 1))))
 
     def _passes(self, lesson: Lesson, passes: int) -> Iterator[tuple[Tensor, slice]]:
-        """What each pass's guesses are made of, [B, R, H], and the target's rows they are about.
+        """The states of each pass's guesses, [B, R, H], and the target's rows they are compared with.
 
-        Rows without a row for every pass the head has are cut.
+        Rows that do not have a row for every pass of the head are cut.
         """
         rows = lesson.tokens.shape[1] - self.passes - 1
         embedded = functional.embedding(lesson.tokens, self.embed)
@@ -108,7 +108,7 @@ class EagleModel(nn.Module):
             yield self.norm(state), slice(1 + number, 1 + number + rows)
 
     def inputs(self, embedded: Tensor, state: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """What a pass's rows are made of, embedding and state, both [B, R, H]. embedded: of the whole text."""
+        """The inputs of a pass's rows, embedding and state, both [B, R, H]. embedded: of the whole text."""
         return embedded[:, 1 + number : 1 + number + state.shape[1]], state
 
     def _pass(self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -133,12 +133,12 @@ class EagleModel(nn.Module):
         return total.transpose(1, 2).flatten(2)
 
     def published(self) -> dict[str, Tensor]:
-        """The tensors by the authors' names."""
+        """The tensors under the authors' names."""
         tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
         return tensors | (vocabulary(self.token_ids, self.shape.vocab_size) if self._truncated else {})
 
     def config(self, target: str) -> dict[str, object]:
-        """The config.json beside them, as SpecForge writes it. Layers are named by their inputs."""
+        """The config.json for them, in SpecForge's format. Layers are named by their inputs."""
         shape = asdict(self.shape)
         layers = list(shape.pop("layers"))
         return {

@@ -1,4 +1,4 @@
-"""What a head learns from: texts of the target with its hidden states and its distributions.
+"""Training data of a head: texts of the target with its hidden states and its distributions.
 
 Legend: B texts, T tokens each, R rows of them, H the target's width, V its vocabulary, V' a draft vocabulary, N rows
 that count.
@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """tokens: int64[B, T], filled up behind each text's end. likeliest: int64[B, T], the target's likeliest token in
-    each row, where that is known. features: by name (``"layer.2"``), [B, T, H]; ``"final"``
-    is what the output matrix reads. output: fp32[V, H], that matrix, times what logits are multiplied by. counted:
-    bool[B, T], rows about tokens that the target wrote (row t is about token t + 1); None for all. cap: of logits.
+    """tokens: int64[B, T], padded after each text's end. likeliest: int64[B, T], the target's likeliest token in each
+    row, if known. features: by name (``"layer.2"``), [B, T, H]; ``"final"`` is the input of the output matrix. output:
+    fp32[V, H], that matrix, times the logit scale. counted: bool[B, T], rows that predict tokens the target generated
+    (row t predicts token t + 1); None for all. cap: of logits.
     """
 
     tokens: Tensor
@@ -28,12 +28,12 @@ class Lesson:
     cap: float | None = None
 
     def capped(self, logits: Tensor) -> Tensor:
-        """As the target caps its own."""
+        """Logits, capped as the target's."""
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
     @property
     def logits(self) -> Tensor:
-        """fp32[B, T, V]: of all rows."""
+        """fp32[B, T, V]: the logits of all rows."""
         return self.capped(self.features["final"].float() @ self.output.T)
 
     def likeliest_tokens(self) -> Tensor:
@@ -42,25 +42,25 @@ class Lesson:
 
     @property
     def places(self) -> Tensor:
-        """int64[B, T]: which of all rows that count each one is."""
+        """int64[B, T]: the index of each row among all rows that count."""
         counted = torch.ones_like(self.tokens, dtype=torch.bool) if self.counted is None else self.counted
         return (counted.flatten().cumsum(0) - 1).view_as(counted)
 
     def taken(self, states: Tensor, rows: slice) -> Tensor:
-        """[N, ..]: of states [B, R, ..] about the target's ``rows`` those that count."""
+        """[N, ..]: those that count of states [B, R, ..] for the target's ``rows``."""
         return states.flatten(0, 1) if self.counted is None else states[self.counted[:, rows]]
 
     def about(self, rows: slice) -> Tensor:
-        """int64[N]: which of all rows that count those of ``rows`` are."""
+        """int64[N]: the indices of ``rows`` among all rows that count."""
         return self.taken(self.places[:, rows], rows)
 
     def wanted(self, rows: slice) -> Tensor:
-        """fp32[N, V]: the target's logits in ``rows`` that count."""
+        """fp32[N, V]: the target's logits in those of ``rows`` that count."""
         return self.capped(self.taken(self.features["final"][:, rows], rows).float() @ self.output.T)
 
     def chances(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in ``rows`` that count; and
-        whether the likeliest token of all is among them, bool[N], if not all are meant.
+        """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in those of ``rows`` that count;
+        and bool[N], whether the likeliest of all tokens is among ``ids``, unless these are all.
         """
         if ids is None or len(ids) == len(self.output):
             return self.wanted(rows).softmax(dim=-1), None
@@ -74,7 +74,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How a head does at one depth, given that everything before was right.
+    """The quality of a head at one depth, given that everything before was right.
 
     loss: soft cross-entropy against the target, in nats. greedy: how often its likeliest token is the target's.
     sampled: how often its sample at temperature 1 is the target's, both with the same noise.
@@ -87,8 +87,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """How a head does at each depth, and on how much text that it did not learn from: texts, and tokens of the target
-    in them."""
+    """The quality of a head at each depth, and the amount of held-out text: texts, and tokens of the target in them."""
 
     depths: list[Depth]
     texts: int
@@ -96,14 +95,14 @@ class Judged:
 
     @property
     def acceptance(self) -> dict[str, list[float]]:
-        """As a head's configuration keeps it: ``ACCEPTANCE`` of :mod:`foresay.verifier.heads.layouts`."""
+        """As stored in a head's configuration: ``ACCEPTANCE`` of :mod:`foresay.verifier.heads.layouts`."""
         return {name: [round(getattr(depth, name), 3) for depth in self.depths] for name in ("greedy", "sampled")}
 
 
 def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed).
 
-    generator: of the noise, on their device.
+    generator: for the noise, on their device.
     """
     if not len(wanted):
         return Depth(0.0, 0.0, 0.0)
@@ -120,14 +119,15 @@ def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
 
 
 def spread(wanted: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
-    """Guesses about the tokens ``ids``, [N, V'], among all: fp32 as ``wanted`` [N, V], -inf where not guessed."""
+    """Guesses for the tokens ``ids``, [N, V'], scattered to all: fp32 like ``wanted`` [N, V], -inf where not
+    guessed."""
     everything = torch.full_like(wanted, -torch.inf)
     everything[:, ids] = guessed.float()
     return everything
 
 
 def vocabulary(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """The tensors that say which of the target's ``size`` tokens are drafted, as EAGLE-3's authors store them."""
+    """The tensors that define which of the target's ``size`` tokens are drafted, as EAGLE-3's authors store them."""
     own = ids.cpu()
     mask = torch.zeros(size, dtype=torch.bool).index_fill(0, own, True)
     return {"d2t": own - torch.arange(len(own)), "t2d": mask}

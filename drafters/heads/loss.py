@@ -1,8 +1,8 @@
 """The loss of a head: soft cross-entropy against the target's distribution, fused with the output matrix.
 
-Logits over a vocabulary are by far the largest thing in training a head, and going over them once for each operation
-costs more than the products that made them. So the rows are taken in pieces that stay in a CPU's cache, and
-gradients are made on the way forward, as in Hsu et al., "Liger Kernel" (2024).
+Logits over a vocabulary are by far the largest tensors in training a head, and one pass over them for each operation
+costs more than the products that computed them. So rows are processed in chunks that stay in a CPU's cache, and
+gradients are computed in the forward pass, as in Hsu et al., "Liger Kernel" (2024).
 
 Legend: N rows, H width, V' draft vocabulary.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: Rows in a piece, by device: of 4,096 tokens their logits are 4 MB on a CPU; a GPU needs work, not a cache.
+#: Rows in a chunk, by device: with 4,096 tokens their logits are 4 MB on a CPU; a GPU needs large chunks, not a cache.
 _PIECES = {"cpu": 256, "cuda": 8192}
 
 
@@ -25,7 +25,7 @@ def soft_cross_entropy(
     """The mean cross-entropy in nats of ``softmax(hidden @ weight.T)`` against ``chances``.
 
     hidden: [N, H]. weight: [V', H]. chances: fp32[N, V']. counts: bool[N], which rows count; None for all. A
-    loss over no rows is 0. Products are made in autocast's dtype where it is on. cap: products l become
+    loss over no rows is 0. Products are computed in autocast's dtype where it is on. cap: logits l become
     ``cap * tanh(l / cap)`` first.
     """
     loss: Tensor = _Fused.apply(hidden, weight, chances, counts, cap)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Medusa heads that learn (Medusa-1: the target stays as it is).
+"""Medusa heads in training (Medusa-1: the target is frozen).
 
-Head i reads the hidden state at t and learns the target's whole distribution of token t + 2 + i. Blocks begin at zero
-and output matrices as copies of the target's, so that a fresh head says what the target said one token earlier.
+Head i reads the hidden state at t and learns the target's whole distribution of token t + 2 + i. Blocks start at zero
+and output matrices as copies of the target's, so that a new head predicts what the target predicts for token t + 1.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class MedusaModel(nn.Module):
         return logits
 
     def _inside(self, hidden: Tensor, head: int) -> Tensor:
-        """[..., H] -> [..., H]: what the output matrix reads."""
+        """[..., H] -> [..., H]: the input of the output matrix."""
         inside: Tensor = hidden + functional.silu(self.blocks[head](hidden))
         return inside
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
-        """One loss per head; they share nothing, so each can go backward by itself."""
+        """One loss per head; heads share no parameters, so each has its own backward pass."""
         for head, output in enumerate(self.outputs):
             rows = slice(1 + head, lesson.tokens.shape[1])
             hidden = self._inside(lesson.taken(lesson.features["final"][:, : -1 - head], rows), head)
@@ -53,7 +53,7 @@ class MedusaModel(nn.Module):
 
     @torch.no_grad()
     def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """How each head does: it guesses about the target's rows from 1 + head on."""
+        """The quality of each head: its guesses are compared with the target's rows from 1 + head on."""
         found = []
         for head in range(len(self.outputs)):
             rows = slice(1 + head, lesson.tokens.shape[1])
@@ -62,7 +62,7 @@ class MedusaModel(nn.Module):
         return found
 
     def published(self) -> dict[str, Tensor]:
-        """The tensors by the authors' names."""
+        """The tensors under the authors' names."""
         names = {"blocks": "0.linear", "outputs": "1"}
         stored = {}
         for name, parameter in self.named_parameters():
@@ -71,5 +71,5 @@ class MedusaModel(nn.Module):
         return stored
 
     def config(self, target: str) -> dict[str, object]:
-        """The config.json beside them."""
+        """The config.json for them."""
         return {"medusa_num_heads": len(self.blocks), "medusa_num_layers": 1, "base_model_name_or_path": target}

@@ -1,8 +1,8 @@
-"""A decoder's layer while it is trained: the parameters that its description names, and what it computes, row by row.
+"""A decoder layer in training: the parameters that its description names, and its computation, row by row.
 
-The description is the one that serving reads (:mod:`foresay.verifier.model.nodes`), parameters have the names and the
-values that files have, and everything is plain torch over whole texts, so that gradients come by themselves. What
-attention reads and sees is up to the model.
+The description is the one used for serving (:mod:`foresay.verifier.model.nodes`), parameters have the names and values
+of the files, and everything is plain torch over whole texts, so that autograd works. The model decides what attention
+reads and attends to.
 
 Legend: B texts, T rows, K keys, H width, Q query heads, D head dim.
 """
@@ -35,7 +35,7 @@ from foresay.verifier.model.nodes import (
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import RopeConfig
 
-#: Cosines and sines of rows; None where nothing is turned.
+#: Cosines and sines of rows; None without rotary embedding.
 Angles = tuple[Tensor, Tensor] | None
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -46,7 +46,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """The shape of a head's layers in config.json's words."""
+    """The shape of a head's layers in config.json's names."""
 
     vocab_size: int
     hidden_size: int
@@ -59,13 +59,13 @@ class LlamaShape:
     max_position_embeddings: int
 
     def described(self, architecture: str, layers: int = 1) -> ModelConfig:
-        """As so many layers of a family."""
+        """As ``layers`` layers of an architecture."""
         words = {**asdict(self), "architectures": [architecture], "num_hidden_layers": layers}
         return ModelConfig.of(Fields(words, "the head's shape"))
 
 
 class Norm(nn.Module):
-    """A norm of vectors of that size. Its weight is what files have."""
+    """A norm of vectors of this size. Its weight is stored as in files."""
 
     def __init__(self, kind: NormKind, size: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size)) if kind.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """fp32[..., size]."""
+        """fp32[..., size]: the normalised vectors."""
         kind, weight = self._kind, cast("Tensor | None", self.weight)
         if weight is not None and kind.less_one:
             weight = 1.0 + weight
@@ -85,7 +85,7 @@ class Norm(nn.Module):
 
 
 class Rotary:
-    """Turns heads by the angles of their positions. positions: how many a text has at most."""
+    """Rotates heads by the angles of their positions. positions: the most of a text."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, positions: int) -> None:
         self._frequencies, self._scale = inverse_frequencies(rope, head_dim, positions)
@@ -93,13 +93,13 @@ class Rotary:
         self._apart, self._parts = not rope.interleaved, [rotated, head_dim - rotated][: 1 + (rotated < head_dim)]
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, fp32[T, D / 2], of fp32[T]."""
+        """Cosines and sines, fp32[T, D / 2], of positions, fp32[T]."""
         angles = torch.outer(positions, self._frequencies.to(positions.device))
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
 
     def __call__(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, N, T, D], each row turned by its angles."""
+        """[B, N, T, D], each row rotated by its angles."""
         cos, sin = angles[0].to(x.dtype), angles[1].to(x.dtype)
         turning, *still = x.split(self._parts, dim=-1) if len(self._parts) > 1 else (x,)
         a, b = turning.chunk(2, dim=-1) if self._apart else (turning[..., ::2], turning[..., 1::2])
@@ -110,7 +110,7 @@ class Rotary:
 
 
 class TrainedLayer(nn.Module):
-    """One layer. positions: see :class:`Rotary`. read: the width of what attention reads, if that is not the layer's
+    """One layer. positions: see :class:`Rotary`. read: the width of attention's input, if that is not the layer's
     own."""
 
     def __init__(self, node: Layer, width: int, positions: int, read: int | None = None) -> None:
@@ -142,20 +142,20 @@ class TrainedLayer(nn.Module):
         setattr(inside, last, part)
 
     def _product(self, name: str, x: Tensor, skip: int = 0) -> list[Tensor]:
-        """What each of its modules makes of x. skip: that many first ones, where they are apart."""
+        """The output of each module of a product for x. skip: omit this many first ones, if they are separate."""
         return [self.get_submodule(module)(x) for module in self._names[name][skip:]]
 
     def normed(self, name: str | None, x: Tensor) -> Tensor:
-        """x, normed by the module of that name, if there is one."""
+        """x, normalised by the module of that name, if there is one."""
         return x if name is None else self.get_submodule(name)(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, H]: rows of texts, each of which sees those up to it."""
+        """[B, T, H]: rows of texts, with causal attention."""
         mixed = self.before(x)
         return self.finish(x, mixed, self.attend(*self.heads(mixed)))
 
     def before(self, x: Tensor) -> Tensor:
-        """[B, T, H]: what attention reads."""
+        """[B, T, H]: the input of attention."""
         return self.normed(self.node.norms.before_attention, x)
 
     def heads(self, mixed: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,12 +171,12 @@ class TrainedLayer(nn.Module):
         return query, *self._keys(parts[1:], angles)
 
     def keys(self, mixed: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values alone."""
+        """Only keys and values."""
         assert self.node.attention.fused is None
         return self._keys(self._product(QKV, mixed, skip=1), self._angles(mixed, first)[1])
 
     def _angles(self, mixed: Tensor, first: int) -> tuple[Tensor, Angles]:
-        """Positions of rows, fp32[T], and what they are turned by."""
+        """Positions of rows, fp32[T], and their rotary angles."""
         positions = torch.arange(first, first + mixed.shape[1], device=mixed.device, dtype=torch.float32)
         return positions, None if self._rotary is None else self._rotary.angles(positions)
 
@@ -191,7 +191,7 @@ class TrainedLayer(nn.Module):
         return split
 
     def _turned(self, x: Tensor, which: int, angles: Angles) -> Tensor:
-        """Heads, normed and turned. which: 0, queries; 1, keys."""
+        """Heads, normalised and rotated. which: 0, queries; 1, keys."""
         how = self.node.attention.norm
         name = None if how is None else how.names[which]
         if how is not None and how.whole:
@@ -202,7 +202,7 @@ class TrainedLayer(nn.Module):
         return self.normed(name, split if self._rotary is None or angles is None else self._rotary(split, angles))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-        """[B, T, Q D]. key, value: [B, Q, K, D]. seen: bool[T, K]; None: of the rows of a text those up to each."""
+        """[B, T, Q D]. key, value: [B, Q, K, D]. seen: bool[T, K], the attention mask; None: causal."""
         node, window = self.node.attention, self.node.attention.window
         if seen is None and (window is not None or node.softcap is not None or node.sinks):
             places = torch.arange(query.shape[2], device=query.device)
@@ -219,7 +219,7 @@ class TrainedLayer(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
     def _chances(self, node: Attention, products: Tensor, seen: Tensor) -> Tensor:
-        """fp32[B, Q, T, K]."""
+        """fp32[B, Q, T, K]: the attention weights."""
         scores = products.float() * node.scale
         if node.softcap is not None:
             scores = node.softcap * (scores / node.softcap).tanh()
@@ -230,7 +230,7 @@ class TrainedLayer(nn.Module):
         return torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
 
     def finish(self, x: Tensor, mixed: Tensor, seen: Tensor) -> Tensor:
-        """The rest of the layer, [B, T, H]. mixed: what attention read. seen: what it found."""
+        """The rest of the layer, [B, T, H]. mixed: attention's input. seen: its output."""
         norms = self.node.norms
         if self.node.attention.gated:
             seen = seen * self._product(HEAD_GATE, mixed)[0].sigmoid()

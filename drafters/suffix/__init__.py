@@ -1,1 +1,2 @@
-"""The suffix drafter: what followed the longest context that ends the text and stood before, here or in an answer."""
+"""The suffix drafter: proposes what followed an earlier occurrence of the text's longest suffix, here or in an
+answer."""

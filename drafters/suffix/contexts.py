@@ -1,24 +1,24 @@
-"""Where in a text the same context stood before: a suffix tree of the text read backwards, at most 16 tokens deep.
+"""Where in a text the same context occurred before: a suffix tree of the reversed text, at most 16 tokens deep.
 
-A *place* is a position of the text; its context are the tokens before it, what followed there is the token at it and
-those behind. The tree's edges are labelled from the last token of the context to the first; a node stands for all
-places whose contexts end alike::
+A *place* is a position of the text; its context is the tokens before it, and what followed there is the token at it and
+those after it. The tree's edges are labelled from the last token of the context to the first; a node stands for all
+places whose contexts have the same end::
 
-    a b c a b d a b        below "b" hangs "b, before it a", which is all three: places 2 and 5 (what follows place 8 is
+    a b c a b d a b        below "b" is "b, before it a", which is all three: places 2 and 5 (what follows place 8 is
                            not known yet)
 
-Paths without a branch are one edge, and a context that was seen once is a number in its parent's table, no node. So a
-token taken in makes one entry, now and then two and a node, however often the text repeats itself.
+Paths without a branch are one edge, and a context seen only once is a number in its parent's table, not a node. So each
+indexed token adds one entry, sometimes two and a node, however often the text repeats itself.
 
-How far what followed a context before is to be trusted is learnt while drafting. A candidate's chance to come next,
-given that all before it was right, is read off a table: by how many tokens of context match (those drafted so far among
-them), and by how many of the places with that context it followed. The table begins with about what two texts were
-measured to have, and every draft whose outcome is known is counted in it.
+How reliable earlier continuations are is learnt while drafting. A candidate's chance to come next, given that all
+before it was right, is looked up in a table: by how many tokens of context match (including those drafted so far), and
+by how many of the places with that context it followed. The table starts with roughly what was measured on two texts,
+and is updated with the outcome of every draft.
 
-What was answered before is looked up too: for each salt apart, bounded, the oldest forgotten first. A salt's answers
-lie one behind the other in a text. Once it has half of what the salt may keep, the next text is begun and the one
-before it dropped. If all salts together keep too much, the one that was written to least recently loses its older text.
-Nothing is ever looked up across salts, which are kept as hashes.
+Earlier answers are looked up too: separately for each salt, bounded, the oldest dropped first. A salt's answers are
+concatenated to a text. Once that has half of the salt's limit, the next text is begun and the one before it dropped. If
+all salts together exceed their limit, the one that was written to least recently loses its older text. Nothing is ever
+looked up across salts, which are kept as hashes.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from hashlib import blake2b
 
 from foresay.spec.budget.chance import Cells
 
-#: Tokens of context that are told apart.
+#: The longest context, in tokens.
 MOST_CONTEXT = 16
-#: The latest places that a node remembers.
+#: How many of the latest places a node keeps.
 MOST_PLACES = 16
-#: Tables that the tree's edges are spread over. A table of them all would take milliseconds whenever it outgrew itself.
+#: How many tables hold the tree's edges. A single one would take milliseconds whenever it is resized.
 _TABLES = 64
-#: Parts texts that are kept one after the other; no token has this id.
+#: Separates answers in a text; no token has this id.
 END = (1 << 31) - 1
 
-#: How many tokens match, and where they stood before, the latest place last.
+#: How many tokens match, and the places where they occurred before, the latest last.
 Match = tuple[int, tuple[int, ...]]
 
 
 class Contexts:
-    """The places of a growing text by their contexts. tokens: the text; whoever holds it may append to it.
+    """The places of a growing text by their contexts. tokens: the text, to which the caller may append.
 
-    taken: places below this one are taken in.
+    taken: places below this one are indexed.
     """
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.taken = tokens, 1
-        # By node << 32 | token, in table (node ^ token) % 64: the node below, or ~place if it is one place alone.
+        # By node << 32 | token, in table (node ^ token) % 64: the child node, or ~place if it is a single place.
         self._below: list[dict[int, int]] = [{} for _ in range(_TABLES)]
-        # Tuples, since the collector of cycles looks at lists again and again.
+        # Tuples, since the garbage collector traverses lists again and again.
         self._depths: list[int] = [0]
         self._places: list[tuple[int, ...]] = [(0,)]
 
     @property
     def behind(self) -> int:
-        """How many tokens are there and not taken in."""
+        """How many tokens are not indexed yet."""
         return len(self.tokens) - self.taken
 
     def take(self, most: int) -> None:
-        """Take in the next ``most`` tokens, or as many as there are."""
+        """Index the next ``most`` tokens, or as many as there are."""
         tokens, end = self.tokens, min(self.taken + most, len(self.tokens))
         for place in range(self.taken, end):
             if tokens[place] != END:
@@ -70,7 +70,7 @@ class Contexts:
         self.taken = max(end, self.taken)
 
     def matches(self, text: list[int]) -> list[Match]:
-        """Ever longer contexts that end ``text`` and were seen before, each at fewer places than the one before."""
+        """Suffixes of ``text`` that occurred before, from short to long, each at fewer places than the one before."""
         found: list[Match] = []
         node = depth = 0
         limit = min(len(text), MOST_CONTEXT)
@@ -88,7 +88,7 @@ class Contexts:
         return found
 
     def dispose(self, most: int) -> None:
-        """Give back the memory of ``most`` entries: all at once would take long. Of no use for anything else then."""
+        """Free the memory of ``most`` entries, since all at once would take long. The index is unusable afterwards."""
         if self._below:
             table = self._below[-1]
             for _ in range(min(most, len(table))):
@@ -126,7 +126,7 @@ class Contexts:
             node = child
 
     def _branch(self, child: int, depth: int, known: tuple[int, ...], place: int) -> int:
-        """A node of this depth, to stand between a child and its parent where another place goes another way."""
+        """Insert a node of this depth between a child and its parent, where another place branches off."""
         node = len(self._places)
         self._depths.append(depth)
         self._places.append((*known[1 - MOST_PLACES :], place))
@@ -137,7 +137,7 @@ class Contexts:
         return node
 
     def _common(self, text: list[int], end: int, place: int, known: int, most: int) -> int:
-        """How many tokens before ``end`` of a text are those before a place: at least ``known``, ``most`` at most."""
+        """How many tokens before ``end`` of a text equal those before a place: at least ``known``, at most ``most``."""
         tokens = self.tokens
         if text[end - most : end - known] == tokens[place - most : place - known]:
             return most
@@ -146,25 +146,25 @@ class Contexts:
         return known
 
 
-#: A candidate followed its context: the one time, each of several times, mostly, now and then, seldom; or it followed
-#: a shorter one.
+#: How often a candidate followed its context: the only time, each of several times, mostly, sometimes, seldom; or it
+#: followed a shorter one.
 ONCE, ALWAYS, MOSTLY, SOMETIMES, SELDOM, SHORTER = range(6)
 KINDS = 6
-#: What is believed in the beginning, by kind: after one token of context and after very many.
+#: The initial chances by kind: after one token of context and after very many.
 _FIRST = ((0.30, 0.90), (0.55, 0.97), (0.30, 0.55), (0.20, 0.35), (0.05, 0.10), (0.10, 0.25))
-#: How much of the way from the one to the other is left after each token of context.
+#: The factor by which the distance to the second one shrinks with each token of context.
 _LEFT = 0.75
 
 
 def kind_of(votes: int, voters: int) -> int:
-    """Which kind of candidate this is: it came ``votes`` times of ``voters``."""
+    """The kind of a candidate that followed ``votes`` times of ``voters``."""
     if votes == voters:
         return ONCE if votes == 1 else ALWAYS
     return MOSTLY if 2 * votes >= voters else SOMETIMES if 5 * votes >= voters else SELDOM
 
 
 def cell_of(length: int, kind: int) -> int:
-    """Where the chance of such a candidate stands behind so many tokens of context."""
+    """The cell of the chance of such a candidate after this many tokens of context."""
     return min(length, MOST_CONTEXT) * KINDS + kind
 
 
@@ -178,15 +178,15 @@ def _beginning(length: int, kind: int) -> float:
     return most - (most - least) * _LEFT ** (length - 1)
 
 
-#: Tokens of a salt's answers, and of all salts together, that are kept at most; and salts.
+#: The most tokens kept of a salt's answers, and of all salts together; and the most salts.
 MOST_OF_SALT, MOST_IN_ALL, MOST_SALTS = 1 << 17, 1 << 19, 1024
 
-#: By the hash of the salt, the quietest first: the texts it has, the oldest first.
+#: (Hash of a salt, its texts, the oldest first); the least recently written salt first.
 Texts = list[tuple[bytes, list[list[int]]]]
 
 
 class Answers:
-    """What one salt has: its texts, the latest first, and how far they are to be trusted."""
+    """One salt's texts, the latest first, and the learnt chances of their continuations."""
 
     def __init__(self) -> None:
         self.texts: list[Contexts] = []
@@ -198,10 +198,10 @@ class Answers:
 
 
 class History:
-    """The answers of all salts. of_salt, in_all: tokens kept at most. key: what salts are hashed under; random if None.
+    """The answers of all salts. of_salt, in_all: the most tokens kept. key: of the salts' hashes; random if None.
 
-    changes: answers taken up so far. behind: texts that have tokens not taken in yet. dropped: texts whose memory is to
-    be given back.
+    changes: answers added so far. behind: texts with tokens that are not indexed yet. dropped: texts whose memory is to
+    be freed.
     """
 
     def __init__(self, of_salt: int = MOST_OF_SALT, in_all: int = MOST_IN_ALL, key: bytes | None = None) -> None:
@@ -232,7 +232,7 @@ class History:
         return answers
 
     def add(self, salt: str, tokens: list[int]) -> None:
-        """An answer more: as much of its end as may be kept."""
+        """Add an answer: as much of its end as may be kept."""
         tokens = [*tokens[-max(self._half - 1, 0) :], END]
         if len(tokens) > self._half:
             return
@@ -254,12 +254,12 @@ class History:
             self._drop(quiet, quiet.texts[-1])
 
     def texts(self) -> Texts:
-        """All there is. The texts go on to grow at their ends, and change nowhere else."""
+        """All texts. They keep growing at their ends, and change nowhere else."""
         kept = [(hashed, answers.texts) for hashed, answers in self._salts.items() if answers.texts]
         return [(hashed, [text.tokens for text in reversed(texts)]) for hashed, texts in kept]
 
     def restore(self, hashed: bytes, texts: list[list[int]]) -> None:
-        """Take in what :meth:`texts` gave of one salt, all of it at once."""
+        """Restore one salt from :meth:`texts`, indexing all of it at once."""
         answers = self._of(hashed)
         for tokens in texts:
             text = Contexts(tokens)

@@ -1,9 +1,9 @@
-"""The suffix drafter: what followed the longest context that ends the text, in it or in earlier answers.
+"""The suffix drafter: proposes what followed the text's longest known suffix, in the text or in earlier answers.
 
-Costs no model. Where the last tokens of a sequence, up to 16 of them, stood before is looked up in its own text and in
-what was answered before under the same salt; the places found vote, and the draft is as long as its chance to be right
-is good (reference: algorithms, 3.10). Text is taken in a slice at each step, so that a long prompt holds up nobody:
-what is not taken in yet is not found yet.
+Needs no model. Earlier occurrences of a sequence's last tokens, up to 16 of them, are looked up in its own text and in
+earlier answers of the same salt; the places found vote, and the draft is as long as its chance to be right is good
+(reference: algorithms, 3.10). Text is indexed in time slices, one each step, so that a long prompt delays no other
+request: what is not indexed yet is not found yet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
-#: Seconds of each step. Half a millisecond below what is promised, for the piece that was begun in time.
+#: Seconds of each step. Half a millisecond below what is promised, for the chunk that was begun in time.
 SLICE = 0.5e-3
-#: Tokens taken in, or entries given back, between two looks at the clock.
+#: Tokens indexed, or entries freed, between two checks of the clock.
 PIECE = 16
 
 
 class Slices:
-    """Hands out one slice a step. seconds: how long it is. One piece is taken in however late it is."""
+    """Gives one time slice per step. seconds: its length. At least one chunk is indexed, however late it is."""
 
     def __init__(self, seconds: float = SLICE) -> None:
         self._seconds, self._until = seconds, 0.0
@@ -34,40 +34,41 @@ class Slices:
         self._seen: set[str] = set()
 
     def begin(self) -> None:
-        """A step begins: drafts are asked for."""
+        """A step begins: drafts are requested."""
         self._until = time.perf_counter() + self._seconds
         self._owed = True
         self._seen.clear()
 
     def extend(self, id: str) -> None:
-        """A chunk of a prompt was computed, in the same step or, if it is the second one of its sequence, the next."""
+        """A prompt chunk was computed: in the same step or, if it is the second one of its sequence, in the next."""
         if id in self._seen:
             self.begin()
         self._seen.add(id)
 
     def take(self, text: Contexts) -> bool:
-        """Take in of a text as much as there is time for; whether that is all of it."""
+        """Index as much of a text as there is time for; returns whether that is all of it."""
         while (behind := text.behind) > 0 and (self._owed or time.perf_counter() < self._until):
             text.take(PIECE)
             self._owed = False
         return behind <= 0
 
     def dispose(self, text: Contexts) -> bool:
-        """Give back of its memory as much as there is time for; whether that is all of it."""
+        """Free as much of its memory as there is time for; returns whether that is all of it."""
         while not text.disposed and time.perf_counter() < self._until:
             text.dispose(PIECE)
         return text.disposed
 
 
-#: What is less likely than this to be accepted is not drafted. Lower drafts more and has hardly more accepted.
+#: Tokens less likely than this to be accepted are not drafted. With a lower value more are drafted, and hardly more
+#: accepted.
 LEAST_CHANCE = 0.01
-#: Lengths of context that a tree looks at.
+#: How many lengths of context a tree uses.
 _LENGTHS = 4
 
 
 @dataclass(slots=True, eq=False)
 class _LookedUp:
-    """What is kept of a sequence: its text, its salt's answers, and the last draft with the length it was made at."""
+    """State of a sequence: its text, its salt's answers, and the last draft with the text length it was made at."""
 
     own: Contexts
     answers: Answers
@@ -78,8 +79,8 @@ class _LookedUp:
 class SuffixDrafter:
     """Chains, and trees where places disagree; implements :class:`foresay.spec.protocols.Drafter`.
 
-    history: earlier answers, to begin with and to add to. slice_seconds: of each step, for taking in text. learning:
-    False leaves the chances as they begin, for comparison.
+    history: earlier answers, which are extended. slice_seconds: of each step, for indexing text. learning: False keeps
+    the initial chances, for comparison.
     """
 
     name = SUFFIX
@@ -96,7 +97,7 @@ class SuffixDrafter:
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
-        """The same; None where nothing matches."""
+        """Like ``propose``; None where nothing matches."""
         self._slices.begin()
         running = [self._running.get(sequence.id) or self._of(sequence) for sequence in sequences]
         for one in running if len(running) == 1 else sorted(running, key=lambda one: one.own.behind):
@@ -106,16 +107,16 @@ class SuffixDrafter:
         return [self._tree(*parts) for parts in zip(running, sequences, shapes, strict=True)]
 
     def extend(self, sequence: SequenceState) -> None:
-        """Take in a slice of the prompt, all of which is known, while the target computes it."""
+        """Index a slice of the prompt, all of which is known, while the target computes it."""
         self._slices.extend(sequence.id)
         self._slices.take(self._of(sequence).own)
         self._catch_up()
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Nothing to do: what was committed is read when a draft is asked for."""
+        """Nothing to do: committed tokens are read when a draft is requested."""
 
     def finished(self, sequence: SequenceState) -> None:
-        """Keep the answer, if it is one: a preempted sequence comes back, and what is not to leave a trace does not."""
+        """Keep the answer, if it is one: not of a preempted sequence, which comes back, nor of a background one."""
         running = self._running.pop(sequence.id, None)
         if running is not None:
             self.history.dropped.append(running.own)
@@ -130,7 +131,7 @@ class SuffixDrafter:
         return running
 
     def _catch_up(self) -> None:
-        """With what is left of the slice: earlier answers, and memory to give back."""
+        """In the rest of the slice: index earlier answers, and free memory."""
         behind, dropped = self.history.behind, self.history.dropped
         while behind and self._slices.take(behind[0]):
             del behind[0]

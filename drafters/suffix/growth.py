@@ -1,10 +1,10 @@
-"""A draft from the places where the text's end stood before: a vote at every node, as long as the chances are good.
+"""A draft from the earlier places of the text's suffix: a vote at every node, as long as the chances are good.
 
 ::
 
     places     p     q     r           of the longest context, in the sequence itself and in earlier answers
     runs       x a b x a c y a b       what followed there; the latest place counts most
-    nodes      x: 2 of 3   y: 1 of 3   below each vote the runs that agree so far
+    nodes      x: 2 of 3   y: 1 of 3   each node continues with the runs that agree so far
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from foresay.spec.budget.chance import Cells
 
 #: What followed a place.
 Run = list[int]
-#: What the latest place's vote counts, the one before it, and so on.
+#: The weights of votes: the latest place's, the one before it, and so on.
 _WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_PLACES))
 
 
 @dataclass(slots=True)
 class DraftNodes:
-    """A draft as host lists, the root first. cells: where the trust in each node is kept."""
+    """A draft as host lists, the root first. cells: of each node's chance in the learnt table."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -33,7 +33,7 @@ class DraftNodes:
     cells: list[int] = field(default_factory=lambda: [0])
 
     def add(self, token: int, parent: int, chance: float, cell: int) -> int:
-        """A node more; its number."""
+        """Add a node; returns its number."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.chances.append(chance)
@@ -41,7 +41,7 @@ class DraftNodes:
         return len(self.tokens) - 1
 
     def teach(self, trust: Cells, came: Sequence[int]) -> None:
-        """Tell what became of it: ``came`` are the tokens behind the root."""
+        """Learn from the outcome: ``came`` are the tokens after the root."""
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             below.setdefault(parent, []).append(node)
@@ -59,15 +59,15 @@ class DraftNodes:
 
 @dataclass(slots=True)
 class Continuations:
-    """What followed where the end of a text stood before. lengths: of the contexts, the longest first; runs: of each,
-    at most ``MOST_PLACES`` from all texts, that of the first text's latest place first."""
+    """What followed earlier occurrences of a text's suffix. lengths: of the contexts, the longest first; runs: for
+    each, at most ``MOST_PLACES`` from all texts, beginning with the first text's latest place."""
 
     lengths: list[int]
     runs: list[list[Run]]
 
     @classmethod
     def of(cls, texts: Sequence[Contexts], matches: Sequence[list[Match]], most: int, levels: int) -> Continuations:
-        """Of what matches in each text. most: lengths of context; levels: tokens of each run."""
+        """From the matches in each text. most: how many lengths of context; levels: tokens of each run."""
         if most == 1:
             lengths = [max((found[-1][0] for found in matches if found), default=0)]
         else:
@@ -87,13 +87,14 @@ def _runs(texts: Sequence[Contexts], matches: Sequence[list[Match]], length: int
 
 
 def _run(text: list[int], place: int, levels: int) -> Run:
-    """``levels`` tokens from a place on; where the text ends, it is thought to repeat what followed."""
+    """``levels`` tokens from a place on; if the text ends, what followed is repeated."""
     run = text[place : place + levels]
     return run if len(run) == levels else (run * levels)[:levels]
 
 
 def grow_chain(root: int, found: Continuations, levels: int, trust: Cells, least: float) -> DraftNodes:
-    """The token with most votes at each level, until the chance of all of them to be right falls below ``least``."""
+    """The token with the most votes at each level, until the chance that all of them are right falls below
+    ``least``."""
     grown, chance = DraftNodes([root]), 1.0
     length, runs = found.lengths[0], found.runs[0]
     for depth in range(levels):
@@ -111,12 +112,13 @@ def grow_chain(root: int, found: Continuations, levels: int, trust: Cells, least
 
 
 def grow_tree(root: int, found: Continuations, levels: int, nodes: int, trust: Cells, least: float) -> DraftNodes:
-    """The likeliest ``nodes`` nodes (the root among them), none less likely than ``least``.
+    """The likeliest ``nodes`` nodes (including the root), none less likely than ``least``.
 
-    Below the root come what followed the longest context and, in what chance that leaves, what followed shorter ones.
+    Below the root are the continuations of the longest context and, with the chance that is left, those of shorter
+    ones.
     """
     grown = DraftNodes([root])
-    # Minus the chance, a number that decides between equals, token, parent, cell, depth, context, the runs that agree.
+    # Minus the chance, a number to break ties, token, parent, cell, depth, context length, the runs that agree.
     heap: list[tuple[float, int, int, int, int, int, int, list[Run]]] = []
     numbers = count()
 
@@ -148,7 +150,7 @@ def grow_tree(root: int, found: Continuations, levels: int, nodes: int, trust: C
 
 
 def _votes(runs: list[Run], depth: int) -> dict[int, tuple[float, list[Run]]]:
-    """What followed, ``depth`` tokens on: the weight of each token, and the runs that have it."""
+    """The votes ``depth`` tokens on: the weight of each token, and the runs that have it."""
     tokens = [run[depth] for run in runs]
     if tokens.count(tokens[0]) == len(tokens):
         return {tokens[0]: (1.0, runs)}

@@ -1,1 +1,1 @@
-"""Training heads: the target writes texts, a head learns from them, the result is a published layout."""
+"""Training heads: the target generates texts, a head is trained on them, and the result has a published layout."""

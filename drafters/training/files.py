@@ -1,4 +1,4 @@
-"""Files of a training run, none of which is ever seen half-written."""
+"""Files of a training run, which are all written atomically."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from torch import Tensor
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.written import save_tensors
 
-#: Writes a whole file to the path it is given.
+#: Writes a whole file to the given path.
 Writer = Callable[[Path], object]
 
 
 class DiskError(ForesayError):
-    """A file of the run cannot be written, or one that was cannot be read."""
+    """A file of the run cannot be written, or cannot be read again."""
 
 
 def write(path: Path, writer: Writer) -> None:
-    """Let ``writer`` write a file beside ``path``, then put it in its place at once.
+    """Let ``writer`` write a file next to ``path``, then rename it atomically.
 
-    Raises DiskError with file and reason, and leaves what was in its place, if that cannot be.
+    If that fails, raises DiskError with file and reason, and leaves what was there.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -38,7 +38,7 @@ def write(path: Path, writer: Writer) -> None:
         writer(partial)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        partial.chmod(0o644)  # safetensors makes files that nobody else may read, and a server may be somebody else
+        partial.chmod(0o644)  # safetensors writes files for their owner only, but a server may run as another user
         os.replace(partial, path)
     except (OSError, RuntimeError) as error:
         raise DiskError(
@@ -50,7 +50,7 @@ def write(path: Path, writer: Writer) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The system's own words, where there are any: torch hides them behind its own, safetensors puts others before."""
+    """The system's error message, if there is one: torch hides it behind its own, safetensors adds a prefix."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -61,7 +61,7 @@ def _reason(error: BaseException) -> str:
 
 
 def save(path: Path, value: Any) -> None:
-    """``torch.save``, at once."""
+    """``torch.save``, atomically."""
 
     def writer(partial: Path) -> None:
         with partial.open("wb") as file:  # given a path, torch does not say why it cannot write
@@ -71,7 +71,7 @@ def save(path: Path, value: Any) -> None:
 
 
 def load(path: Path) -> Any:
-    """What :func:`save` wrote, on the CPU. Raises DiskError for a file that is damaged."""
+    """Load what :func:`save` wrote, on the CPU. Raises DiskError if the file is damaged."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
@@ -79,14 +79,14 @@ def load(path: Path) -> Any:
 
 
 def damaged(path: Path) -> DiskError:
-    """What is said of a file that does not hold what was written to it."""
+    """The error for a file that does not hold what was written to it."""
     return DiskError(f"{path}: is damaged or cannot be read; remove it, and the same command makes it again")
 
 
 def publish(out: Path, parts: Mapping[str, Writer]) -> None:
-    """The files of a model by name, the one that makes it a model (config.json) last.
+    """Write the files of a model, by name; the one that makes it a model (config.json) comes last.
 
-    If one cannot be written, none of them stays.
+    If one cannot be written, all of them are removed.
     """
     fresh = not out.exists()
     try:
@@ -102,7 +102,7 @@ def publish(out: Path, parts: Mapping[str, Writer]) -> None:
 
 
 def weights(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Writer:
-    """A safetensors file, numbers in ``dtype``."""
+    """A safetensors file, with floats in ``dtype``."""
     cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     return lambda partial: save_tensors(partial, cast)
 

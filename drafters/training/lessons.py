@@ -1,7 +1,8 @@
-"""The texts of a run as lessons, step by step: each comes once in a round, beside others of like length.
+"""The texts of a run as training batches, step by step: each comes once per epoch, together with others of similar
+length.
 
-Reading a text costs the target as much as learning from it costs a head, so what it thinks of each is kept in bf16
-where that is not too much: on a CPU in the run's folder, on a GPU, which reads them all in seconds, in its memory.
+A target's pass over a text costs as much as training a head on it, so its states are kept in bf16 if they are not too
+large: on a CPU in the run's folder, on a GPU, which computes them all in seconds, in its memory.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training import files
 from foresay.drafters.training.teacher import Teacher, Text, with_final
 
-#: Bytes of states that are kept on a CPU, at most; the share of a GPU's free memory; texts in one file of them.
+#: The most bytes of states that are kept on a CPU; the share of a GPU's free memory; texts per file of states.
 _KEPT_AT_MOST, _SHARE = 12 << 30, 0.5
 TEXTS_IN_FILE = 128
 
 
 class Lessons:
-    """Lessons from texts. needs: features by name. batch: texts in a step. room: rows behind the longest one."""
+    """Lessons from texts. needs: features by name. batch: texts in a step. room: padding rows after the longest one."""
 
     def __init__(self, teacher: Teacher, texts: Sequence[Text], needs: Sequence[str], batch: int, room: int) -> None:
         self._teacher, self._texts, self._needs, self._room = teacher, texts, needs, room
@@ -34,13 +35,13 @@ class Lessons:
         self._likeliest: dict[int, Tensor] = {}
 
     def at(self, step: int, seed: int) -> Lesson:
-        """That of a step: in every round all groups come, in an order of its own."""
+        """The lesson of a step: each epoch has all groups, in its own order."""
         turn, place = divmod(step, len(self._groups))
         generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
         return self._of(int(torch.randperm(len(self._groups), generator=generator)[place]))
 
     def all(self) -> Iterator[Lesson]:
-        """Those of all groups."""
+        """The lessons of all groups."""
         yield from map(self._of, range(len(self._groups)))
 
     def _of(self, number: int) -> Lesson:
@@ -49,13 +50,13 @@ class Lessons:
         lesson = self._teacher.lesson([self._texts[text] for text in group], self._needs, self._room, known)
         if not known:
             return lesson
-        if number not in self._likeliest:  # a product with all of the vocabulary, once and not in every round
+        if number not in self._likeliest:  # a product with the whole vocabulary, once and not in every epoch
             self._likeliest[number] = lesson.likeliest_tokens()
         return replace(lesson, likeliest=self._likeliest[number])
 
     @property
     def kept(self) -> bool:
-        """Whether what the target thinks of all texts is to be kept."""
+        """Whether the target's states of all texts are kept."""
         names = with_final(self._needs)
         size: int = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2
         if self._in_files:
@@ -67,15 +68,15 @@ class Lessons:
         return self._teacher.device == "cpu"
 
     def read(self, file: Callable[[int], Path], shown: Callable[[int], None]) -> None:
-        """Have the target read every text that it has not read yet. file: where states are kept, by number. shown: is
-        given how many texts are read."""
+        """Run the target over every text that it has not read yet. file: the file of states by number. shown: called
+        with the number of texts read."""
         if self._in_files:
             self._read_to_files(file, shown)
         else:
             self._read_groups(shown)
 
     def _read_groups(self, shown: Callable[[int], None]) -> None:
-        """A step's texts at once, whose states stay where they are made."""
+        """One step's texts at a time; their states stay on the device."""
         known: dict[int, Tensor] = {}
         for group in self._groups:
             states = self._states(pad_sequence([self._texts[text].tokens for text in group], batch_first=True))

@@ -1,8 +1,8 @@
-"""What a model learns by: AdamW, or Muon for the matrices of one whose attention has to be found first.
+"""The optimizers: AdamW, or Muon for the matrices of a model that has to learn its attention first.
 
-The rows of a block begin as masks, and know nothing until a layer looks at the right injected key. AdamW finds that
-late: after 150 steps on the bundled target a block's first guess was accepted in 32 % of places, with Muon in 53 %. A
-head that reads its feature directly learns slower by it (EAGLE-3: 44 and 38 %).
+The rows of a block start as masks, without information until a layer attends to the right injected key. AdamW finds
+that late: after 150 steps on the bundled target a block's first guess was accepted at 32 % of positions, with Muon at
+53 %. A head that reads its feature directly learns slower with Muon (EAGLE-3: 44 and 38 %).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest semi-orthogonal matrix to ``g``, nearly: a quintic Newton-Schulz iteration."""
+    """Approximately the nearest semi-orthogonal matrix to ``g``: a quintic Newton-Schulz iteration."""
     x: Tensor = g.mT if g.shape[0] > g.shape[1] else g
     x = x / (torch.linalg.vector_norm(x) + 1e-7)
     for _ in range(iterations):
@@ -45,7 +45,7 @@ def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Optimizers:
-    """Several that step together. parameters: of Muon those in ``matrices``, of AdamW the others."""
+    """Several optimizers that step together. parameters: Muon gets those in ``matrices``, AdamW the others."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], matrices: Iterable[nn.Parameter], rate: float) -> None:
         by_muon = list(matrices)
@@ -59,7 +59,7 @@ class Optimizers:
         self._rate = rate
 
     def step(self, factor: float) -> None:
-        """Move by the gradients, ``factor`` times the rate, and clear them."""
+        """Step with ``factor`` times the rate, and clear the gradients."""
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = self._rate * factor
@@ -70,6 +70,6 @@ class Optimizers:
         return [part.state_dict() for part in self._parts]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Raises ValueError or TypeError for those of other parameters."""
+        """Raises ValueError or TypeError for states of other parameters."""
         for part, state in zip(self._parts, states, strict=True):
             part.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""How far a phase of the training is: a bar on a terminal, elsewhere a plain line every half a minute."""
+"""The progress of a training phase: a bar on a terminal, elsewhere a plain line every half minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_EVERY = 30.0
 
 
 class Progress:
-    """``done`` of ``total`` things on stderr. first: how many were done before; shown: False for silence."""
+    """Shows ``done`` of ``total`` on stderr. first: how many were done before; shown: False for no output."""
 
     def __init__(self, text: str, total: int, unit: str, first: int = 0, shown: bool = True) -> None:
         self._text, self._total, self._unit, self._first, self.done = text, total, unit, first, first
@@ -29,7 +29,7 @@ class Progress:
             unit=f" {unit}",
             file=sys.stderr,
             ncols=(os.get_terminal_size(sys.stderr.fileno()).columns or 80) if terminal else None,
-            nrows=24,  # a terminal that says it has no size (a container's, often) would be shown nothing
+            nrows=24,  # a terminal that reports no size (often in a container) would show nothing
             disable=not terminal,
         )
 
@@ -42,7 +42,7 @@ class Progress:
         self._bar.close()
 
     def to(self, done: int, note: str = "") -> None:
-        """So many are done now."""
+        """Set how many are done now."""
         self.done = done
         if note:
             self._bar.set_postfix_str(note, refresh=False)

@@ -1,4 +1,4 @@
-"""Prompts for the target to go on from: a text file, a JSON Lines file, or a folder of such files."""
+"""Prompts for the target to continue: a text file, a JSON Lines file, or a folder of such files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or a chat. where: file and line it was read from, for messages."""
+    """A text or a chat. where: file and line it was read from, for error messages."""
 
     content: str | Messages
     where: str
@@ -26,7 +26,7 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """One prompt per line: text, or in JSON Lines an object with ``prompt`` (text) or ``messages`` (a chat).
 
-    Raises ConfigurationError naming file and line for what is none of these.
+    Raises ConfigurationError, which names file and line, for anything else.
     """
     files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES) if path.is_dir() else [path]
     if path.suffix == ".json" and not path.is_dir():
@@ -44,7 +44,7 @@ def _of_file(file: Path) -> Iterator[Prompt]:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ConfigurationError(f"--prompts {file}: cannot be read ({error.strerror})") from error
-    # By the newline alone: texts may hold what str.splitlines takes for one.
+    # Only at newlines: texts may hold other characters at which str.splitlines splits.
     for number, line in enumerate(content.split(b"\n"), start=1):
         where = f"{file}, line {number}"
         text = _decoded(line, where)

@@ -1,7 +1,7 @@
-"""One training run, from prompts to a model's directory; killed at any time, the same command goes on.
+"""One training run, from prompts to a model's directory; if it is killed, the same command continues it.
 
 Every random choice is a function of the seed and of the step or batch number, so a run that was interrupted ends with
-the same weights as one that was not. What it keeps meanwhile: :mod:`foresay.drafters.training.work`.
+the same weights as one that was not. Its intermediate files: :mod:`foresay.drafters.training.work`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Model = MedusaModel | EagleModel | DFlashModel | DraftModel
 
 #: Seconds between two saved states.
 _SAVED_EVERY = 60.0
-#: Held-out texts that are judged, at most.
+#: The most held-out texts used for evaluation.
 _JUDGED = 64
 _LEARNERS = {
     MEDUSA: "training the Medusa heads",
@@ -48,14 +48,14 @@ _LEARNERS = {
 
 
 class Run:
-    """The phases of a run, each resumable. progress: whether they are shown on stderr."""
+    """The phases of a run, each resumable. progress: whether it is shown on stderr."""
 
     def __init__(self, settings: Settings, teacher: Teacher, work: Work, progress: bool = True) -> None:
         self.settings, self.teacher = settings, teacher
         self._work, self._progress = work, progress
 
     def __call__(self) -> Judged:
-        """Write, learn, judge and publish; returns how the model does on held-out text."""
+        """Generate texts, train, evaluate and publish; returns the model's quality on held-out text."""
         texts = self.texts()
         learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
         model = self.model(learned).to(self.teacher.device)
@@ -79,7 +79,7 @@ class Run:
         files.publish(self._work.out, parts)
 
     def _lessons(self, texts: Sequence[Text], needs: Sequence[str]) -> Lessons:
-        """Those of texts, read by the target now where what it thinks is kept."""
+        """The lessons of texts, whose states the target computes now if they are kept."""
         lessons = Lessons(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
         if lessons.kept:
             with Progress("reading the texts with the target", len(texts), "texts", 0, self._progress) as bar:
@@ -87,7 +87,7 @@ class Run:
         return lessons
 
     def texts(self) -> list[Text]:
-        """What the target wrote."""
+        """The texts that the target generated."""
         prompts, size = self._prompts(), self.settings.together
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
@@ -98,7 +98,7 @@ class Run:
         return texts
 
     def _prompts(self) -> list[list[int]]:
-        """One prompt per sample, in a random choice, then by length: those side by side are filled up."""
+        """One randomly chosen prompt per sample, sorted by length, since the prompts of a batch are padded."""
         prompts = self.teacher.prompts(Path(self.settings.prompts), self.settings.length)
         generator = torch.Generator().manual_seed(self.settings.seed)
         order = torch.randperm(len(prompts), generator=generator).tolist()
@@ -119,7 +119,7 @@ class Run:
         return [Text(*text) for text in files.load(path)]
 
     def model(self, texts: Sequence[Text]) -> Model:
-        """A fresh model to learn from the target."""
+        """A new model to be trained."""
         torch.manual_seed(self.settings.seed)
         teacher, settings = self.teacher, self.settings
         if settings.kind == MEDUSA:
@@ -137,7 +137,7 @@ class Run:
         return made(eagle_shape(teacher.config, len(ids)), teacher.embedding, ids, teacher.lm_head, settings.depth)
 
     def learn(self, model: Model, lessons: Lessons) -> None:
-        """All steps that are left."""
+        """Run all steps that are left."""
         settings, path = self.settings, self._work.state
         matrices = model.matrices() if isinstance(model, DFlashModel) else []
         optimizer = Optimizers(filter(lambda each: each.requires_grad, model.parameters()), matrices, settings.rate)
@@ -167,14 +167,14 @@ class Run:
         return total
 
     def _half(self) -> torch.autocast:
-        """Products in bf16, where they are faster so; weights and sums stay fp32."""
+        """Products in bf16, where that is faster; weights and sums stay fp32."""
         device = self.teacher.device
         able = torch.cpu.get_capabilities()
         native = device != "cpu" or able.get("avx512_bf16") or able.get("amx_bf16") or able.get("bf16")
         return torch.autocast(device, torch.bfloat16, enabled=bool(native))
 
     def _resumed(self, model: Model, optimizer: Optimizers, path: Path) -> int:
-        """The first step to do; weights and optimiser are brought up to it."""
+        """The first step to do; restores weights and optimizer."""
         if not path.exists():
             return 0
         state = files.load(path)
@@ -189,7 +189,7 @@ class Run:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
     def judge(self, model: Model, texts: Sequence[Text]) -> Judged:
-        """Means over held-out texts, depth by depth."""
+        """Evaluate on held-out texts: means for each depth."""
         generator, settings = torch.Generator(self.teacher.device).manual_seed(0), self.settings
         texts = texts[:: -(-len(texts) // _JUDGED)]
         lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
@@ -208,12 +208,12 @@ def _mean(depths: list[Depth]) -> Depth:
 
 
 def _losses(model: Model, lesson: Lesson, done: float) -> Iterator[Tensor]:
-    """done: the share of the run that is over, by which an EAGLE-3 head learns more of its passes."""
+    """done: the completed share of the run, which decides how many passes of an EAGLE-3 head are trained."""
     return model.losses(lesson, done) if isinstance(model, EagleModel) else model.losses(lesson)
 
 
 def rate_at(step: int, steps: int) -> float:
-    """The learning rate's factor: a short warm-up, then half a cosine down to a twentieth."""
+    """The learning rate's factor: a short warm-up, then a cosine decay to a twentieth."""
     warm = max(1, min(100, steps // 10))
     if step < warm:
         return (step + 1) / warm

@@ -1,20 +1,20 @@
-"""What decides the result of a training run."""
+"""The settings that determine the result of a training run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: One text in so many is held out to judge what was learned.
+#: One text in this many is held out for evaluation.
 HELD_OUT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides the result of a run. Counts are of texts, of tokens in one, of steps and of texts in a step.
+    """The settings that determine the result of a run. samples: texts; length: tokens in one; batch: texts in a step.
 
-    temperatures: what the target writes at, batch by batch in turn. layers: of a draft model or a
-    DFlash head. width: of a draft model. vocabulary: tokens that a head guesses among, at most. together: texts that
-    are written side by side; a run that is stopped loses those it has begun.
+    temperatures: of the target's texts, alternating by batch. layers: of a draft model or a DFlash head. width: of a
+    draft model. vocabulary: the most tokens in a head's vocabulary. together: texts that are generated in one batch; a
+    run that is stopped loses the unfinished batch.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Shapes of what is trained, made from the target's own."""
+"""Shapes of trained models, derived from the target's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WIDTH_STEP = 8
 
 
 def draft_vocabulary(written: Tensor, vocab_size: int, most: int) -> Tensor:
-    """int64[V'], ascending: all tokens, or the ``most`` that the target wrote most often. written: int64[T]."""
+    """int64[V'], ascending: all tokens, or the ``most`` most frequent in the target's texts. written: int64[T]."""
     if vocab_size <= most:
         return arange(vocab_size)
     return written.bincount(minlength=vocab_size).topk(most).indices.sort().values
 
 
 def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
-    """A layer shaped like the target's own, which reads the inputs of an early, a middle and a late layer."""
+    """A layer shaped like the target's, which reads the inputs of an early, a middle and a late layer."""
     layers = config.num_hidden_layers
     first = layers // 4
-    if first == 1:  # a list that begins with 1 is read as naming outputs
+    if first == 1:  # a list that begins with 1 is read as layer outputs
         first = 2 if layers >= 6 else 0
     chosen = (2, layers // 2, layers - 3) if layers >= 16 else (first, layers // 2, layers - 1)
     return EagleShape(
@@ -39,7 +39,7 @@ def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
 
 
 def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DFlashShape:
-    """Layers shaped like the target's own, which read up to five of its layers, from an early one to a late one."""
+    """Layers shaped like the target's, which read up to five of its layers, from an early one to a late one."""
     depth = config.num_hidden_layers
     first, last = (2, depth - 2) if depth >= 6 else (1, depth - 1)
     count = min(5, last - first + 1)
@@ -60,8 +60,8 @@ def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DF
 
 
 def draft_shape(config: Any, layers: int, width: int) -> dict[str, object]:
-    """The config.json of a Llama of so many layers, as wide as asked, with heads like the target's and about as many
-    for its width."""
+    """The config.json of a Llama with this many layers and this width, with heads of the target's size and about as
+    many for its width."""
     share = width / config.hidden_size
     heads = max(1, round(config.num_attention_heads * share))
     most = max(1, round(_kv_heads(config) * share))
@@ -84,17 +84,17 @@ def draft_shape(config: Any, layers: int, width: int) -> dict[str, object]:
 
 
 def default_layers(layers: int, most: int | None = None) -> int:
-    """A quarter of the target's, up to ``most``."""
+    """A quarter of the target's layers, up to ``most``."""
     return max(1, min(layers // 4, most or layers))
 
 
 def default_width(width: int) -> int:
-    """Half of the target's."""
+    """Half of the target's width."""
     return max(1, width // 2 // WIDTH_STEP) * WIDTH_STEP
 
 
 def _kept(config: Any) -> dict[str, Any]:
-    """What every draft shares with its target."""
+    """The values that every draft shares with its target."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {
         "vocab_size": config.vocab_size,

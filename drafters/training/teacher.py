@@ -1,4 +1,4 @@
-"""The target as a teacher: it writes texts, and shows what it thought at every token."""
+"""The target as a teacher: it generates texts, and its hidden states at every token."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.hub import BESIDE
 from foresay.verifier.model.nodes import Stack
 
-#: The state behind the last norm, which the output matrix reads.
+#: The state after the last norm, the input of the output matrix.
 FINAL = "final"
 
 
 def with_final(needs: Sequence[str]) -> list[str]:
-    """Features by name, and behind them the state that logits are made of."""
+    """Features by name, and after them the state that logits are computed from."""
     return [*(name for name in needs if name != FINAL), FINAL]
 
 
 class Text(NamedTuple):
-    """tokens: int64[T], a prompt and what the target went on with. start: where that begins."""
+    """tokens: int64[T], a prompt and the target's continuation. start: where the continuation begins."""
 
     tokens: Tensor
     start: int
@@ -56,24 +56,24 @@ class Teacher:
 
     @property
     def beside(self) -> list[Path]:
-        """The files that a model of the same vocabulary shares with the target."""
+        """The files, such as the tokenizer's, that a model with the same vocabulary shares with the target."""
         return sorted({file for pattern in BESIDE for file in self.directory.glob(pattern) if file.is_file()})
 
     @property
     def special_tokens(self) -> dict[str, object]:
-        """The ids that config.json names."""
+        """The special token ids in config.json."""
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         return {name: getattr(self.config, name, None) for name in names}
 
     @property
     def embedding(self) -> Tensor:
-        """fp32[V, H]: the input embedding, scaled where the model does that."""
+        """fp32[V, H]: the input embedding, scaled if the model does that."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.float() * self._stack.embedding_scale
 
     @property
     def lm_head(self) -> Tensor:
-        """fp32[V, H]: the output matrix, times what logits are multiplied by."""
+        """fp32[V, H]: the output matrix, times the logit scale."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight.float() * self._stack.logit_scale
 
@@ -82,9 +82,9 @@ class Teacher:
         return ModelConfig.from_directory(self.directory).stack
 
     def prompts(self, path: Path, length: int) -> list[list[int]]:
-        """The prompts as token ids, at most half of a text of ``length``; chats go through the model's own template.
+        """The prompts as token ids, at most half of a text of ``length``; chats are rendered with the model's template.
 
-        Raises ConfigurationError naming file and line for a chat that the template refuses.
+        Raises ConfigurationError, which names file and line, for a chat that the template refuses.
         """
         found = [self._encoded(prompt) for prompt in read_prompts(path)]
         kept = [tokens[-(length // 2) :] for tokens in found if tokens]
@@ -115,7 +115,7 @@ class Teacher:
 
     @property
     def _end_tokens(self) -> list[int]:
-        """The tokens that end a text, by the model's generation_config.json."""
+        """The end tokens in the model's generation_config.json."""
         ends = self.model.generation_config.eos_token_id
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
@@ -128,10 +128,11 @@ class Teacher:
         generator: torch.Generator,
         told: Callable[[float], None] = lambda share: None,
     ) -> list[Text]:
-        """Each prompt and what the target goes on with, at most ``length`` tokens, with the one that ends a text.
+        """Each prompt and the target's continuation, at most ``length`` tokens in all, including the end token.
 
-        Prompts are filled up to the longest one: give those of like length together. generator: on the teacher's
-        device. told: how much of the texts is written, from 0 to 1.
+        Prompts are padded to the longest one: pass those of similar length together. generator: on the teacher's
+        device.
+        told: called with the share of the texts that is generated, from 0 to 1.
         """
         from transformers import StaticCache
 
@@ -141,7 +142,7 @@ class Teacher:
         seen = torch.arange(length, device=self.device) >= longest - sizes[:, None]
         ends = torch.tensor(self._end_tokens, device=self.device, dtype=torch.int64)
         going = torch.ones_like(text[:, :1], dtype=torch.bool)
-        # Appending to a growing cache would copy all of it at every token.
+        # A growing cache would be copied at every token.
         cache = StaticCache(config=self.config, max_cache_len=length)
         given, written = text, text
         while True:
@@ -167,7 +168,7 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, tokens: Tensor, needs: Sequence[str]) -> Tensor:
-        """[B, T, F * H]: the features ``needs`` of texts, int64[B, T], side by side; ``"final"`` is one of them."""
+        """[B, T, F * H]: the features ``needs`` of texts, int64[B, T], concatenated; ``"final"`` is one of them."""
         out = self.model.model(tokens.to(self.device), output_hidden_states=True, use_cache=False)
         places = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
         return torch.cat([out.hidden_states[place] for place in places], dim=-1)
@@ -175,8 +176,8 @@ class Teacher:
     def lesson(
         self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
     ) -> Lesson:
-        """What the target thinks of texts. needs: features by name. room: rows behind the longest text. known: the
-        states of each text, [T, F * H], where they are known.
+        """Texts with the target's features. needs: features by name. room: padding rows after the longest text. known:
+        the states of each text, [T, F * H], if they are known.
         """
         names = with_final(needs)
         tokens = pad_sequence([text.tokens for text in texts], batch_first=True)
@@ -193,7 +194,7 @@ class Teacher:
 
 
 def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
-    """The model whose weights are what the numbers of a GGUF file stand for."""
+    """The model with the dequantised weights of a GGUF file."""
     import transformers
 
     values = Fields.read(directory / "config.json").values
@@ -225,7 +226,7 @@ def _sampled(logits: Tensor, temperature: float, generator: torch.Generator) -> 
 
 
 def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]:
-    """The checkpoint's dtype, the tokenizer and the model. Raises ModelError for what cannot be loaded."""
+    """The checkpoint's dtype, the tokenizer and the model. Raises ModelError if one cannot be loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     part, file = "the configuration", "config.json"
@@ -235,7 +236,7 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
             return torch.bfloat16, AutoTokenizer.from_pretrained(directory, **own), _of_gguf(directory, dtype)
         config = AutoConfig.from_pretrained(directory, **own)
         stored: torch.dtype = config.dtype or torch.float32
-        # config.json may name a hub repository, whose code would be run; torch's own attention caps no scores.
+        # config.json may name a hub repository, whose code would be run; torch's SDPA does not cap scores.
         config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
         part, file = "the tokenizer (tokenizer.json, tokenizer_config.json)", "tokenizer_config.json"
         tokenizer = AutoTokenizer.from_pretrained(directory, **own)
@@ -243,7 +244,7 @@ def _loaded(directory: Path, dtype: torch.dtype) -> tuple[torch.dtype, Any, Any]
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **own
         )
-    except Exception as error:  # broken files make transformers, tokenizers and safetensors raise errors of any kind
+    except Exception as error:  # with broken files transformers, tokenizers and safetensors raise errors of any kind
         reason = code_refused(file, error) or (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(f"--target {directory}: {part} cannot be loaded ({reason})") from error
     model, found = loaded

@@ -1,12 +1,12 @@
-"""The folder of an unfinished run, which the same command finds again.
+"""The folder of an unfinished run, from which the same command continues.
 
 ::
 
-    OUT.work/settings.json     what the run was started with, and the format of all this; other settings are refused
-    OUT.work/text-0000.pt ...  what the target wrote, batch by batch
-    OUT.work/states-0000.pt .. what it thinks of them, where that is kept
-    OUT.work/state.pt          weights, optimiser and step, every so often
-    OUT.work/lock              held by the process that is at it
+    OUT.work/settings.json     the run's settings, and the version of this format; other settings are refused
+    OUT.work/text-0000.pt ...  the target's texts, batch by batch
+    OUT.work/states-0000.pt .. its states of them, if they are kept
+    OUT.work/state.pt          weights, optimizer and step, saved from time to time
+    OUT.work/lock              held by the process that runs
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from foresay.drafters.training import files
 from foresay.drafters.training.settings import Settings
 from foresay.spec.errors import ConfigurationError, ForesayError
 
-#: Changes whenever what lies in the folder, or what a run makes of it, changes.
+#: Incremented whenever the folder's contents, or how a run uses them, change.
 FORMAT = 5
 
 
 class Work:
-    """The folder beside ``out``, taken for the run with these settings.
+    """The folder next to ``out``, claimed for the run with these settings.
 
-    Raises ConfigurationError where ``out`` cannot become a model, or the folder belongs to another run.
+    Raises ConfigurationError if ``out`` cannot become a model, or the folder belongs to another run.
     """
 
     def __init__(self, out: Path, settings: Settings) -> None:
@@ -52,11 +52,11 @@ class Work:
         return self.path / f"text-{number:04d}.pt"
 
     def states(self, number: int) -> Path:
-        """The file of what the target thinks of some texts."""
+        """The file of the target's states of some texts."""
         return self.path / f"states-{number:04d}.pt"
 
     def _check_out(self) -> None:
-        """That the model can be put there in the end, as far as can be seen now."""
+        """Check that the model can be written there in the end, as far as can be known now."""
         if not self.out.name:
             raise ConfigurationError(f"--out {self.out}: name a folder of its own")
         if self.out.exists() and not self.out.is_dir():
@@ -75,7 +75,7 @@ class Work:
             raise ConfigurationError(f"--out {self.out}: nothing can be written there (Permission denied)")
 
     def _locked(self) -> int:
-        """A descriptor of the lock, which the system takes back however the process ends."""
+        """A descriptor of the lock, which the system releases however the process ends."""
         try:
             lock = os.open(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -92,17 +92,17 @@ class Work:
         return lock
 
     def _claim(self, ours: dict[str, Any]) -> None:
-        """Take the folder, or find it taken by this very run."""
+        """Claim the folder, or check that it belongs to this run."""
         if self._settings.exists() and self.begun:
             self._check_same(ours)
             return
-        for left in self._made():  # by a run that was over, and was removed in part
+        for left in self._made():  # by a finished run, which was removed in part
             left.unlink(missing_ok=True)
         files.write(self._settings, files.text({"format": FORMAT, **ours}))
 
     @property
     def begun(self) -> bool:
-        """Whether anything is there that would have to be made again."""
+        """Whether there is anything that would have to be computed again."""
         return any(True for _ in self._made())
 
     def _made(self) -> Iterator[Path]:
@@ -135,13 +135,14 @@ class Work:
         return found
 
     def close(self) -> None:
-        """Let others have the folder; one in which nothing was made yet is removed."""
+        """Release the folder; it is removed if nothing was computed yet."""
         if self._lock is not None and not self.begun:
             self._sweep()
         self._unlock()
 
     def remove(self) -> None:
-        """The run is over. The settings go first: without them nothing else there counts."""
+        """The run has finished: remove the folder. The settings go first, since without them the other files do not
+        count."""
         self._sweep()
         self._unlock()
 

@@ -1,2 +1,2 @@
-"""The APIs, a folder for each; none imports another. A module with ``ROUTES`` is what :mod:`foresay.server.http.app`
-serves."""
+"""The APIs, a folder for each; none imports another. :mod:`foresay.server.http.app` serves the modules with
+``ROUTES``."""

@@ -1,1 +1,1 @@
-"""What is known of public models: what drafts for them (``catalog.toml``), how they write calls (``formats.py``)."""
+"""Known public models: drafts for them (``catalog.toml``), and how they write tool calls (``formats.py``)."""

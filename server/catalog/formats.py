@@ -1,4 +1,4 @@
-"""How families of models write tool calls and reasoning: an entry here is all that a new format needs.
+"""Families' formats of tool calls and reasoning: an entry here is all that a new format needs.
 
 ``text.parsers.formats`` reads what an entry describes; ``text.grammars.calls`` makes the grammar that forces it. White
 space in it is what the grammar writes; a reader accepts any, or none.
@@ -17,10 +17,11 @@ PLACE = re.compile(r"\{(name|id|index|arguments|parameters|key|value)\}")
 
 
 class Way(msgspec.Struct, frozen=True):
-    """A way of writing calls. opens, closes: around all of them; between: from one to the next.
+    """A way of writing calls. opens, closes: around all of them; between: separates them.
 
-    call: one call. ``{arguments}`` is a JSON object. A call that is an object itself may have its keys in any order,
-    and others. ``{index}``, the call's number, makes an id of what is around the name; ``{id}`` is the model's own.
+    call: one call. ``{arguments}`` is a JSON object. A call that is itself an object may have its keys in any order,
+    and further ones. With ``{index}``, the call's number, the id is made of the text around the name; ``{id}`` is the
+    model's own id.
     parameter: one of ``{parameters}``. A value between tags is bare text if the function's schema says so, else JSON;
     line ends next to it are not part of it if they are next to ``{value}``. Without tags, parameters are Python's.
     """
@@ -33,12 +34,12 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """A format of tool calls; by default of a model that writes none.
+    """A format of tool calls; by default that of a model that writes none.
 
     begins: the tag at which text ends and calls begin. ways: readers try them in this order; grammars use the first
-    whose tags are all tokens, or else the last. signs: a template that has one of these, or ``begins`` if there are
-    none, is of this format. bare: calls may also begin the answer, without the tag; then only offered functions count
-    as calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out.
+    whose tags are all tokens, or else the last. signs: a template with one of these, or with ``begins`` if there are
+    none, has this format. bare: calls may also begin the answer, without the tag; then only offered functions count as
+    calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out.
     """
 
     begins: str = ""
@@ -50,7 +51,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every whole tag of its calls, ``begins`` first."""
+        """All whole tags of its calls, ``begins`` first."""
         texts = (text for way in self.ways for text in msgspec.structs.astuple(way))
         return tuple(dict.fromkeys([self.begins, *(tag for text in texts for tag in TAG.findall(text))]))
 
@@ -60,14 +61,14 @@ class ToolFormat(msgspec.Struct, frozen=True):
         return *self.tags, *self.wraps
 
 
-#: What templates call the list of tools.
+#: Names of the list of tools in templates.
 TOOLS_VARIABLES = ("tools", "xml_tools")
 _OBJECT = '{"name": "{name}", "arguments": {arguments}}'
 
-#: By the name that ``--tool-parser`` takes. The first with a sign in the template is the model's.
+#: By the name that ``--tool-parser`` takes. The first with a sign in the template is used.
 # fmt: off
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "mistral": ToolFormat("[TOOL_CALLS]", (  # the last up to tokenizer v7, the others since v11
+    "mistral": ToolFormat("[TOOL_CALLS]", (  # the last: up to tokenizer v7, the others: since v11
         Way("[TOOL_CALLS]{name}[ARGS]{arguments}"),
         Way("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{arguments}"),
         Way("[TOOL_CALLS]{name}{arguments}"),
@@ -124,7 +125,7 @@ FORMATS = ChainMap({HARMONY: CHANNELS}, TOOL_FORMATS)
 # fmt: on
 
 #: The tags around reasoning, by the name that ``--reasoning-parser`` takes. The first with a tag in the template are
-#: the model's. White space next to them is part of neither reasoning nor answer.
+#: used. White space next to them belongs to neither reasoning nor answer.
 REASONING: dict[str, tuple[str, str]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),

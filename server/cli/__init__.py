@@ -1,1 +1,1 @@
-"""The commands of ``foresay``, one file each. Importing them is cheap: torch is imported by the one that runs."""
+"""The commands of ``foresay``. Importing them is cheap: torch is imported only by the one that runs."""

@@ -1,10 +1,10 @@
-"""``foresay bench``: how much speculation gives on this machine, for these models. ``foresay selfcheck``: are the
-tokens on this machine those of plain decoding?
+"""``foresay bench``: measures what speculation gains on this machine, for these models. ``foresay selfcheck``: checks
+that the tokens on this machine are those of plain decoding.
 
 Each round of a bench decodes every prompt with the drafter and without, in turns, so that a machine that slows down
-slows both. Both ways write the same tokens where the engine is exact, and the report says whether they did. Speeds are
-medians, and the speed-up is the quotient of the two that are printed. What other programs or chance may have made of
-it is not told as a gain: then the report says that it cannot tell.
+slows both. Both ways give the same tokens if the engine is exact, and the report says whether they did. Speeds are
+medians, and the speed-up is the quotient of the two that are printed. A gain that may be due to other programs or
+chance is not reported as one: then the report says that it cannot tell.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROMPTS = (
     "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
     "In the middle of the forest stood a house, and in that house",
 )
-#: For so many prompts, how many tokens were written is said of each.
+#: Up to this many prompts, the number of tokens is shown for each.
 _SHOWN = 8
 
 
@@ -74,7 +74,7 @@ def _add_prompts(parser: ArgumentParser) -> None:
 
 
 def bench(config: BenchConfig, arguments: Namespace) -> int:
-    """Measure, and print a table or, if that is asked for, JSON."""
+    """Measure, and print a table or, if requested, JSON."""
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
     from foresay.server.settings.resolved import check_names
@@ -99,7 +99,7 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
 
 
 def _ways(config: BenchConfig, compared: Sequence[str] | None) -> dict[str, BenchConfig]:
-    """By their names, what to load; last, decoding without drafts."""
+    """The configurations to load, by name; the last is decoding without drafts."""
     names = [name for name in dict.fromkeys(compared or [config.draft]) if name != NONE]
     if not names:
         flag = "--compare" if compared else "--draft"
@@ -124,8 +124,8 @@ def measure(
     prompts: Sequence[Prompt],
     progress: Callable[[int], None] = lambda written: None,
 ) -> dict[str, Any]:
-    """Run the rounds, after one that is not counted; returns the report. engines: by the names of the ways to draft,
-    ``none`` among them. progress: called with the answers so far."""
+    """Run the rounds, after one that is not counted; returns the report. engines: by name of the way to draft,
+    including ``none``. progress: called with the number of answers so far."""
     from foresay.server.cli.selfcheck_prompts import begun
 
     kept: dict[str, list[Completion]] = {name: [] for name in engines}
@@ -152,7 +152,7 @@ def measure(
 
 
 def _told(kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int) -> dict[str, Any]:
-    """What came of the rounds. kept: by way of drafting, the answers in the order of the rounds."""
+    """The report of the rounds. kept: the answers by way of drafting, in the order of the rounds."""
     plain = kept.pop(NONE)
     ways = [_way(name, drafted, plain, crowded) | {"drafter": drafters[name]} for name, drafted in kept.items()]
     alone = [way.pop("off") for way in ways]
@@ -168,14 +168,14 @@ def _told(kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: 
 
 
 def _as_chat(engine: Engine, prompt: Prompt) -> Prompt:
-    """As a person would ask it of a model that has a chat template."""
+    """The prompt as a chat message, if the model has a chat template."""
     if not isinstance(prompt.content, str) or not engine.tokenizer.has_template:
         return prompt
     return replace(prompt, content=[{"role": "user", "content": prompt.content}])
 
 
 def _way(name: str, drafted: list[Completion], plain: list[Completion], crowded: float) -> dict[str, Any]:
-    """What one way of drafting gained."""
+    """The results of one way of drafting."""
     from foresay.server.cli.check.summary import Speeds, rounded, rounded_pair, why_unknown
 
     pairs = list(zip(drafted, plain, strict=True))
@@ -193,7 +193,7 @@ def _way(name: str, drafted: list[Completion], plain: list[Completion], crowded:
 
 
 def _winner(ways: list[dict[str, Any]]) -> str | None:
-    """The fastest of those that are certain to gain; None if none is."""
+    """The fastest of the ways that certainly gain; None if there is none."""
     sure = [way for way in ways if not way["cannot_tell"] and way["speedup"] >= GAIN]
     return max(sure, key=lambda way: way["speedup"])["draft"] if sure else None
 
@@ -204,7 +204,7 @@ def _statistics(completion: Completion) -> Statistics:
 
 
 def _summarised(completions: list[Completion], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
-    """speed: 0 if none could be measured, and then there are no figures that look like one."""
+    """Totals of some answers. speed: 0 if none could be measured; then figures derived from it are None."""
     measured = [_statistics(completion) for completion in completions]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
     accepted = by_place(one.accepted_per_depth for one in measured)
@@ -262,7 +262,7 @@ def _same(way: dict[str, Any]) -> str:
 
 
 def _gain(way: dict[str, Any]) -> str:
-    """What drafts gain, in one line."""
+    """The gain from drafts, in one line."""
     gain = f"{way['speedup']:.2f} times as fast with drafts"
     if unknown := way["cannot_tell"]:
         gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
@@ -270,7 +270,7 @@ def _gain(way: dict[str, Any]) -> str:
 
 
 def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
-    """Which way to take, with the command for it; before that, what speaks against a row of the table."""
+    """Which way to choose, with the command for it; before that, doubts about rows of the table."""
     unsure: dict[str, list[str]] = {}
     for way in report["ways"]:
         if way["cannot_tell"]:
@@ -335,7 +335,7 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
 
 
 def prompts_of(path: str | None) -> list[Prompt]:
-    """What ``--prompts`` says; raises ConfigurationError for a file of no use."""
+    """The prompts of ``--prompts``, else the default ones. Raises ConfigurationError for a file that cannot be used."""
     from foresay.drafters.training.prompts import Prompt, read_prompts
 
     if path is None:
@@ -344,14 +344,14 @@ def prompts_of(path: str | None) -> list[Prompt]:
 
 
 def _short(engine: Engine, prompt: Prompt) -> Prompt:
-    """A prompt of ours, cut so that half of the context is left to write in."""
+    """A default prompt, cut so that half of the context is left for the answer."""
     assert isinstance(prompt.content, str), "ours are texts"
     ids, most = engine.tokenizer.encode(prompt.content), max(1, engine.info.max_model_len // 2)
     return prompt if len(ids) <= most else replace(prompt, content=engine.tokenizer.decode(ids[:most]))
 
 
 def _samplings(config: SamplingConfig) -> list[SamplingParams]:
-    """At temperature 0 and at the one that was asked for."""
+    """Sampling at temperature 0 and at the requested one."""
     params = msgspec.structs.replace(sampling_params(config), seed=0 if config.seed is None else config.seed)
     return [msgspec.structs.replace(params, temperature=at) for at in sorted({0.0, params.temperature})]
 

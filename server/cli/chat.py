@@ -1,4 +1,4 @@
-"""``foresay chat``: a conversation in the terminal; each turn reuses the KV of the turns before it."""
+"""``foresay chat``: a conversation in the terminal; each turn reuses the KV of earlier turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics
 
-#: Writes an answer while it comes, its tokens coloured by who drafted them or not.
+#: Writes an answer while it is generated, optionally with its tokens coloured by drafter.
 Write = Callable[["TextStream", bool], "Completion"]
 Messages = list[dict[str, str]]
 
@@ -43,7 +43,7 @@ COMMANDS = {
     "/bye": "leave, as Ctrl-D does",
 }
 ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
-#: What is done where a setting has no value.
+#: What settings without a value mean.
 _UNSET = {"max_tokens": "unset, as many as the context leaves", "seed": "unset, another for each answer"}
 #: Depths that /stats shows.
 _DEPTHS = 6
@@ -56,7 +56,7 @@ def _add_chat_arguments(parser: ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The last one: what was asked and how, and what came of it."""
+    """The last answer: its request and results."""
 
     asked: Messages
     params: SamplingParams
@@ -68,8 +68,8 @@ class _Answer:
 class ChatSession:
     """The messages so far, and the engine that answers them.
 
-    write: prints an answer. terminal: a person is there; errors of the engine end an answer, not the conversation, and
-    a line about its speed follows each answer.
+    write: prints an answer. terminal: whether a person is using it: then engine errors end an answer, not the
+    conversation, and a line about the speed follows each answer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ChatSession:
         return drawn(self._config)
 
     def obey(self, line: str) -> bool:
-        """Answer a text or follow a command; False when the conversation is over."""
+        """Answer a text or run a command; False to end the conversation."""
         name, _, rest = line.strip().partition(" ")
         if not re.fullmatch(r"/[a-z?]+", name):
             if line.strip():
@@ -146,7 +146,8 @@ class ChatSession:
         )
 
     def _compare(self, text: str) -> None:
-        """The drafted side is the answer as it was given: written again, it could be drafted from itself."""
+        """Compare with plain decoding. The drafted side is the answer already given: generated again, it could be
+        drafted from itself."""
         if self._engine.info.drafter == NONE:
             say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
             return
@@ -224,7 +225,7 @@ class ChatSession:
 
 
 def _settable() -> dict[str, Setting]:
-    """What ``/set`` changes: how tokens are drawn, and when to stop."""
+    """The settings that ``/set`` changes: sampling and stopping."""
     settings = settings_of(SamplingConfig)
     return {name: one for name, one in settings.items() if one.group in ("sampling", "stopping") and not one.is_list}
 
@@ -236,7 +237,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _accepted(depths: ByDepth) -> str:
-    """How far drafts were accepted, in words."""
+    """How deep drafts were accepted, in words."""
     shares = [share for share in depths.cumulative if share]
     if not shares:
         return "no draft was accepted" if depths.drafts else "nothing was drafted"
@@ -247,7 +248,7 @@ def _accepted(depths: ByDepth) -> str:
 
 
 def _in_words(answer: _Answer) -> str:
-    """How much, in how many passes, how fast, and what ended it unless the model did."""
+    """Tokens, passes, speed, and what ended it unless the model did."""
     statistics, completion = answer.completion.statistics, answer.completion
     parts = [_counted(len(completion.token_ids), answer.passes)]
     if statistics is not None and statistics.decode_tokens_per_second:
@@ -263,14 +264,14 @@ def _counted(tokens: int, passes: int) -> str:
 
 
 def _timed(statistics: Statistics) -> str:
-    """The time after the first token: before it, one of two finds the prompt read by the other."""
+    """The time after the first token, since the second of two answers finds its prompt cached by the first."""
     count = _counted(statistics.completion_tokens, statistics.steps)
     rate = f", {statistics.decode_tokens_per_second:.1f} tokens/s" if statistics.decode_tokens_per_second else ""
     return f"{statistics.decode_seconds:.2f} s after the first pass, {count}{rate}"
 
 
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
-    """Read until the end of input and answer."""
+    """Answer until the end of input."""
     from foresay.server.cli.progress import loaded
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -280,7 +281,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
             return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
     from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
 
-    with unechoed():  # what is typed while it loads is the first question
+    with unechoed():  # input typed while loading becomes the first question
         engine = loaded(config, unlimited=True)
     with engine:
         hint_of_models("chat", config, arguments)

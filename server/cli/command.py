@@ -1,4 +1,4 @@
-"""What the command line needs to know of a command."""
+"""The description of a command for the command line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def _no_arguments(parser: ArgumentParser) -> None:
 class Command:
     """One word after ``foresay``.
 
-    config: whose fields become flags; None for a command that needs no engine. run: called with the loaded config (None
-    without one) and the parsed arguments, returns the exit status. add_arguments: declares what is no setting.
-    elsewhere: the target is one of another process, which may see other files. add_after_target: declares what is given
-    without a flag, after TARGET. passes_on: what follows a ``--`` is for another program: ``words`` of the arguments.
+    config: the struct whose fields become flags; None for a command without an engine. run: called with the loaded
+    config (None without one) and the parsed arguments; returns the exit status. add_arguments: declares arguments that
+    are not settings. elsewhere: the target is another process's, which may see other files. add_after_target: declares
+    positional arguments after TARGET. passes_on: words after ``--`` are for another program: ``words`` of the
+    arguments.
     """
 
     name: str
@@ -40,13 +41,13 @@ class Command:
 
 
 def told(name: str, error: BaseException) -> int:
-    """Tell the user of the command what went wrong; returns the exit status: 2 for wrong settings, 1 for the rest."""
+    """Print what went wrong; returns the exit status: 2 for wrong settings, 1 otherwise."""
     print(f"foresay {name}: {error}", file=sys.stderr)
     return USAGE_ERROR if isinstance(error, ConfigurationError) else 1
 
 
 def base_url(host: str, port: int, scheme: str = "http") -> str:
-    """Where clients reach the server; a wildcard address is reached as localhost."""
+    """The server's base URL for clients; a wildcard address becomes localhost."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
     return f"{scheme}://{literal}:{port}"

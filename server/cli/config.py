@@ -23,12 +23,12 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML writes it; JSON's spelling is TOML's for text, numbers, booleans and lists of those."""
+    """A value in TOML, which equals JSON for strings, numbers, booleans and lists of those."""
     return msgspec.json.encode(value).decode()
 
 
 def _line(setting: Setting, value: Any, origin: str | None) -> str:
-    """``key = value``, commented out when there is no value to write."""
+    """``key = value``, commented out if there is no value to write."""
     hidden = setting.is_secret and value
     line = f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}"
     if hidden:
@@ -37,7 +37,7 @@ def _line(setting: Setting, value: Any, origin: str | None) -> str:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Print every section with the values that variables, the file and the defaults give."""
+    """Print every section with the values from variables, the file and the defaults."""
     for section, owner in SECTIONS.items():
         loaded = load(owner, {}, os.environ, arguments.config)
         print(f"[{section}]")

@@ -1,5 +1,5 @@
-"""What a target of the catalog takes in bf16, int8 and int4, and which of these fit this machine, by the server's own
-memory plan. Imports torch only where there may be a GPU.
+"""The memory of a catalog target in bf16, int8 and int4, and which of these fit this machine, by the server's own
+memory plan. Imports torch only if there may be a GPU.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from foresay.verifier.model.config import ModelConfig
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device
 
-#: What weights can be, by what ``--quantize`` is to say: the first that fits loses least.
+#: Formats of weights, and the value of ``--quantize`` for each: the first that fits loses least.
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}
-#: Tokens of the KV cache that is counted.
+#: Tokens of the KV cache that is included.
 TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What the memory plan asks of a drafter, of one whose files are not here."""
+    """A drafter whose files are not on disk, with the interface that the memory plan needs."""
 
     known: KnownDraft
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The models that it runs, as far as the catalog knows them."""
+        """The models that it runs, if the catalog knows their shape."""
         return () if self.known.shape is None else (self.known.shape.model(),)
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -43,7 +43,7 @@ class _Draft:
         return self.shapes(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """What it keeps of each token of the KV cache."""
+        """Bytes that it keeps for each token of the KV cache."""
         models = self.shapes(target)
         return token_bytes(models[0], dtype, "auto") if models else item_bytes(dtype) * self.known.numbers_per_token
 
@@ -56,8 +56,8 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model would run. total, free: bytes of its memory. gpu: None where it is the processor. has_bf16: whether
-    that multiplies bf16."""
+    """Where a model would run. total, free: bytes of its memory. gpu: None if it is the CPU. has_bf16: whether the CPU
+    multiplies bf16."""
 
     total: int
     free: int
@@ -66,7 +66,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """This one, as the server would choose."""
+        """This machine's device, as the server would choose it."""
         if may_have_gpu():
             from foresay.server.engine.device import find_device
 
@@ -80,7 +80,7 @@ class Machine:
         return f"{name}, {bytes_in_words(self.free)} of {bytes_in_words(self.total)} of memory free"
 
     def dtype(self, model: ModelConfig) -> str:
-        """What the server would compute in."""
+        """The dtype that the server would compute in."""
         if self.gpu is None:
             return cpu_dtype(model, self.has_bf16, self.total).value
         from foresay.server.engine.build import choose_dtype
@@ -88,7 +88,8 @@ class Machine:
         return choose_dtype(EngineConfig(), model, self.gpu).value
 
     def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
-        """What a server with these settings would take; None where it would refuse, or not find so much free now."""
+        """Bytes that a server with these settings would take; None if it would refuse, or there is less memory free
+        now."""
         length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
         dtype = self.dtype(model)
         try:
@@ -114,7 +115,7 @@ def needed(target: KnownTarget, weights: str, draft: KnownDraft | None, machine:
 
 
 def fitting(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> str | None:
-    """The first of ``WEIGHTS`` that fit, with a KV cache of ``TOKENS`` tokens; None where none do."""
+    """The first of ``WEIGHTS`` that fits, with a KV cache of ``TOKENS`` tokens; None if none does."""
     drafts, least = _drafts(draft), EngineConfig(max_model_len=TOKENS, kv_tokens=TOKENS)
     models = ((weights, target.shape.model(how)) for weights, how in WEIGHTS.items())
     return next((weights for weights, model in models if machine.planned(model, drafts, least) is not None), None)
@@ -123,8 +124,8 @@ def fitting(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> 
 def flags(
     target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine, least: int = TOKENS
 ) -> list[str] | None:
-    """What ``foresay serve`` is to say besides the target, so that it fits: as long a context as there is room for.
-    None where even ``least`` tokens are too many."""
+    """Flags for ``foresay serve`` so that the target fits, with the longest possible context. None if even ``least``
+    tokens are too many."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
     for settings in _lengths(model.max_positions, least):
         config = msgspec.structs.replace(EngineConfig(), **settings)
@@ -137,7 +138,7 @@ def flags(
 
 
 def _lengths(longest: int, least: int) -> Iterator[dict[str, int]]:
-    """Settings from the default ones to those of the shortest context; each first for as many texts at once as there is
+    """Settings from the defaults down to the shortest context; each length first for as many texts at once as there is
     room for, then for one."""
     yield {}
     yield {"kv_tokens": longest}

@@ -1,4 +1,4 @@
-"""``foresay generate``: continue one prompt, as text while it comes or as one JSON line."""
+"""``foresay generate``: continue one prompt, as streamed text or as one JSON line."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _add_generate_arguments(parser: ArgumentParser) -> None:
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
-    """The sampling part of the settings, the model's own distribution where they say nothing. The seed is drawn here if
-    none was given."""
+    """The sampling part of the settings; unset ones keep the model's own distribution, and an unset seed is drawn at
+    random."""
     from foresay.spec.sampling import SamplingParams
 
     shared = set(SamplingParams.__struct_fields__) & set(config.__struct_fields__)
@@ -39,7 +39,7 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
 
 
 def for_people(config: SamplingConfig) -> SamplingConfig:
-    """With what the model's ``generation_config.json`` recommends, or else is usual, where the settings say nothing."""
+    """The config with unset sampling settings from the model's ``generation_config.json``, else with usual values."""
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.tokenizer import SamplingDefaults
 
@@ -49,13 +49,13 @@ def for_people(config: SamplingConfig) -> SamplingConfig:
 
 
 def drawn(config: SamplingConfig) -> str:
-    """How tokens are sampled, for a person."""
+    """How tokens are sampled, for people."""
     shown = ("temperature", config.temperature), ("top-k", config.top_k or None), ("top-p", config.top_p)
     return ", ".join(f"{name} {value:g}" for name, value in shown if value is not None)
 
 
 def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -> None:
-    """Where no model was named: say that this is the toy, and how to name another, such as a running server has."""
+    """If no model was named, say that this is the toy, and how to name another, such as a running server's."""
     if config.target != "bundled" or "target" in arguments:
         return
     said, target = "smollm2 is a small real model", "smollm2"
@@ -67,7 +67,7 @@ def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -
 
 
 def _served() -> list[dict[str, str]]:
-    """The models of a server of ours at the default address; a key of the user's is not for whatever listens there."""
+    """The models of a Foresay server at the default address. No key is sent, since anything may listen there."""
     try:
         listed = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
         return [model for model in listed if model["owned_by"] == "foresay"]
@@ -98,8 +98,8 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
 
 
 def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
-    """What prints an answer: on a terminal as a conversation does, with lines that end between words. A prompt that is
-    continued is text like any other, and stays as it is."""
+    """The function that prints an answer: on a terminal as in a conversation, with lines wrapped between words. The
+    continuation of a prompt is printed unchanged."""
     if not (chat and sys.stdout.isatty()):
         return write_out
     from foresay.server.cli.terminal import AnswerWriter
@@ -108,7 +108,7 @@ def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
 
 
 def write_out(stream: TextStream, coloured: bool = False) -> Completion:
-    """Print a stream's text as it comes, in no colours; Ctrl-C ends the text, not the program."""
+    """Print a stream's text as it is generated, without colours; Ctrl-C ends the text, not the program."""
     with stopping(stream):
         for piece in stream:
             print(piece, end="", flush=True)

@@ -1,4 +1,4 @@
-"""``foresay keys``: make API keys, hash one that you bring, list those of a file or of a server."""
+"""``foresay keys``: make API keys, hash your own, list those of a file or of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresay.server.settings.load import load
 from foresay.server.settings.units import moment
 from foresay.spec.errors import ConfigurationError, ForesayError
 
-#: What a server counts for each key.
+#: Counts that a server keeps for each key.
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens")
 
 
@@ -49,7 +49,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Make, hash or list keys. A key itself is written nowhere but to the terminal."""
+    """Make, hash or list keys. A key itself is only printed to the terminal."""
     from foresay.server.gateway import keys
 
     action, name = arguments.action, arguments.name
@@ -73,7 +73,7 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _list(path: Path) -> None:
-    """A line for each key on stdout: whose it is, its id, the limits that are its own."""
+    """Print a line for each key: its name, its id, its own limits."""
     from foresay.server.gateway import keys
     from foresay.server.gateway.caller import Limits
 
@@ -87,7 +87,7 @@ def _list(path: Path) -> None:
 
 
 def _list_usage(url: str, key: str) -> int:
-    """A row for each key of the server: what it has used, and when it was last used."""
+    """Print a row for each key of the server: its usage, and when it was last used."""
     answer = next(answers(url, "/admin/usage", key), {})
     if "error" in answer:
         raise ForesayError(f"--url {url}: {answer['error']['message']}")
@@ -106,7 +106,7 @@ def _time(seconds: int | None) -> str:
 
 
 def _file(arguments: Namespace) -> Path:
-    """The file that was named, else the one a server here would use by its settings."""
+    """The named file, else the one in the settings."""
     named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
     if named is None:
         raise ConfigurationError("list needs a file of keys: --api-key-file FILE")
@@ -114,7 +114,7 @@ def _file(arguments: Namespace) -> Path:
 
 
 def _given() -> str:
-    """The key on stdin; typed unseen on a terminal."""
+    """Read the key from stdin; without echo on a terminal."""
     return getpass("key: ", stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline().strip()
 
 

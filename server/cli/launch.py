@@ -1,5 +1,5 @@
-"""``foresay launch``: a coding agent on a server of ours, which is started and ended with it where there is none yet.
-What the agent needs is in its own environment and command; nothing else is changed.
+"""``foresay launch``: runs a coding agent on a Foresay server, which is started for it if there is none yet.
+The agent is configured only by its environment and command; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 from foresay.spec.errors import ConfigurationError, ForesayError
 
-#: Tokens of output that an agent may ask for: so many, or this part of a short context.
+#: Most output tokens that an agent may request, or this fraction of a short context.
 OUTPUT, PART = 8192, 4
 POLL_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 0.2, 10.0, 15.0
-#: The last lines of a server that ended too early.
+#: How many of the last lines to show of a server that ended too early.
 _LINES = 20
 
 
@@ -73,7 +73,7 @@ def launch(config: ServeConfig, arguments: Namespace) -> int:
 
 @contextmanager
 def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator[str]:
-    """The address of the server that is there, or of one that is started and at last ended."""
+    """The address of the running server, or of one that is started, and ended afterwards."""
     url = arguments.url or base_url(config.host, config.port, "https" if config.ssl_certfile else "http")
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     health = _health(url)
@@ -95,7 +95,7 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
 
 @contextmanager
 def _shared(url: str, ours: bool) -> Iterator[None]:
-    """Hold a lock while an agent uses a server. One of our own stays at last until no other agent uses it."""
+    """Hold a lock while an agent uses a server. A server that we started is kept until no other agent uses it."""
     place = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
     with open(place, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -112,8 +112,8 @@ def _shared(url: str, ours: bool) -> Iterator[None]:
 
 @contextmanager
 def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """``foresay serve``, which neither reads the terminal nor hears its Ctrl-C; says so if it ended too early. -P:
-    nothing is imported from the user's project."""
+    """Run ``foresay serve``, detached from the terminal and its Ctrl-C; reports if it ended too early. -P: nothing is
+    imported from the user's project."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "foresay.server.cli.main", "serve", "--any-model-name", *flags],
         stdin=subprocess.DEVNULL,
@@ -135,7 +135,7 @@ def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
-    """Show what a server says until it is ready; the terminal is the agent's then. last: keeps the last lines."""
+    """Show a server's output until it is ready; then the terminal is the agent's. last: keeps the last lines."""
     assert process.stdout is not None, "it is a pipe"
     loading = True
     with process.stdout as lines:
@@ -147,7 +147,8 @@ def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Until a server takes requests; raises ForesayError if it will not. process: of our own."""
+    """Wait until a server takes requests; raises ForesayError if it will not. process: the server's, if we started
+    it."""
     while (status := (_health(url) or {}).get("status")) not in ("ok", "unloaded"):
         if process is not None and process.poll() is not None:
             raise ForesayError(f"the server ended before it was ready (exit status {process.returncode})")
@@ -157,7 +158,7 @@ def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server, with what it started."""
+    """End a server, with its child processes."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -168,7 +169,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _given(arguments: Namespace) -> list[str]:
-    """The settings that were given as flags, as they were."""
+    """The settings that were given as flags, unchanged."""
     known, words = settings_of(ServeConfig), [] if arguments.config is None else ["--config", arguments.config]
     for name, value in vars(arguments).items():
         if name == "target":
@@ -181,7 +182,7 @@ def _given(arguments: Namespace) -> list[str]:
 
 
 def _check_same(health: dict[str, Any], url: str, arguments: Namespace) -> None:
-    """Raise if another target is asked for than the one that is served already."""
+    """Raise if another target is requested than the one already served."""
     served = health.get("target") or health.get("model")
     target = getattr(arguments, "target", None)
     if target is not None and Path(target).name != Path(str(served)).name:
@@ -191,7 +192,7 @@ def _check_same(health: dict[str, Any], url: str, arguments: Namespace) -> None:
 
 
 def _health(url: str) -> dict[str, Any] | None:
-    """What the server there says of itself; None if nobody answers. Raises ForesayError for anything but a Foresay."""
+    """The server's health report; None if nothing answers. Raises ForesayError for anything but a Foresay server."""
     try:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=ANSWER_SECONDS) as answer:
@@ -213,7 +214,7 @@ def _health(url: str) -> dict[str, Any] | None:
 
 
 def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str, str | int]:
-    """What the agent is to know of the server, whose model suffices for it."""
+    """The values for the agent's configuration. Raises ConfigurationError if the model does not suffice for it."""
     known = {card["id"]: card for card in _answer(url, "/v1/models", key)["data"]}
     name = arguments.model or next(iter(known))
     if name not in known:
@@ -240,7 +241,7 @@ def _answer(url: str, path: str, key: str, body: dict[str, Any] | None = None) -
 
 
 def _advice(agent: Agent, name: str) -> str:
-    """A command that serves a model which suffices, on this machine."""
+    """A command that serves a sufficient model on this machine."""
     from foresay.server.catalog.catalog import known_targets
     from foresay.server.cli.fits import WEIGHTS, Machine, flags
 
@@ -259,8 +260,8 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _run(command: list[str], variables: Mapping[str, str]) -> int:
-    """Run the agent on this terminal until it ends; its exit status. Ctrl-C, which the terminal sends to it too, is for
-    it alone, and a signal that is to end us ends it first."""
+    """Run the agent on this terminal until it ends; returns its exit status. Ctrl-C, which the terminal also sends to
+    it, is only for it, and signals that would end us are passed on to it."""
     taken = {name for name, value in variables.items() if not value}
     environment = {name: value for name, value in {**os.environ, **variables}.items() if name not in taken}
     with _handling(lambda number: None, (signal.SIGINT,)):
@@ -275,7 +276,7 @@ def _run(command: list[str], variables: Mapping[str, str]) -> int:
 
 @contextmanager
 def _handling(handle: Callable[[int], object], signals: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """Have signals handled, unless they are ignored as they are under nohup."""
+    """Handle signals, unless they are ignored, as under nohup."""
     before = {number: signal.getsignal(number) for number in signals}
     taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     for number in taken:

@@ -1,5 +1,5 @@
-"""``foresay COMMAND ...``: flags made of the fields of :mod:`foresay.server.settings.config`, an error line and no
-traceback.
+"""``foresay COMMAND ...``: flags from the fields of :mod:`foresay.server.settings.config`; errors are one line, without
+a traceback.
 
 Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at once.
 """
@@ -66,7 +66,7 @@ def version(config: None, arguments: Namespace) -> int:
 
 VERSION = Command("version", "what is installed", ("foresay version",), None, version)
 
-#: The commands as the overview shows them: what a newcomer needs comes first.
+#: The commands as the overview shows them: those for newcomers first.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.SERVE, chat.CHAT, generate.GENERATE, launch.COMMAND),
     "choose one:": (models.MODELS, pull.PULL, check.COMMAND, pull.QUANTIZE),
@@ -80,13 +80,13 @@ INTERRUPTED = 130
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors point at ``--help`` and name the nearest flag or choice. passes_on: what follows
-    a ``--`` is for another program."""
+    """An argument parser whose errors mention ``--help`` and the nearest flag or choice. passes_on: words after ``--``
+    are for another program."""
 
     passes_on = False
 
     def error(self, message: str) -> NoReturn:
-        """Print the message on one line and leave with status 2."""
+        """Print the message on one line and exit with status 2."""
         words = message.replace("the following arguments are required:", "needs").removeprefix("argument ")
         words = words.replace(": must be ", " must be ", 1)
         self.exit(USAGE_ERROR, f"{self.prog}: {words} (see {self.prog} --help)\n")
@@ -102,7 +102,7 @@ class Parser(ArgumentParser):
         end = arguments.index("--") if self.passes_on and "--" in arguments else len(arguments)
         arguments, words = arguments[:end], arguments[end + 1 :]
         rest = any(action.nargs == "*" for action in self._actions if not action.option_strings)
-        parse = self.parse_known_intermixed_args if rest else self.parse_known_args  # words with flags between them
+        parse = self.parse_known_intermixed_args if rest else self.parse_known_args  # allows flags between words
         parsed, unknown = parse(arguments)
         if unknown:
             word = unknown[0].partition("=")[0]
@@ -126,7 +126,7 @@ class _ShowAll(Action):
 
 
 def build_parser(command: Command, everything: bool = False) -> Parser:
-    """The parser of one command: TARGET, the flags of its config by group, and its own arguments. everything: its help
+    """The parser of one command: TARGET, the flags of its config by group, and its own arguments. everything: the help
     shows all flags of the config, not only the common ones."""
     examples = "\n".join(f"  {line}" for line in command.examples)
     parser = Parser(
@@ -151,13 +151,13 @@ def build_parser(command: Command, everything: bool = False) -> Parser:
 
 
 def _common(command: Command) -> int:
-    """How many flags of its config the short help shows."""
+    """The number of its config's flags that the short help shows."""
     assert command.config is not None
     return sum(setting.is_common for setting in settings_of(command.config).values())
 
 
 def _positionals(parser: Parser) -> list[str]:
-    """What is given without a flag, as the usage line names it."""
+    """The positional arguments, as the usage line shows them."""
     actions = [action for action in parser._actions if not action.option_strings]
     named = {action: str(action.metavar or action.dest.upper()) for action in actions}
     return [f"[{name}]" if action.nargs in ("?", "*") else name for action, name in named.items()]
@@ -195,7 +195,7 @@ def _add_flag(group: Any, setting: Setting, shown: bool) -> None:
 
 
 def _help(setting: Setting) -> str:
-    """The description and the default; argparse wants percent signs doubled."""
+    """The description and the default; argparse needs percent signs doubled."""
     shown = f" (default: {_shown(setting.default)})" if setting.default not in (None, ()) else ""
     return (setting.description + shown).replace("%", "%%")
 
@@ -241,8 +241,8 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    2: what was asked for cannot be, since flags, variables, settings or the files of settings they name are wrong. 1:
-    the rest, such as a model that cannot be had, an address in use, or a check that found something.
+    2: flags, variables, settings or settings files are wrong. 1: other failures, such as a model that cannot be
+    fetched, an address in use, or a check that found something.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"], ["help"]) and words[1:]:
@@ -253,14 +253,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _obey(words)
         finally:
-            sys.stdout.flush()  # a reader that is gone is noticed here rather than by the interpreter at its end
+            sys.stdout.flush()  # notices a closed pipe here rather than at interpreter exit
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.ENOSPC:  # else the reader of our output went away, and nobody wants to know
+        if error.errno == errno.ENOSPC:  # EPIPE: the reader of our output left; not worth a message
             print(f"foresay: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 

@@ -1,5 +1,5 @@
-"""``foresay models``: known targets, the memory they take in bf16, int8 and int4, and which of that fits this machine.
-``foresay models NAME``: one of them, with what drafts for it and how to serve it.
+"""``foresay models``: known targets, their memory in bf16, int8 and int4, and which of these fit this machine.
+``foresay models NAME``: one of them, with its drafts and how to serve it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foresay.server.catalog.catalog import KnownDraft, KnownTarget
     from foresay.server.cli.fits import Machine
 
-#: What is said of targets of which these weights are the first that fit, and how they are shown.
+#: Headings and styles of targets by the first format that fits.
 GROUPS = {
     "bf16": ("fits", "green"),
     "int8": ("fits in int8: serve it with --quantize int8", "yellow"),
@@ -61,7 +61,7 @@ def show(config: None, arguments: Namespace) -> int:
 
 
 def _named(name: str) -> list[KnownTarget]:
-    """The one of this name, else all that have it in theirs."""
+    """The target with this name, else all whose name contains it."""
     from foresay.server.catalog.catalog import find_target, known_targets, last_part
 
     if (found := find_target(name)) is not None:
@@ -74,8 +74,8 @@ def _named(name: str) -> list[KnownTarget]:
 
 
 def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
-    """For programs. memory: bytes by weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's with its target.
-    fits: the first of these that do here. disk_bytes: what its files take, 0 where not all of them are here."""
+    """A target for programs. memory: bytes by format of weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's
+    includes its target. fits: the first format that fits here. disk_bytes: size of its files, 0 if some are missing."""
     from foresay.server.catalog.fetch import on_disk
     from foresay.server.cli.fits import fitting
     from foresay.verifier.model.hub import cached
@@ -124,7 +124,7 @@ def _size(place: Path | None) -> int:
 
 
 def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
-    """By what fits, the smallest first. Fits 60 columns."""
+    """Print all targets by what fits, the smallest first, in 60 columns."""
     from foresay.server.catalog.fetch import on_disk
     from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
 
@@ -145,7 +145,7 @@ def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
 
 
 def _name(target: KnownTarget) -> str:
-    """The short name first, where there is one."""
+    """The name for people, short name first if there is one."""
     return f"{target.short} ({target.id.rpartition('/')[2]})" if target.short else target.id
 
 
@@ -160,7 +160,7 @@ def _cells(words: Iterable[str]) -> str:
 
 
 def _show_one(target: KnownTarget, machine: Machine) -> None:
-    """Its memory alone and with each draft, and the commands to copy."""
+    """Print its memory alone and with each draft, and commands to copy."""
     from foresay.server.catalog.fetch import on_disk
     from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
 
@@ -187,7 +187,7 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
 
 
 def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
-    """With the first draft if both fit, else alone, else nothing."""
+    """Print commands with the first draft if both fit, else without, else that it does not fit."""
     from foresay.server.catalog.fetch import on_disk
     from foresay.server.cli.fits import fitting, flags
 
@@ -204,7 +204,7 @@ def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
 
 
 def console() -> Console:
-    """Stdout, with colours where it is a terminal that wants them; lines are printed as they are."""
+    """A console on stdout, with colours if the terminal supports them; lines are printed unchanged."""
     from rich.console import Console
 
     no_color = bool(os.environ.get("NO_COLOR"))
@@ -212,7 +212,7 @@ def console() -> Console:
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """As a table on a terminal, else as plain columns."""
+    """Print a table on a terminal, else plain columns."""
     from rich.console import Console
     from rich.table import Table
 

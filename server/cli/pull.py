@@ -1,5 +1,5 @@
-"""``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if asked.
-``foresay quantize TARGET --out DIR``: write a model in few bits, so that it need not be made at each start.
+"""``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if requested.
+``foresay quantize TARGET --out DIR``: write a quantised model, so that it need not be quantised at each start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _add_pull_arguments(parser: ArgumentParser) -> None:
 
 
 def pull(config: None, arguments: Namespace) -> int:
-    """Fetch, and say where it lies and what to do with it. What was fetched in part before is gone on with."""
+    """Fetch a model, and print its path and how to serve it. Partial downloads are resumed."""
     name = arguments.name
     if name == "bundled":
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
@@ -44,7 +44,7 @@ def pull(config: None, arguments: Namespace) -> int:
 
 
 def fetched(name: str) -> Path:
-    """Where a model or a head lies, downloaded first if it is not all there. ModelNotFound says what went wrong."""
+    """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
     from foresay.server.catalog import fetch
     from foresay.server.catalog.catalog import of_short_name
 
@@ -55,7 +55,7 @@ def fetched(name: str) -> Path:
     from foresay.verifier.model.hub import resolve
 
     directory = resolve(name, flag="NAME")
-    if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may be stored as others
+    if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may have other files
         return resolve(name, extra=PATTERNS, flag="NAME")
     if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
         raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
@@ -63,7 +63,7 @@ def fetched(name: str) -> Path:
 
 
 def _draft_of(name: str) -> tuple[str, str]:
-    """The hub id of the draft, and what ``--draft`` of other commands is to say."""
+    """The hub id of the draft, and the value for ``--draft`` of other commands."""
     from foresay.server.catalog.catalog import find_target
 
     target = find_target(name)
@@ -94,7 +94,7 @@ def _add_quantize_arguments(parser: ArgumentParser) -> None:
 
 
 def quantize(config: None, arguments: Namespace) -> int:
-    """Write it, and say how to serve it. The same ids come from it as from ``--quantize`` at load time."""
+    """Write the quantised model, and print how to serve it. It gives the same tokens as ``--quantize`` at load time."""
     out = Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
@@ -119,7 +119,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
 
 def _quantize_head(directory: Path, how: str, out: Path) -> int:
-    """A head has layers, norms and names of its own."""
+    """Write a quantised head, which has its own layers, norms and names."""
     from foresay.verifier.heads.layouts import kind_of, quantize
 
     kind = kind_of(directory)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from foresay.server.engine.trace import Session, Trace, TracedRequest
     from foresay.spec.sequence import SequenceState
 
-#: How far ahead the lookups draft.
+#: Draft lengths of the lookups.
 LENGTHS = (2, 4, 8)
-#: Tokens of a prompt that the engine reads in a step, about: a drafter is shown as many at a time.
+#: Approximate prefill tokens per step: drafters are given as many at a time.
 _CHUNK = 256
 
 
 class Row(msgspec.Struct):
-    """Counts of one way of drafting, over the steps that read no prompt."""
+    """Counts of one way of drafting, over the steps without prefill."""
 
     draft: str
     steps: int = 0
@@ -32,14 +32,14 @@ class Row(msgspec.Struct):
     accepted: int = 0
 
     def count(self, drafted: int, accepted: int) -> None:
-        """One step of one request."""
+        """Count one step of one request."""
         self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
 
     @property
     def tokens_per_step(self) -> float:
-        """The accepted tokens and the target's own."""
+        """Tokens per step, including the target's own."""
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
@@ -49,7 +49,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(config: None, arguments: Namespace) -> int:
-    """Read, draft again, print."""
+    """Read a trace, draft again, and print the results."""
     if not Path(arguments.file).is_file():
         raise ConfigurationError(f"{arguments.file}: no such file")
     from foresay.server.engine.drafters.registry import LOOKUPS
@@ -68,7 +68,7 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _alike(trace: Trace) -> list[Session]:
-    """The sessions of the models that ran last: figures of different pairs do not add up."""
+    """The sessions with the same models as the last one: figures of different pairs cannot be added up."""
     last = trace.sessions[-1].start.engine
     same = [s for s in trace.sessions if all(s.start.engine.get(k) == last.get(k) for k in ("target", "drafter"))]
     left_out = len(trace.sessions) - len(same)
@@ -78,7 +78,7 @@ def _alike(trace: Trace) -> list[Session]:
 
 
 def recorded(requests: Iterable[TracedRequest]) -> Row:
-    """What happened."""
+    """The recorded counts."""
     row = Row("recorded")
     for told in requests:
         left = told.kept
@@ -90,8 +90,8 @@ def recorded(requests: Iterable[TracedRequest]) -> Row:
 
 
 def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
-    """Draft again, with one lookup drafter for all requests but those with a grammar, which prunes what is drafted and
-    forces more. Raises ConfigurationError if the trace has no text."""
+    """Draft again with one lookup drafter for all requests, except those with a grammar, which prunes drafts and forces
+    tokens. Raises ConfigurationError if the trace has no text."""
     from foresay.drafters.shadow import Walk
     from foresay.server.engine.drafters.registry import LOOKUPS
     from foresay.spec.tree import TreeShape
@@ -106,7 +106,7 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
         walk = Walk(drafter, TreeShape.chain(length), _sequence(told, prompt))
         for _ in range(len(prompt) // _CHUNK):
             walk.read()
-        # The step that computes the prompt drafts nothing.
+        # The step that completes the prefill drafts nothing.
         walk.begin(text[: told.parts[0].emitted] if told.parts[0].lead else [])
         walk.follow([*prompt, *text], over=True)
         walk.close()
@@ -116,7 +116,7 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
 
 
 def _sequence(told: TracedRequest, prompt: list[int]) -> SequenceState:
-    """The request as far as a lookup drafter looks at it."""
+    """The request's state, as far as a lookup drafter needs it."""
     from foresay.kvpaging import PagePool, PageTable
     from foresay.spec.sample import Noise
     from foresay.spec.sampling import SamplingParams

@@ -1,4 +1,4 @@
-"""Prompts written with the drafter and then plainly, and compared: what ``foresay selfcheck`` does."""
+"""Prompts decoded with the drafter and then plainly, and compared: for ``foresay selfcheck``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """One answer. prompt: its number, from 1 on; where: it was read. steps: passes of the target that wrote the tokens.
-    difference: the first one from plain decoding; None if there is none."""
+    """One answer. prompt: its number, from 1; where: its source. steps: target passes for the tokens. difference: the
+    first difference from plain decoding; None if there is none."""
 
     prompt: int
     where: str
@@ -35,8 +35,8 @@ class Checked(msgspec.Struct, kw_only=True):
 
 
 class SelfCheckReport(msgspec.Struct, kw_only=True):
-    """All answers, and what wrote them. tokens: of all of them; mismatches: answers that differ. exact: whether the
-    engine claims that none can."""
+    """All answers, and the engine. tokens: of all answers; mismatches: number of answers that differ. exact: whether
+    the engine claims that none can."""
 
     target: str
     drafter: str
@@ -56,9 +56,10 @@ def check(
     stop: Sequence[str] = (),
     done: Callable[[int], None] = lambda answers: None,
 ) -> SelfCheckReport:
-    """Write every prompt with each of ``samplings``, as many at once as the engine takes; then each one plainly, alone.
+    """Decode every prompt with each of ``samplings``, as many at once as the engine takes; then each one plainly,
+    alone.
 
-    done: told how many answers have been compared. Raises ConfigurationError for a prompt that cannot be served.
+    done: called with the number of compared answers. Raises ConfigurationError for a prompt that cannot be served.
     """
     asked = [(number, prompt, params) for params in samplings for number, prompt in enumerate(prompts, start=1)]
     answers: list[Checked] = []
@@ -75,7 +76,7 @@ def check(
 
 
 def begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> TextStream:
-    """Begin the answer to a prompt; raises ConfigurationError for one that cannot be served."""
+    """Start the answer to a prompt. Raises ConfigurationError for one that cannot be served."""
     try:
         if isinstance(prompt.content, str):
             return engine.stream(prompt.content, params, stop=stop)
@@ -85,7 +86,7 @@ def begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence
 
 
 def _differing(engine: Engine, completion: Completion, params: SamplingParams, id: str) -> Difference | None:
-    """Write the answer again plainly, and compare."""
+    """Decode the answer again plainly, and compare."""
     written = completion.token_ids
     sampled = msgspec.structs.replace(params, seed=completion.seed)
     request = Request(id=id, prompt=completion.prompt_token_ids, params=sampled)
@@ -143,7 +144,7 @@ def _said(found: Difference | None) -> str:
 
 
 def sentence(report: SelfCheckReport) -> str:
-    """What came of it, and what was promised."""
+    """The result, compared with the engine's claim, in a sentence."""
     count = len(report.answers)
     if not report.mismatches:
         said = f"Plain decoding writes the same: {count} answers, {report.tokens} tokens."

@@ -1,5 +1,5 @@
-"""``foresay serve``: the HTTP server, with the engine in a process of its own. ``foresay reload``: have a running one
-go on in another engine. ``foresay deploy ray``: the engines of a server as a file for ``serve deploy``.
+"""``foresay serve``: the HTTP server, with the engine in a separate process. ``foresay reload``: replace a running
+server's engine. ``foresay deploy ray``: the engines of a server as a file for ``serve deploy``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 
 
 def serve(config: ServeConfig, arguments: Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops it."""
     allow_most_files()
-    # Several models come when they are asked for; one alone is wanted at once, and the server has much to import.
+    # Several models are loaded on request; a single one is needed at once, and importing takes long.
     alone = not config.models and not config.replicas
     with Stages(lines=True) as stages, Spares(ahead=alone) as spawning:
         if alone:
@@ -44,9 +44,9 @@ def serve(config: ServeConfig, arguments: Namespace) -> int:
 
 
 def allow_most_files() -> None:
-    """Raise the soft limit of open files to the hard one: every connection is one, and shells begin with 1,024."""
+    """Raise the soft limit of open files to the hard one: every connection needs one, and shells start with 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # a container may forbid it; then it stays as it was
+    with contextlib.suppress(OSError, ValueError):  # a container may forbid it; then keep the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -66,7 +66,7 @@ SERVE = Command(
 # -- foresay reload ----------------------------------------------------------------------------------------------------
 
 
-#: Where a server listens if nothing else is set.
+#: The default address of a server.
 URL = "http://127.0.0.1:8000"
 
 
@@ -77,7 +77,7 @@ def _add_reload_arguments(parser: ArgumentParser) -> None:
 
 
 def reload(config: EngineConfig, arguments: Namespace) -> int:
-    """Ask for the settings that were given as flags, and show what goes on until the engine is ready."""
+    """Request the settings that were given as flags, and show progress until the engine is ready."""
     given = [name for name in vars(arguments) if name in settings_of(EngineConfig)]
     body = {
         "settings": {name: _seen_from_there(getattr(config, name)) for name in given},
@@ -96,12 +96,12 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
 
 
 def _seen_from_there(value: object) -> object:
-    """A file or folder by its whole path: the server may have been started elsewhere."""
+    """Paths become absolute: the server may have been started in another directory."""
     return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
 
 
 def admin_key(given: str | None) -> str:
-    """The admin key that was given, or is in the environment."""
+    """The given admin key, or the one in the environment."""
     key = given or os.environ.get("FORESAY_ADMIN_KEY")
     if key is None:
         raise ConfigurationError("this needs the server's admin key: give --admin-key, or set FORESAY_ADMIN_KEY")
@@ -111,8 +111,9 @@ def admin_key(given: str | None) -> str:
 def answers(
     url: str, path: str, key: str | None, body: dict[str, Any] | None = None, seconds: float | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The lines that the server answers with, to a GET if there is no body; an error is one line. seconds: how long to
-    wait for each; without it forever."""
+    """The lines of the server's response, to a GET if there is no body; an error is one line. seconds: timeout of each
+    line;
+    None: wait forever."""
     url = url if "://" in url else f"http://{url}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
@@ -124,7 +125,7 @@ def answers(
         except urllib.error.HTTPError as error:
             with error:
                 told = json.loads(error.read())["error"]
-            told = {"message": told, "type": ""} if isinstance(told, str) else told  # Ollama's routes say it so
+            told = {"message": told, "type": ""} if isinstance(told, str) else told  # the format of Ollama's routes
             yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -171,7 +172,7 @@ def deploy(config: ServeConfig, arguments: Namespace) -> int:
 
 
 def serve_file(config: ServeConfig) -> str:
-    """A config file of Ray Serve, in YAML: the settings of engines that are not the default ones."""
+    """A config file of Ray Serve, in YAML, with the engines' non-default settings."""
     usual = ServeConfig()
     deployed = (*applied_by("engine", "text", "cluster"), "replicas")
     given = {name: getattr(config, name) for name in deployed if getattr(config, name) != getattr(usual, name)}

@@ -1,5 +1,5 @@
-"""``foresay serve`` from loaded settings to the exit status: what is printed meanwhile, what it prints once it is ready
-(what runs, why, whether it is exact, and one line to try), and how the process ends.
+"""``foresay serve`` from loaded settings to the exit status: progress, the banner once it is ready (what runs, why,
+whether it is exact, and one line to try), and the end of the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from foresay.verifier.model.hub import resolve
 def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status. Raises what :func:`run_server` raises.
 
-    stages: told of what goes on until the engine is ready. spawn: starts an engine process.
+    stages: called with the progress until the engine is ready. spawn: starts an engine process.
     """
     ready_at: float | None = None
 
@@ -67,7 +67,7 @@ def goodbye(answers: int, seconds: float | None) -> str:
 
 
 def _leave_the_busy() -> None:
-    """End the process if a thread will not end, such as one that renders an endless template: Python waits for all."""
+    """Exit at once if a thread does not end, such as one that renders an endless template: Python would wait for it."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for thread in threading.enumerate():
         if thread.name.startswith(BESIDE):
@@ -108,7 +108,7 @@ def rows(info: EngineInfo) -> list[Row]:
 
 
 def addresses(url: str) -> list[Row]:
-    """Where people and programs go."""
+    """The addresses for people and programs."""
     return [("page", f"{url}/"), ("API", f"{url}/v1")]
 
 
@@ -123,8 +123,8 @@ def access(config: ServeConfig) -> str:
 
 
 def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, float] | None = None) -> str:
-    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY.
-    sampling: how a model with a chat template is to draw tokens; None: it has no such template."""
+    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. sampling:
+    sampling fields for a model with a chat template; None: it has no template."""
     asked = [{"role": "user", "content": "What is photosynthesis?"}]
     given: dict[str, Any] = {"prompt": "Once upon a time"} if sampling is None else {"messages": asked, **sampling}
     path = "completions" if sampling is None else "chat/completions"
@@ -135,8 +135,8 @@ def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, f
 
 
 def _sampling(config: ServeConfig) -> dict[str, float] | None:
-    """How ``foresay chat`` draws tokens, if the target's files have a chat template; one among several models may be
-    anywhere yet."""
+    """The sampling of ``foresay chat``, if the target's files have a chat template; None for several models, whose
+    files may not be on disk yet."""
     place = None if config.models else cached_target(config)
     if place is None:
         return None
@@ -151,7 +151,7 @@ def _sampling(config: ServeConfig) -> dict[str, float] | None:
 
 
 def warnings(config: ServeConfig) -> list[str]:
-    """What the operator should know about where it listens."""
+    """Warnings for the operator about the address it listens on."""
     if is_loopback(config.host):
         return []
     where = f"listening on {config.host or 'all addresses'}"
@@ -171,21 +171,21 @@ def show(
 ) -> None:
     """Print the banner on stderr, in colour on a terminal unless ``NO_COLOR`` is set.
 
-    model: the name clients use. port: the one really listened on, which differs from the setting if that was 0.
-    took: how long the start took, in words.
+    model: the name for clients. port: the actual one, which differs from the setting if that was 0. took: how long the
+    start took, in words.
     """
     table = [*rows(info), *([("start-up", took)] if took else [])]
     _tell(table, info.warnings, config, model, port, out or sys.stderr)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
-    """The same for several models, each of which is loaded when it is asked for first."""
+    """The same for several models, each loaded on its first request."""
     table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
     _tell([*table, ("loaded", _how_long(config))], (), config, next(iter(config.models)), port, out or sys.stderr)
 
 
 def _how_long(config: ServeConfig) -> str:
-    """When models come and go."""
+    """When models are loaded and unloaded."""
     most = config.max_loaded_models
     together = "as many as there is room for" if most is None else f"at most {most} at the same time"
     left = (
@@ -197,7 +197,7 @@ def _how_long(config: ServeConfig) -> str:
 
 
 def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:
-    """The table, where and for whom the server is, what to know and what to try."""
+    """Print the table, addresses and access, warnings, and a command to try."""
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
     line = try_line(url, model, bool(config.api_key or config.api_key_file), _sampling(config))
@@ -229,7 +229,7 @@ def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> No
     console = Console(file=out, highlight=False)
     console.print(Text("Foresay is ready.", style="bold green"))
     console.print(grid)
-    # Not through the console, which would break the line where the terminal ends; it is there to be copied.
+    # Not through the console, which would wrap the line; it is there to be copied.
     out.write(f"try it:\n  {line}\n")
     out.flush()
 

@@ -1,9 +1,9 @@
-"""A terminal to chat in: lines are typed with history, answers are written as Markdown or in the colours of drafters.
+"""The terminal of a chat: line editing with history; answers as Markdown or in the colours of drafters.
 
 ::
 
     answer   closed block | closed block | open block ...
-             printed once   printed once   drawn anew while it grows, its last lines where it is taller than the screen
+             printed once   printed once   redrawn while it grows; only its last lines if it is taller than the screen
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from foresay.server.host.text_stream import TextStream
     from foresay.server.schemas.tokens import TokenProvenance
 
-#: Seconds between two drawings of the block that grows.
+#: Seconds between redraws of the growing block.
 FRAME_SECONDS = 0.08
-#: By drafter, in the order in which they come up in the conversation.
+#: Colours of drafters, in the order in which they appear in the conversation.
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
-#: What a terminal would obey instead of showing it.
+#: Characters that a terminal would interpret instead of showing.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-#: A star that multiplies emphasises nothing; what is written for it meanwhile is in no text.
+#: A star that multiplies is not emphasis; meanwhile it is replaced by a character that occurs in no text.
 _TIMES, _STAR = re.compile(r"(?<=[\w)])\*(?=[\w$(])"), "\ue000"
-#: Tags of a model's own, such as <think>, are shown as they are.
+#: A model's tags, such as <think>, are shown unchanged.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
-# -- what is typed -----------------------------------------------------------------------------------------------------
+# -- input -----------------------------------------------------------------------------------------------------
 
 
 class LineReader:
-    """Reads what is typed, several lines of it where they end in a backslash or were pasted."""
+    """Reads input; several lines if they end in a backslash or were pasted."""
 
     def __init__(self) -> None:
         self._session: PromptSession[str] = PromptSession(
@@ -63,7 +63,7 @@ class LineReader:
         )
 
     def __call__(self) -> str | None:
-        """The next text; None once the user leaves."""
+        """The next text; None if the user leaves."""
         try:
             return self._session.prompt()
         except EOFError:
@@ -97,31 +97,31 @@ def _keys() -> KeyBindings:
 
 
 def history_file() -> Path:
-    """Where what was typed is kept between runs: ``foresay/chat_history`` in the user's folder of states (XDG)."""
+    """The file with the input history: ``foresay/chat_history`` in the user's state folder (XDG)."""
     folder = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (folder if folder.is_absolute() else Path.home() / ".local" / "state") / "foresay" / "chat_history"
 
 
 def _history() -> History:
-    """Readable by nobody else. Where there is no place for it, it lasts as long as the program."""
+    """The input history, readable only by the user; in memory if it cannot be stored."""
     try:
         path = history_file()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows where home is
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
         return InMemoryHistory()
     return _Kept(path)
 
 
 class _Kept(FileHistory):
-    """A disk that is full ends no conversation."""
+    """A history file that ignores write errors, such as a full disk."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):
             super().store_string(string)
 
 
-# -- what is written ---------------------------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------------------
 
 
 class AnswerWriter:
@@ -132,7 +132,7 @@ class AnswerWriter:
         self._colours: dict[str, str] = {}
 
     def __call__(self, stream: TextStream, coloured: bool) -> Completion:
-        """Write one while it comes; Ctrl-C ends it. coloured: by who drafted each token, else as Markdown."""
+        """Write an answer while it is generated; Ctrl-C ends it. coloured: by drafter, else as Markdown."""
         text = ""
         with stopping(stream), unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
 
@@ -147,13 +147,13 @@ class AnswerWriter:
                     live.update(growing(at_end=True), refresh=True)
             finally:
                 live.update("", refresh=True)
-                self._console.print(growing(at_end=False))  # whatever ended it
+                self._console.print(growing(at_end=False))  # in any case
         if coloured:
             self._console.print(self._legend(stream.tokens))
         return stream.result()
 
     def _coloured(self, tokens: Sequence[TokenProvenance]) -> Text:
-        """Tokens in the colour of their drafter; in none where the target wrote them itself."""
+        """Tokens in the colour of their drafter; the target's own without colour."""
         return Text.assemble(*((_CONTROLS.sub("", one.text), self._colour(_drafter(one))) for one in tokens))
 
     def _colour(self, drafter: str) -> str:
@@ -168,7 +168,7 @@ class AnswerWriter:
 
 
 def _frames(stream: Iterable[str]) -> Iterator[str]:
-    """The pieces of a stream, those joined that come too soon after another to be drawn."""
+    """The pieces of a stream, joined if they arrive faster than the redraw rate."""
     waiting, drawn = "", 0.0
     for piece in stream:
         waiting += piece
@@ -179,14 +179,14 @@ def _frames(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _divided(markdown: str) -> tuple[str, str]:
-    """The blocks that are over, whatever follows, and the last one."""
+    """The complete blocks, which later text cannot change, and the last one."""
     begins = [token.map[0] for token in _PARSER.parse(markdown) if token.level == 0 and token.map]
     lines, last = markdown.split("\n"), begins[-1] if begins else 0
     return "\n".join(lines[:last]).strip("\n"), "\n".join(lines[last:])
 
 
 def _markdown(text: str) -> Markdown:
-    """With the line breaks that the model wrote, and its products."""
+    """Parsed Markdown that keeps the model's line breaks and multiplication stars."""
     markdown = Markdown("")
     markdown.parsed = _PARSER.parse(_TIMES.sub(_STAR, text))
     for token in markdown.parsed:
@@ -197,12 +197,12 @@ def _markdown(text: str) -> Markdown:
 
 
 def _drafter(token: TokenProvenance) -> str:
-    """Who proposed a token; "" for the target's own."""
+    """The drafter of a token; "" for the target's own."""
     return {"draft": str(token.drafter), "grammar": "grammar", "target": ""}[token.origin]
 
 
 class _Lines:
-    """The lines of a block without blank ones around them. at_end: as many of the last ones as the screen holds."""
+    """The lines of a block without blank lines around them. at_end: only the last ones that fit the screen."""
 
     def __init__(self, block: RenderableType, at_end: bool = False) -> None:
         self._block, self._at_end = block, at_end
@@ -218,7 +218,7 @@ class _Lines:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """What is typed meanwhile is not shown in the middle of something else: it waits for the next line."""
+    """Disable echo in the context, so that input does not appear within output; it is read afterwards."""
     try:
         before = termios.tcgetattr(sys.stdin)
         quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]

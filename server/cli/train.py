@@ -1,4 +1,4 @@
-"""``foresay train``: make a drafter for any target, in a layout that other servers read too."""
+"""``foresay train``: make a drafter for any target, in a layout that other servers can read, too."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from foresay.drafters.training.work import Work
     from foresay.verifier.model.config import ModelConfig
 
-#: Heads of a Medusa set, passes of the training-time test, what a block or masks guess; a draft model sees the true
-#: text at every depth.
+#: Default depths: Medusa heads, passes of EAGLE-3's training-time test, tokens predicted by a block or by masks; a
+#: draft model sees the true text at every depth.
 _DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, PEAGLE: 7, DRAFT_MODEL: 1}
-#: Layers of a DFlash head, at most, unless they are named.
+#: Most layers of a DFlash head by default.
 _MOST_LAYERS = 5
 _INTERRUPTED = 130
-#: Texts written side by side: enough to fill a GPU; few on a CPU, since a run that is stopped loses those it has begun.
+#: Texts generated in parallel: enough to fill a GPU; few on a CPU, since an interrupted run loses those in progress.
 _TOGETHER = {"cuda": 128, "cpu": 32}
-#: How often the first guess of a good drafter is right (docs/heads.md); the held-out texts that a verdict needs.
+#: First-token accuracy of a good drafter (docs/heads.md); held-out texts needed for a verdict.
 _GOOD = 0.5
 _FEWEST_JUDGED = 10
 _MORE = f"give at least 20 prompts and --samples {_FEWEST_JUDGED * HELD_OUT} for a verdict"
 
 
 def _whole(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
-    """What reads a whole number that fits; the error says what is wanted."""
+    """A parser of whole numbers for which ``fits`` is true; the error says what is wanted."""
 
     def number(text: str) -> int:
         if not text.isdecimal() or not fits(int(text)):
@@ -186,7 +186,7 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def plan(arguments: Namespace, prompts: int) -> str:
-    """What is about to be done, and whether it can be judged."""
+    """What will be done, and whether there is enough to judge it."""
     uses = "" if prompts >= arguments.samples else f", each used about {round(arguments.samples / prompts)} times"
     held_out = -(-arguments.samples // HELD_OUT)
     few = f"\nonly {held_out} of the texts will be held out to judge it: {_MORE}" if held_out < _FEWEST_JUDGED else ""
@@ -198,7 +198,7 @@ def plan(arguments: Namespace, prompts: int) -> str:
 
 
 def _kept(work: Work, settings: Settings) -> str:
-    """What becomes of the work of a run that was stopped."""
+    """What an interrupted run keeps."""
     if work.begun:
         return f"; {work.path} keeps the work so far; run the same command to continue"
     first = min(settings.together, settings.samples)
@@ -206,13 +206,13 @@ def _kept(work: Work, settings: Settings) -> str:
 
 
 def _target(name: str) -> tuple[Path, ModelConfig]:
-    """The target's directory and what it is. Raises ConfigurationError where nothing can be learned from it."""
+    """The target's directory and configuration. Raises ConfigurationError if it cannot be trained from."""
     from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.gguf.file import LINK
 
     directory = target_directory(EngineConfig(target=name), flag="--target")
     model = ModelConfig.from_directory(directory)
-    # A GGUF file's numbers are turned into weights that can be learned from.
+    # A GGUF file's weights are dequantised for training.
     if model.quantization is not None and not (directory / LINK).exists():
         raise ConfigurationError(
             f"--target {name}: its weights are quantised ({model.quantization}); train with the model it was made "
@@ -222,7 +222,8 @@ def _target(name: str) -> tuple[Path, ModelConfig]:
 
 
 def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings:
-    """What was asked for, or follows from the target. Raises ConfigurationError for what does not fit together."""
+    """The settings as requested, or derived from the target. Raises ConfigurationError for combinations that do not
+    fit."""
     from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.shapes import default_layers, default_width
 
@@ -274,7 +275,7 @@ def _device(asked: str) -> str:
 
 
 def unasked(prompts: Sequence[Prompt], has_template: bool) -> str:
-    """A warning where texts are continued that may be meant as questions to a chat model; empty if there are none."""
+    """A warning about plain texts that may be meant as questions to a chat model; empty if there are none."""
     texts = sum(isinstance(prompt.content, str) for prompt in prompts)
     if not texts or not has_template:
         return ""
@@ -316,7 +317,7 @@ def _trained(
 
 
 def table(judged: Judged, kind: str) -> str:
-    """Held-out acceptance by depth, given that everything before was right."""
+    """Held-out acceptance by depth, given that all earlier tokens were right."""
     lines = [
         f"judged on {counted(judged.texts, 'text')} ({judged.tokens:,} tokens) that it did not learn from",
         "depth   accepted at T=0   at T=1   cross-entropy",
@@ -328,7 +329,7 @@ def table(judged: Judged, kind: str) -> str:
 
 
 def verdict(judged: Judged) -> str:
-    """Whether the drafter is any good, by how often its first guess is right."""
+    """Whether the drafter is good, by its first-token accuracy."""
     if judged.texts < _FEWEST_JUDGED:
         return f"too few held-out texts to judge: {judged.texts}; {_MORE}"
     first = judged.depths[0]
@@ -339,7 +340,7 @@ def verdict(judged: Judged) -> str:
 
 
 def farewell(settings: Settings, out: Path) -> str:
-    """How to use what was made, and how to see whether it is any good."""
+    """How to use and check the result."""
     target = "" if settings.target == "bundled" else f"{shlex.quote(settings.target)} "
     draft = shlex.quote(str(out) if settings.kind == DRAFT_MODEL else f"{settings.kind}:{out}")
     return "\n".join(

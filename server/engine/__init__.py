@@ -1,1 +1,1 @@
-"""From settings to a running engine: devices, memory, drafters, calibration, observers; and how one is asked."""
+"""From settings to a running engine: devices, memory, drafters, calibration, observers; and the engine's interface."""

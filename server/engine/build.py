@@ -1,4 +1,4 @@
-"""From a configuration to a running engine; it and :mod:`foresay.server.engine.drafters` are what knows concrete
+"""From a configuration to a running engine; only this module and :mod:`foresay.server.engine.drafters` know concrete
 classes."""
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from foresay.verifier.probe import Exactness, probe
 def plan(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
 ) -> MemoryPlan:
-    """The pages: ``kv_tokens`` if given, else what the device has room for.
+    """The memory plan: ``kv_tokens`` if given, else what the device has room for.
 
     length: the longest text. drafters: those that will be loaded.
     Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
     error for a drafter that cannot be read.
     """
     if device.is_gpu:
-        from foresay.server.engine.gpu_memory import plan_gpu  # knows the kernels, which a CPU does without
+        from foresay.server.engine.gpu_memory import plan_gpu  # imports the GPU's kernels
 
         return plan_gpu(config, length, dtype, target, drafters, device)
     return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
@@ -74,7 +74,8 @@ def plan(
 def fitting(
     config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: list[Entry], device: Device
 ) -> tuple[MemoryPlan, list[Entry]]:
-    """The plan, and the drafters: what ``auto`` chose may be left out, where it has no room or was not measured."""
+    """The plan, and the drafters: those chosen by ``auto`` may be left out if there is no room or they were not
+    measured."""
     needed = [left for one in drafters if (left := one if config.draft != "auto" else one.spared) is not None]
     if device.is_gpu:
         drafters = needed
@@ -91,7 +92,7 @@ LEAST_TOKENS = 2
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: bf16 where the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
+    """``auto``: bf16 if the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
     if config.dtype == "float32" and device.name.startswith("cuda"):
         raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
@@ -105,8 +106,8 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What was found and planned before a weight is read. named: who will draft. of: what steps and drafts will cost
-    hangs on."""
+    """What was found and planned before a weight is read. named: the drafters. of: digest of what the costs of steps
+    and drafts depend on."""
 
     loading: LoadContext
     memory: MemoryPlan
@@ -126,12 +127,12 @@ def build_engine(
     witness: Witness | None = None,
     keeps: bool = False,
 ) -> Engine:
-    """Load the models, plan the memory, prove exactness, measure the step cost. observers: of the engine. beside: bytes
-    that other engines of the server hold, by device; :class:`foresay.server.engine.memory.NoRoom` if this one does not
-    fit beside them. costs: what an engine before this one measured, which is not measured again if it is of the same,
-    and is kept on disk for servers that start later; gets what was measured. Without them all is measured. witness: may
-    know from an earlier start that rows are equal, and is to probe later then; without it they are probed now. keeps:
-    whether KV is kept on disk as the settings say; who steps the engine has it kept when nothing else is to be done.
+    """Load the models, plan the memory, probe exactness, measure the step cost. observers: of the engine. beside: bytes
+    that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this one
+    does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on disk
+    for servers that start later; updated with new ones. Without them everything is measured. witness: may know from an
+    earlier start that rows are equal, and then probes later; without it they are probed now. keeps: whether KV is kept
+    on disk as the settings say; the caller that steps the engine writes it while idle.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
@@ -187,9 +188,9 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
     draft = choose_draft(config)
     length = max_model_len(config, model)
     named = drafts(config, draft.value)
-    pinned(config)  # a shape that cannot be should be refused before anything is loaded
+    pinned(config)  # refuses an invalid shape before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
-    if others := beside.get(device.name, 0):  # free if they have to go, so what is free now says nothing
+    if others := beside.get(device.name, 0):  # they may be unloaded, so what is free now does not count
         by_itself, _ = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_beside(footprint(by_itself, device), others)
     memory, fits = fitting(config, length, dtype.value, model, named, device)
@@ -233,7 +234,7 @@ def _capture(loading: LoadContext, verifier: ModelRunner, drafters: Sequence[Dra
         most = loading.config.max_seqs, loading.device.chunk
         capture_passes(verifier, drafters, loading.length, *most, capture, loading.say)
         return capture
-    # Torch's ops in a step are small, and its threads would wait for each other in the place of the kernels'.
+    # Torch's ops in a step are small, and its threads would compete with the kernels'.
     torch.set_num_threads(1)
     return None
 
@@ -245,14 +246,14 @@ def _drafting(
     profile_run: ProfileRun,
     capture: Capture | None,
 ) -> tuple[Drafting, StepRunner | None]:
-    """Who drafts, by what that was measured to cost, and who runs the steps. capture: a GPU's."""
+    """The drafting, by measured costs, and the step runner (None: the default). capture: a GPU's."""
     config, say = loading.config, loading.say
     if capture is None:
         drafting = Drafting.of(config, drafters, profile_run)
         for _ in capture_levels(verifier, drafting, 1, 1, Eager):  # what the first request needs: a CPU records it
             pass
         return drafting, None
-    say("compiling kernels")  # first: what is measured is not to be a compiler's time
+    say("compiling kernels")  # first: measurements must not include compilation
     shape = pinned(config)
     shapes = COMPILED if shape is None else (shape,)
     for member in [*drafters, None][: max(1, len(drafters))]:
@@ -265,7 +266,7 @@ def _drafting(
 
 
 def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:
-    """What speaks against each drafter; "" where nothing does."""
+    """The doubts about each drafter; "" for none."""
     loading = chosen.loading
     return [
         entry.doubts(made, verifier, loading.pool, loading.target)
@@ -274,14 +275,14 @@ def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner)
 
 
 def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
-    """The tree each step drafts where it is always the same: a given one, a chain, or the root alone."""
+    """The tree that each step drafts if the shape is fixed: a given one, a chain, or only the root."""
     if draft.value == NONE:
         return TreeShape()
     return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
 
 
 def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
-    """By the name of each drafter, how ``--draft`` would name it. Raises ConfigurationError for two of one name."""
+    """How ``--draft`` would name each drafter, by its name. Raises ConfigurationError if two have the same name."""
     placed: dict[str, str] = {}
     for name, draft in zip(names, drafts, strict=True):
         if name in placed:
@@ -291,7 +292,7 @@ def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest text, prompt and output together; raises Unfit if more is asked for than the target holds."""
+    """The longest text, prompt and output together; raises Unfit if more is requested than the target supports."""
     wanted = config.max_model_len or model.max_positions
     if wanted > model.max_positions:
         raise Unfit(
@@ -315,7 +316,7 @@ def _nobody(phase: str, share: float | None = None) -> None:
 def _info(
     chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str], on_disk: str
 ) -> EngineInfo:
-    """names: of the drafters, each with how ``--draft`` would name it. doubts: about each. on_disk: as it is told."""
+    """names: how ``--draft`` would name each drafter, by its name. doubts: about each. on_disk: as reported."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)

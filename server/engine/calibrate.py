@@ -1,7 +1,8 @@
-"""A few steps before the first request: what drafting will be compared with, what it costs, and everything is warm.
+"""The profile run: a few steps before the first request, which measure plain steps and drafting, and warm everything
+up.
 
-They leave nothing behind: all pages come back and none is findable. An engine that follows one of its like is told what
-that measured, and takes none of them.
+They leave nothing behind: all pages are freed and none is in the prefix index. An engine that replaces one of the same
+kind gets its measurements and takes none of these steps.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
-#: At most so many turns of steps, and no further one behind the third when they have taken so many seconds.
+#: Most rounds of steps; and after the third, no further round once they have taken this many seconds.
 _TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
-#: A step that takes longer than this is long enough: none of more rows is tried.
+#: After a step that takes longer than this (seconds), none with more rows is tried.
 _LONG = 0.4
-#: But for so many: of one row alone nobody knows what a second one costs.
+#: Except up to this many nodes: one row alone does not show what a second one costs.
 _ANYWAY = 5
-#: Rows of the steps whose time is measured (some products are made in groups of 6, others of 8), and a drafted tree.
+#: Rows of the steps that are timed (some products work in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
-#: Levels of a chain that is timed apart.
+#: Levels of a chain that is timed separately.
 _CHAIN = 8
-#: Trees that kernels are compiled for where a budget chooses them: attention over few rows, over more and over many.
+#: Trees for which kernels are compiled if a budget chooses shapes: attention over few, more and many rows.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
-#: A longer text, for what context adds, and rows of the passes behind it: a few rows share what more rows pay for.
+#: Length of a text that shows what context adds, rows of the passes after it (the cost per row falls with more),
+#: rounds.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
-#: Rows of passes of which it is measured what more experts take, and the tokens of the text that they are behind.
+#: Rows of the passes that measure the cost of more experts, and the number of text tokens before them.
 _EXPERT_ROWS, _BEFORE = (1, 2, 4, 8, 16), 32
-#: Of a pass of one row what its experts take at least and at most, whatever a busy machine says.
+#: The least and largest share of its experts in a pass of one row, even if a busy machine measures otherwise.
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
-#: Steps of texts that kernels are compiled for; so many more as there are prompts to be read.
+#: Steps taken for compilation, plus one per prompt.
 _COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
 #: Seconds by phase.
@@ -63,10 +65,10 @@ Spent = dict[str, float]
 
 
 class ProfileRun:
-    """Steps of one sequence at temperature 1, through an engine of their own, op by op where no runner is given.
+    """Runs steps of one sequence at temperature 1 in an engine of their own, eagerly unless a runner is given.
 
-    costs: what is known already, and gets what is measured. say: told what is. text: ids of one, for a mixture, whose
-    experts are so many, of which each row is for so many.
+    costs: known costs, updated with what is measured. say: called with what is being measured. text: token ids of a
+    text, for a mixture of experts. experts: how many it has, and how many each row uses.
     """
 
     def __init__(
@@ -90,10 +92,10 @@ class ProfileRun:
         long: float = math.inf,
         runner: StepRunner | None = None,
     ) -> dict[TreeShape, list[Spent]]:
-        """Seconds by phase of a step that verifies as many rows as each of the shapes has; one of each, again and
-        again, so that whatever else the machine does meets all alike. Without those for which there is no room.
+        """Seconds by phase of steps that verify as many rows as each shape has. Shapes take turns, so that other load
+        on the machine affects all alike. Shapes for which there is no room are left out.
 
-        long: none of more rows than a step that takes longer is tried.
+        long: after a step that takes longer (seconds), shapes with more rows are dropped.
         """
         room = self._info.max_model_len - 1
         times: dict[TreeShape, list[Spent]] = {}
@@ -111,15 +113,15 @@ class ProfileRun:
                 elif spent is not None and sum(spent.values()) > long:
                     left = [other for other in left if other.nodes <= max(shape.nodes, _ANYWAY)]
                 elif spent is None and turn and shape in left and shape not in times:
-                    left.remove(shape)  # so many rows do not fit the cache
+                    left.remove(shape)  # does not fit the cache
         engine.cancel("rehearsal")
         engine.runner.rest()
         return times
 
     def compile(self, drafter: Drafter | None, shape: TreeShape, most: int, chunk: int) -> None:
-        """Let a GPU's kernels be compiled for whatever requests may bring, for later all streams would wait: short and
-        long prompts and one that fills a chunk, steps from graphs and op by op, of one sequence up to ``most``; kernels
-        tell powers of two apart.
+        """Compile a GPU's kernels for anything requests may need, since compiling later would stall all streams: short
+        and long prompts and one that fills a chunk, captured and eager steps, of one sequence up to ``most``; kernels
+        are specialised by powers of two.
         """
         engine = self._engine(drafter, shape, most, chunk)
         whole = max(2, min(chunk, self._info.max_model_len - MAX_NODES))
@@ -159,7 +161,7 @@ class ProfileRun:
         )
 
     def _step(self, engine: Engine, shape: TreeShape, room: int) -> Spent | None:
-        """One step with so large a tree; None if it had another size. The text is begun again where it has no room."""
+        """One step with a tree of this shape; None if its size differed. The text is restarted when it has no room."""
         there = [*engine.scheduler.running, *engine.scheduler.waiting]
         if there and len(there[0].tokens) + shape.nodes > room:
             engine.cancel(there.pop().id)
@@ -172,7 +174,7 @@ class ProfileRun:
 
     @staticmethod
     def _begin(engine: Engine, room: int) -> None:
-        """A text of two tokens: a head has nothing to say before the target has shown it the first one."""
+        """Start a text of two tokens: a head cannot draft before it has the target's hidden state of the first."""
         params = SamplingParams(max_tokens=room, seed=0, ignore_eos=True)
         engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=engine.drafter is not None))
         engine.scheduler.shape = ROOT_ONLY
@@ -188,9 +190,9 @@ class ProfileRun:
 
     @cached_property
     def _levelled(self) -> dict[TreeShape, float]:
-        """Seconds of the target's part of a step, for chains of growing rows.
+        """Seconds of the target's part of a step, for chains of increasing length.
 
-        What each takes of its turn is steadier than what it takes: a machine is slower or faster for seconds.
+        Each one's share of its round is steadier than its time: a machine is slower or faster for seconds at a time.
         """
         times = self._passes([TreeShape.chain(rows - 1) for rows in _ROWS])
         most = max(map(len, times.values()), default=0)
@@ -204,7 +206,7 @@ class ProfileRun:
         }
 
     def _passes(self, shapes: Sequence[TreeShape]) -> dict[TreeShape, list[float]]:
-        """Seconds of the target's part of steps that verify as much."""
+        """Seconds of the target's part of steps that verify trees of these shapes."""
         return {
             shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
             for shape, steps in self.turns(_Filler(self._text), shapes, _LONG).items()
@@ -212,12 +214,12 @@ class ProfileRun:
 
     @cached_property
     def _points(self) -> list[tuple[int, float]]:
-        """Rows and seconds."""
+        """Rows of a step, and seconds of the target's part."""
         chains = {shape.nodes: seconds for shape, seconds in self._levelled.items()}
         return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
 
     def curve(self) -> CostModel:
-        """Seconds of a whole step by its rows, drafting left out, and what context adds."""
+        """Seconds of a whole step without drafting, by its rows, and what context adds."""
         costs = self._costs
         if not costs.steps:
             self._say("measuring the step cost")
@@ -262,12 +264,12 @@ class ProfileRun:
         return found
 
     def _context(self) -> list[tuple[int, float]]:
-        """Rows, and seconds that each token of context adds to a pass of so many."""
+        """Rows of a pass, and seconds that each token of context adds to it."""
         length = min(_CONTEXT, self._info.max_model_len, (self._pool.num_pages - 1) * self._pool.page_size) - MAX_NODES
-        if length < _LEAST_CONTEXT:  # what it adds is less than what passes differ by
+        if length < _LEAST_CONTEXT:  # what it adds is below the noise
             return []
         table = PageTable(self._pool)
-        while left := length - table.length:  # in pieces: layers with a window keep the end alone
+        while left := length - table.length:  # in pieces: layers with a window keep only the end
             table.reserve(min(left, MAX_CHUNK))
             table.commit(min(left, MAX_CHUNK))
         table.reserve(_CONTEXT_ROWS[-1])
@@ -286,25 +288,25 @@ class ProfileRun:
 
     @staticmethod
     def _added(pairs: Sequence[tuple[float, float]]) -> float:
-        """What the second of two takes more than the first. Of what is small beside what passes differ by, the fastest
-        ones tell most: whatever else the machine does only makes them slower."""
+        """Extra seconds of the second passes over the first. For a difference below the noise, the fastest passes tell
+        most: other load on the machine only makes passes slower."""
         return max(0.0, min(second for _, second in pairs) - min(first for first, _ in pairs))
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
-        """Seconds of a pass of the target behind so many tokens."""
+        """Seconds of a target pass of ``rows`` rows after ``base`` tokens."""
         return self._run(table, base, torch.zeros(rows, dtype=torch.int64))[0]
 
     def _run(self, table: PageTable, base: int, tokens: Tensor) -> tuple[float, float]:
-        """Seconds of a pass over these, and the experts that it woke."""
+        """Seconds of a pass over these tokens, and the experts that it used."""
         begun = time.perf_counter()
         forward = self._verifier.run([Rows(table, tokens, base)])
-        forward.logits[:1].cpu()  # a device is done only when its numbers are here
+        forward.logits[:1].cpu()  # waits for the device
         return time.perf_counter() - begun, forward.woken
 
     def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
-        """What a draft of this drafter takes: its first level, each further one of a tree, and each further row.
+        """What a draft of this drafter costs: the first level, each further level of a tree, and each further row.
 
-        most: levels that it can draft.
+        most: greatest depth that it can draft.
         """
         drafts = self._costs.drafts
         if drafter.name not in drafts:
@@ -314,7 +316,7 @@ class ProfileRun:
 
     def _draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
-        # One that may grow as it likes, though not beyond a level: what it takes more than a chain is deciding that.
+        # A dynamic tree that stops after one level: what it takes beyond a chain is the cost of deciding.
         opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
         apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
         times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))))
@@ -333,7 +335,7 @@ class ProfileRun:
 
 
 class _Filler:
-    """Drafts what hardly ever comes, for nothing: tokens of a text, again and again, if there is one."""
+    """Drafts tokens that are hardly ever accepted, at no cost: those of a text, repeated, if there is one."""
 
     name = "filler"
     needs: FeatureRequest | None = None
@@ -342,7 +344,7 @@ class _Filler:
         self._text = cycle(text)
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """Trees of one token a level and its siblings."""
+        """Trees of the shapes, with arbitrary tokens."""
         return [
             filled(sequence.tokens[-1], shape, self.name, list(islice(self._text, shape.nodes - 1)))
             for sequence, shape in zip(sequences, shapes, strict=True)
@@ -359,7 +361,8 @@ class _Filler:
 
 
 def filled(root: int, shape: TreeShape, drafter: str, text: Sequence[int] = ()) -> DraftTree:
-    """A tree of as many nodes a level as the shape has, all below the first of the one before. text: their tokens."""
+    """A tree with the shape's nodes per level, all children of the first node of the previous level. text: their
+    tokens."""
     tokens, parents, below = [root], [-1], 0
     for width in shape.widths:
         first = len(tokens)

@@ -1,4 +1,4 @@
-"""What ``foresay check`` finds, as records; a model in words; and are its weight files whole, by their headers?"""
+"""Findings of ``foresay check`` as records; a model in words; and checks of its weight files by their headers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target whose configuration could be read. name: as it was given. device: where it would run."""
+    """A target whose configuration could be read. name: as given. device: where it would run."""
 
     name: str
     directory: Path
@@ -39,7 +39,7 @@ class Target:
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. fix: a sentence on what would mend it, for all but ``ok``. facts: in numbers."""
+    """One finding. fix: a sentence on what would fix it, unless ``ok``. facts: as numbers."""
 
     subject: str
     status: Status
@@ -49,12 +49,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The pair at one temperature. Speeds in tokens per second; spread: the least and the greatest speed-up; interval:
-    where their median lies. None: no text has a speed. crowded: the share of the time that threads waited for a core.
-    unknown: why all this does not tell whether the drafter gains; empty if it does.
+    """The pair at one temperature. Speeds in tokens per second; spread: the least and greatest speed-up; interval:
+    confidence interval of their median. None: no text has a speed. crowded: share of the time that threads waited for a
+    core. unknown: why this does not show whether the drafter gains; empty if it does.
 
-    runs: texts written both ways. same_tokens: whether both ways wrote the same in all of them. propose_share: of the
-    time of a step, what drafting took.
+    runs: texts decoded both ways. same_tokens: whether both ways gave the same tokens in all of them. propose_share:
+    drafting's share of a step's time.
     """
 
     temperature: float
@@ -74,9 +74,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. works: nothing failed. probe: what was measured, by temperature, if it was asked for.
+    """The whole report. works: nothing failed. probe: measurements by temperature, if requested.
 
-    recommended: what is known to draft well for the target, where nothing of the kind was asked for or it does not fit.
+    recommended: a draft known to suit the target, if none was requested or the requested one does not fit.
     """
 
     target: str
@@ -89,7 +89,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notes:
-    """Gathers findings, so that everything wrong is told and not only the first thing."""
+    """Collects findings, so that everything wrong is reported, not only the first thing."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -107,9 +107,9 @@ class Notes:
         self.findings.append(Finding(subject=subject, status="fail", text=text, fix=_sentence(fix), facts=facts))
 
     def attempt(self, subject: str, fix: str, read: Callable[[], T]) -> T | None:
-        """What ``read`` returns; None, and a fault, if it raises one of Foresay's errors.
+        """What ``read`` returns; None, and a failed finding, if it raises one of Foresay's errors.
 
-        fix: for errors that do not bring their own.
+        fix: for errors without a fix of their own.
         """
         try:
             return read()
@@ -120,11 +120,11 @@ class Notes:
         return None
 
     def doubted(self, *subjects: str) -> bool:
-        """Whether anything in these subjects failed, or is not as it should be."""
+        """Whether any finding on these subjects is not ``ok``."""
         return any(finding.status != "ok" and finding.subject in subjects for finding in self.findings)
 
     def failed(self, *subjects: str) -> bool:
-        """Whether anything failed, in these subjects if any are named."""
+        """Whether anything failed, on these subjects if any are given."""
         return any(
             finding.status == "fail" and (not subjects or finding.subject in subjects) for finding in self.findings
         )
@@ -138,7 +138,7 @@ _FETCH = "fetch the weight files again from where the model came from"
 
 
 def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfig, dtype: str) -> None:
-    """Note what would keep the weights from being loaded, and what only the numbers themselves can tell."""
+    """Note what would prevent loading the weights, and what only loading them can show."""
     checkpoint = notes.attempt(subject, _FETCH, lambda: Checkpoint.open(directory))
     if checkpoint is None:
         return
@@ -162,16 +162,16 @@ def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfi
         )
 
 
-# -- which target they say they were made for --------------------------------------------------------------------------
+# -- which target a drafter was made for --------------------------------------------------------------------------
 
 
-#: Keys that name it: Medusa's, foresay train's, those of other trainers; speculators nests its own.
+#: Keys that name the target: Medusa's, foresay train's, other trainers'; speculators nests its own.
 _KEYS = ("base_model_name_or_path", "base_model_name", "target_model", "target_model_name_or_path")
 _NESTED = ("speculators_config", "verifier", "name_or_path")
 
 
 def made_for(directory: Path) -> str | None:
-    """The name in the directory's config.json; None where it names nobody, or cannot be read."""
+    """The target's name in the directory's config.json; None if there is none, or it cannot be read."""
     try:
         values = Fields.read(directory / "config.json").values
     except ConfigError:
@@ -184,7 +184,7 @@ def made_for(directory: Path) -> str | None:
 
 
 def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) -> None:
-    """Warn if the target goes by another name than the one it was made for; a name proves nothing, so no more."""
+    """Warn if the target's name differs from the one it was made for; only a warning, since a name proves nothing."""
     name = made_for(directory)
     if name is not None and _last(name) not in names_of(target):
         notes.warn(
@@ -197,7 +197,7 @@ def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) 
 
 
 def names_of(target: Target) -> set[str]:
-    """What the target may be called: as given, its folder, its hub repository, what its own files say."""
+    """The target's possible names: as given, its folder, its hub repository, the name in its own files."""
     names = {target.name, target.directory.name}
     snapshot = next((part for part in target.directory.parts if part.startswith("models--")), "")
     names.add(snapshot.replace("--", "/"))
@@ -226,13 +226,13 @@ def described(model: ModelConfig, dtype: str, activations: str) -> str:
 
 
 def named(choice: Resolved) -> str:
-    """Who drafts, and why if nobody asked for it."""
+    """The drafter's name, and the reason if it was not requested."""
     name = short_name(choice.value)
     return name if choice.reason == "asked for" else f"{name} ({choice.reason})"
 
 
 def facts(model: ModelConfig) -> dict[str, int | str]:
-    """The same for scripts."""
+    """A model's shape for scripts."""
     return {
         "architecture": model.architecture,
         "layers": model.num_layers,

@@ -1,12 +1,12 @@
-"""What a start measured of steps and drafts, for the engine process after it, whose streams wait while it gets ready,
-and for servers that start within a day.
+"""Costs of steps and drafts, measured at start-up and reused by the next engine process, whose streams wait until it is
+ready, and by servers that start within a day.
 
 ::
 
     engine 1 ──Ready──> the server keeps it ──Start──> engine 2, which measures only if it is of anything else
         └──disk──> the first engine of another server
 
-What steps took lately is no part of it: that is learnt again in some dozen of them.
+Recent step times are not included: a few dozen steps suffice to learn them again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.verifier.ops.kernels.cpu import kept
 
-#: Seconds that what was measured on a machine is taken for true there.
+#: Seconds for which measurements on a machine stay valid there.
 _LASTS = 86400.0
 
 
 class Costs(msgspec.Struct):
-    """In seconds. of: a digest of what they hang on, the machine left out: a server starts its engines on its own; ""
-    for what was given without being measured, which the first engine takes as it is.
+    """In seconds. of: a digest of what they depend on, except the machine, since a server starts its engines on its
+    own; "" for given costs that were not measured, which the first engine takes as they are.
 
-    steps: rows of a step, and what it takes. context: rows, and what each token of context adds. drafts: by drafter, of
-    those that have a price. root: a whole step without drafts. woken: rows of a text, and how many experts they wake;
-    expert: what each of them takes a pass. measured: when, in seconds since 1970.
+    steps: rows of a step, and its cost. context: rows, and what each token of context adds. drafts: by drafter, of
+    those that have a cost. root: a whole step without drafts. woken: rows of a text, and how many experts they use;
+    expert: the cost of each of them per pass. measured: when, in seconds since 1970.
     """
 
     of: str = ""
@@ -45,14 +45,14 @@ class Costs(msgspec.Struct):
     measured: float = 0.0
 
     def given(self, of: str) -> bool:
-        """Whether something is known of this; what is known of anything else is forgotten."""
+        """Whether costs of this digest are known; others are dropped."""
         if self.of not in ("", of):
             self.steps, self.context, self.drafts, self.root, self.woken, self.expert = [], [], {}, None, [], 0.0
         self.of = of
         return bool(self.steps)
 
     def recall(self) -> bool:
-        """Take over what an earlier server measured of the same within a day; whether there is any."""
+        """Load what an earlier server measured of the same within a day; whether there was any."""
         try:
             found = msgspec.json.decode(kept.find(self._key()) or b"null", type=Costs | None)
         except msgspec.MsgspecError:
@@ -64,19 +64,19 @@ class Costs(msgspec.Struct):
         return True
 
     def keep(self) -> None:
-        """For servers that start later."""
+        """Store on disk, for servers that start later."""
         self.measured = time.time()
         kept.keep(self._key(), msgspec.json.encode(self))
 
     def _key(self) -> str:
-        """Another where the processor or the code that is timed is another."""
+        """The key on disk; it depends on the processor and the code that is timed."""
         from foresay.verifier.ops.kernels.cpu.jit import Processor  # imports LLVM
 
         return kept.key_of("costs", self.of, repr(Processor.here()), kept.sources())
 
 
 def digest(config: EngineConfig, directories: Iterable[Path], *beside: object) -> str:
-    """Of the engine's settings, of the files of models by size and time, and of what else counts."""
+    """Hash of the engine's settings, of the models' files by size and time, and of ``beside``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__}
     files = [(str(path), *kept.seen(path)) for directory in directories for path in sorted(directory.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, beside))).hexdigest()

@@ -1,5 +1,5 @@
-"""Where an engine runs: the CPU or one GPU, and what has to be known of it before a weight is read; and what models are
-loaded for and into: one engine's settings, target, device and pages.
+"""Where an engine runs: the CPU or one GPU, and its properties needed before a weight is read; and the context of
+loading models: one engine's settings, target, device and pages.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
 from foresay.verifier.ops.linear import GROUP
 
-#: GPUs multiply bf16 from this compute capability on.
+#: GPUs with at least this compute capability multiply bf16.
 _BF16_SINCE = (8, 0)
-#: Rows of prompts in one step of a GPU that has tiles of 128 rows: four beside each other, so that the smallest weights
-#: of a large model keep all processors busy.
+#: Prefill rows in one step of a GPU with tiles of 128 rows: four tiles, so that even the smallest weights of a large
+#: model keep all multiprocessors busy.
 GPU_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's name for torch and its numbers; the memory plan and the choice of dtype look at nothing else.
+    """A device's name for torch and its properties; the memory plan and the choice of dtype use nothing else.
 
-    total: bytes of memory there are at most. free: bytes of it that are free now, None where the system does not say.
-    model: what a GPU is called. capability: a GPU's compute capability; None for the CPU.
+    total: bytes of memory. free: bytes of it that are free now, None if the system does not report them. model: a GPU's
+    name. capability: a GPU's compute capability; None for the CPU.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def chunk(self) -> int:
-        """Rows of prompts in one step, at most."""
+        """Most prefill rows in one step."""
         return GPU_CHUNK if self.capability is not None and self.capability >= (9, 0) else MAX_CHUNK
 
     @property
@@ -89,10 +89,9 @@ class Device:
 
 
 def find_device(config: EngineConfig) -> Device:
-    """What ``--device`` names; ``auto`` is a GPU if there is one.
+    """The device that ``--device`` names; ``auto`` is a GPU if there is one.
 
-    Raises Unfit for a GPU that is not there, for a share of its memory where none is used, and for a processor without
-    kernels.
+    Raises Unfit for a missing GPU, for a share of GPU memory if no GPU is used, and for a processor without kernels.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
@@ -110,7 +109,8 @@ def find_device(config: EngineConfig) -> Device:
 
 
 def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: int8 where weights of 4 bits have kernels for it (docs/quantization.md has what it costs and gains)."""
+    """``auto``: int8 if the weights have 4 bits and there are kernels for it (docs/quantization.md has costs and
+    gains)."""
     bits = _rounded_bits(model)
     against = _against_rounding(bits, device)
     if config.activations == "int8" and against:
@@ -123,7 +123,7 @@ def choose_activations(config: EngineConfig, model: ModelConfig, device: Device)
 
 
 def _rounded_bits(model: ModelConfig) -> set[int]:
-    """How many bits the weights have that there are kernels for: whole numbers, in whole groups of activations."""
+    """Bit widths of the weights that have int8 kernels: integers, in whole groups of activations."""
     if (found := model.quantization) is None:
         return set()
     schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
@@ -149,7 +149,7 @@ KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class LoadProgress(Protocol):
-    """Told while the engine loads: what is being done now, and how much of it is done (0 to 1) where that is known."""
+    """Called while the engine loads: with the current phase, and the share done (0 to 1, None if unknown)."""
 
     def __call__(self, phase: str, share: float | None = None) -> None: ...
 
@@ -157,9 +157,9 @@ class LoadProgress(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
-    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: told what
-    is done now. unkept: weights that were packed, and by what name they are to be kept. made: the drafters that are
-    loaded, by what ``--draft`` names them."""
+    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: called with
+    progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their names
+    in ``--draft``."""
 
     config: EngineConfig
     target: Path
@@ -183,12 +183,12 @@ class LoadContext:
     ) -> ModelRunner:
         """A model with a KV cache on the engine's pages.
 
-        role: what it is called while it loads. columns: int64[V'], the only tokens of which logits are wanted; None for
-        all. kv_dtype: as ``--kv-dtype`` names it.
+        role: its name in progress messages. columns: int64[V'], the only tokens whose logits are needed; None: all.
+        kv_dtype: as ``--kv-dtype`` names it.
         """
         decoder = Decoder(model, self.packed(role, directory, model, columns), self.length + MAX_NODES)
         kept = KV_DTYPES.get(kv_kind(model, kv_dtype), decoder.dtype)
-        # A draft model may rest, and read what it missed of a text later: nothing is out of its sight.
+        # A draft model may pause and catch up on a text later, so it keeps everything.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         apart = role != "target" and model.stack.recurrence is not None
         states = StatePages(*state_pages(self.config), self.pool.page_size) if apart else None
@@ -211,21 +211,21 @@ class LoadContext:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.say(f"packing the {role}'s weights")
         packed = Packed.of(model, weights, self.rounds)
-        if key is not None and key == self._key(directory, model, columns):  # nobody wrote to the files meanwhile
+        if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
             self.unkept.append((key, packed))
         return packed
 
     def _key(self, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> str | None:
-        """The name that the packed weights are kept under; None if they are not."""
+        """The key under which the packed weights are kept; None if they are not."""
         if not self.config.weight_cache or self.device.is_gpu:
             return None
         chosen = None if columns is None else columns.numpy().tobytes()
-        with suppress(OSError, ForesayError):  # the loader says what is amiss
+        with suppress(OSError, ForesayError):  # the loader reports it
             return kept_weights.key_of(directory, model, self.dtype, self.rounds, chosen)
         return None
 
 
 def give_back() -> None:
-    """Give the system what loading needed and freed: glibc would keep it, 470 MiB beside a 1B model in int4."""
+    """Return memory freed after loading to the system: glibc would keep it, 470 MiB for a 1B model in int4."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

@@ -1,8 +1,8 @@
-"""From drafters to the budget that chooses among them, and what is captured for a device.
+"""From drafters to the budget that chooses among them, and the graphs captured for a device.
 
 ::
 
-    a model, a lookup, one of the user's own    each a member, with what it costs here (server/engine/calibrate.py)
+    a model, a lookup, one of the user's own    each a member, with its measured cost (server/engine/calibrate.py)
     Budget                                      chooses at every step, unless one drafter has one shape (--draft-tokens)
     CombinedDrafter                             all of them as one
 """
@@ -34,12 +34,12 @@ from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 
-#: Tokens drafted ahead where a shape is fixed and nobody says how far.
+#: Draft length if the shape is fixed and no length is given.
 DEFAULT_TOKENS = 4
 
 
 def pinned(config: EngineConfig) -> TreeShape | None:
-    """The shape that the settings ask for in every step: a given tree or a chain; None if they leave it open."""
+    """The fixed shape that the settings request: a tree or a chain; None if they leave it open."""
     if config.draft_tree is not None:
         return TreeShape.parse(config.draft_tree)
     return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)
@@ -47,10 +47,10 @@ def pinned(config: EngineConfig) -> TreeShape | None:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Who drafts, all as one, and who chooses: nobody where one drafter has one shape. shape: the largest. cost:
-    of a step, by its rows.
+    """All drafters combined into one, and the budget that chooses; no budget if one drafter has a fixed shape. shape:
+    the largest. cost: of a step, by its rows.
 
-    What a request predicts of its answer is drafted in any case.
+    A request's predicted output is always drafted.
     """
 
     drafter: Drafter
@@ -60,7 +60,7 @@ class Drafting:
 
     @classmethod
     def of(cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun) -> Drafting:
-        """By what steps cost, and what each drafter does if there is anything to choose."""
+        """Combine the drafters, with the measured cost of steps and, if there is a choice, of each drafter."""
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
             drafters, shape = (), TreeShape()
@@ -69,12 +69,12 @@ class Drafting:
             drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
             return cls(drafter, None, shape, cost)
         members = [_member(drafter, profile_run) for drafter in drafters]
-        # First: of a token that several propose it is said that the request predicted it.
+        # First: a token that several propose is attributed to the request's prediction.
         budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], cost, shape)
         return cls(CombinedDrafter(budget), budget, budget.shape, cost)
 
     def shapes(self) -> list[tuple[Drafter, TreeShape]]:
-        """Each drafter, and the largest trees and chains that it is asked for."""
+        """Each drafter, and the largest trees and chains requested of it."""
         if self.budget is None:
             return [(drafter, self.shape) for drafter in members_of(self.drafter).values()]
         opened = replace(OPEN, price=Price(0.0, (0.0,)))
@@ -100,8 +100,8 @@ def capture_passes(
     capture: Capture,
     say: Callable[..., None],
 ) -> None:
-    """What steps run in parts: passes of the target over trees of all sizes and over stretches of prompts, and the
-    levels of what is drafted while costs are measured. longest: most tokens of a text. chunk: most rows of a prompt."""
+    """Capture the parts of split steps: target passes over trees of all sizes and over prefill chunks, and enable
+    capture of the drafters for the profile run. longest: most tokens of a text. chunk: most prefill rows."""
     needs = united([drafter.needs for drafter in drafters])
     room = longest + MAX_NODES, verifier.store.pool.page_size
     sizes = [*passes(max_seqs, *room), *chunks(min(chunk, longest), *room)]
@@ -132,8 +132,8 @@ def runner_of(
     capture: Capture,
     say: Callable[..., None],
 ) -> StepRunner:
-    """Who runs the steps. Whole ones are captured of up to four sequences, and launched one ahead of the host where
-    nothing else is likely to be planned; with drafters of the user's own, all run in parts."""
+    """The step runner. Whole steps of up to four sequences are captured, and launched one ahead of the host if the plan
+    is unlikely to change; with user-defined drafters all steps are split."""
     make = _proposers(verifier, drafting)
     if make is None:
         return StepRunner(verifier, drafting.drafter)
@@ -149,7 +149,7 @@ def runner_of(
 
 
 def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
-    """Who drafts in captured steps; None where the host has to come in between."""
+    """The drafters in captured steps; None if the host is needed in between."""
     budget, asked, shape = drafting.budget, configured(drafting.drafter), drafting.shape
     if budget is None:
         drafter = on_device(asked)
@@ -164,7 +164,7 @@ def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | Non
 
 
 def _part(budget: Budget | None, drafts: Proposer) -> float:
-    """What part of a step's time drafting takes, as far as it was measured; 0 where no budget wants to know."""
+    """Drafting's share of a step's time, as measured; 0 without a budget."""
     member, shape = None if budget is None else budget.members.get(drafts.name), drafts.shape
     if budget is None or member is None:
         return 0.0
@@ -178,7 +178,7 @@ def capture_of(graphs: bool) -> Capture:
 
 
 def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: ModelRunner) -> Proposer | None:
-    """Who drafts inside a captured step; None if nobody does."""
+    """The proposer inside a captured step; None for steps without drafts."""
     if drafter is None or not shape.levels:
         return None
     return Drafts(drafter, shape, sequences, verifier.vocab_size)

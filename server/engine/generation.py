@@ -1,7 +1,7 @@
-"""Token ids in, token ids out: the layer below HTTP, so that another server can host it.
+"""Token ids in, token ids out: the layer below HTTP, which another server could host.
 
-:func:`generate` is the whole of it for one request. :class:`Generation` is the same for the several requests (choices)
-of one answer, with the finer control a text layer needs: batches per engine step, a timeout for pings, an early end.
+:func:`generate` suffices for one request. :class:`Generation` does the same for several requests (choices) of one
+answer, with the finer control a text layer needs: batches per engine step, a timeout for pings, an early end.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 
 State = Literal["loading", "ready", "down", "failed", "unloaded"]
-#: Why an engine is started again: it ended by itself or was killed, it hung, there was no starting it, or it was
-#: replaced on purpose.
+#: Why an engine is restarted: it exited or was killed, it hung, it could not be started, or it was replaced on purpose.
 Cause = Literal["died", "hung", "not_started", "replaced"]
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """What is known of the engine now. message, share: how far loading is. starts: engine processes started so far.
-    cause: why it is about to be started again, or was just now; None if it is not. resumed: requests of the engine
-    before that go on in one that is ready. Unloaded: there is no process, and should be none."""
+    """The engine's current status. message, share: progress of loading. starts: engine processes started so far. cause:
+    why it is about to be restarted, or just was; None otherwise. resumed: requests of the previous engine that continue
+    in one that is now ready. Unloaded: there is no process, and should be none."""
 
     state: State
     message: str = ""
@@ -51,7 +50,7 @@ def unavailable(status: EngineStatus) -> Unavailable:
 
 
 def check_comes(status: EngineStatus) -> None:
-    """Raise :class:`Unavailable` if there is no engine, nor will one come without being asked for."""
+    """Raise :class:`Unavailable` if there is no engine, and none will start by itself."""
     if status.state in ("failed", "unloaded"):
         raise unavailable(status)
 
@@ -60,16 +59,16 @@ MOST_PENDING_TOKENS = 8192
 
 
 def _failure(delta: Delta) -> Exception:
-    """Why a request ended with an error: by its own fault, or not."""
+    """The exception for a request's error: its own fault, or the engine's."""
     message = delta.error or "the engine gave up on this request"
     return EngineFailed(message) if delta.fault is None else InvalidRequest(*delta.fault)
 
 
 class Sink(Protocol):
-    """Where an engine puts what becomes of one request. Neither method may block."""
+    """Receives the results of one request. Neither method may block."""
 
     def put(self, delta: Delta) -> None:
-        """More tokens, or the end."""
+        """Receive more tokens, or the end."""
         ...
 
     def fail(self, error: Exception) -> None:
@@ -78,15 +77,15 @@ class Sink(Protocol):
 
 
 class TokenEngine(Protocol):
-    """An engine seen from the event loop. No method waits; results come through the sink."""
+    """An engine seen from the event loop. No method blocks; results come through the sink."""
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request that was accepted: in the next engine if there is none just now. Raises
+        """Start an accepted request: in the next engine if none is running now. Raises
         :class:`~foresay.server.schemas.errors.Unavailable` if there will be none."""
         ...
 
     def cancel(self, id: str) -> None:
-        """Drop a request; its sink hears no more. Unknown ids are ignored."""
+        """Drop a request; its sink receives nothing more. Unknown ids are ignored."""
         ...
 
     def finish(self, id: str, at_token: int) -> None:
@@ -95,41 +94,41 @@ class TokenEngine(Protocol):
 
 
 class Watched(Protocol):
-    """An engine that says how it is. info: None until it was ready once."""
+    """An engine that reports its status. info: None until first ready."""
 
     @property
     def status(self) -> EngineStatus:
-        """What it is doing."""
+        """Its current status."""
         ...
 
     @property
     def info(self) -> EngineInfo | None:
-        """What is running."""
+        """What it runs."""
         ...
 
 
 class ServedEngine(TokenEngine, Watched, Protocol):
-    """What a server asks of its engine."""
+    """The engine interface that a server needs."""
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Let the KV of this text be the last to make room."""
+        """Make the KV of this text the last to be evicted."""
         ...
 
 
 class RequestCounter(Protocol):
-    """Counts what becomes of one request."""
+    """Counts one request's results."""
 
     def kept(self, delta: Delta, piece: Piece) -> None:
-        """One step, and what of it is in the text."""
+        """Count one step, and what of it is in the text."""
         ...
 
     def delivered(self, tokens: int) -> None:
-        """A chunk of so many tokens is handed on."""
+        """Count a sent chunk of this many tokens."""
         ...
 
 
 class Mailbox:
-    """The deltas of one request that its reader has not taken yet; bounded by ``most`` tokens."""
+    """The unread deltas of one request; bounded by ``most`` tokens."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class Mailbox:
         self._pending_tokens = 0
 
     def put(self, delta: Delta) -> None:
-        """Keep a delta for the reader. One too far behind loses the request."""
+        """Keep a delta for the reader. If it is too slow, the request is cancelled."""
         if self.finished:
             return
         self.begun = True
@@ -169,24 +168,24 @@ class Mailbox:
             self.fail(SlowReader(f"the client left more than {self._most} tokens unread"))
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error, raised once what came before it has been taken."""
+        """End the request with an error, raised after the deltas before it have been taken."""
         self.error = error
         self._wake.set()
         self._end()
 
     def take(self) -> list[Delta]:
-        """What is waiting, in the order it came."""
+        """Take the unread deltas, in order."""
         taken, self._pending, self._pending_tokens = self._pending, [], 0
         return taken
 
     def abandon(self) -> None:
-        """Nobody will read on: free the engine of the request if it is still running."""
+        """The reader is gone: cancel the request if it still runs."""
         if not self.finished:
             self._end()
             self._engine.cancel(self.request.id)
 
     def _end(self) -> None:
-        """The engine has no more to do for it."""
+        """The engine is done with it."""
         self.finished = True
         self._ended()
 
@@ -194,9 +193,9 @@ class Mailbox:
 class Generation:
     """The running requests of one answer. Leaving the context cancels what is still running.
 
-    spend: called with the number of tokens of each delta, when it comes. all_stats: of the requests, for whoever makes
-    text of the deltas; none if nobody counts. over: called when the engine has no more to do for any of them, though
-    the client may not have read all.
+    spend: called with the number of tokens of each delta on arrival. all_stats: the requests' counters, used by
+    whatever turns deltas into text; may be empty. over: called when the engine is done with all of them, though the
+    client may not have read everything.
 
     ``async with Generation(engine, requests) as generation: batch = await generation.next()``
     """
@@ -219,7 +218,7 @@ class Generation:
 
     @property
     def begun(self) -> bool:
-        """Whether any token has come."""
+        """Whether any token has arrived."""
         return any(mailbox.begun for mailbox in self._mailboxes)
 
     async def __aenter__(self) -> Self:
@@ -227,7 +226,7 @@ class Generation:
             for mailbox in self._mailboxes:
                 if not mailbox.finished:
                     self._engine.add(mailbox.request, mailbox)
-                await asyncio.sleep(0)  # each of many requests may carry a long prompt; others have their turn
+                await asyncio.sleep(0)  # each of many requests may carry a long prompt; let other tasks run
         except BaseException:
             self._abandon()
             raise
@@ -237,7 +236,7 @@ class Generation:
         self._abandon()
 
     async def next(self, timeout: float | None = None) -> list[tuple[int, Delta]]:
-        """The next deltas with the index of their request; empty if none came within ``timeout`` seconds.
+        """The next deltas with the index of their request; empty if none arrives within ``timeout`` seconds.
 
         Several of one request if the reader was slower than the engine: each is one step, with its own origin.
 
@@ -255,11 +254,11 @@ class Generation:
         if error is not None:
             if not batch:
                 raise error
-            self._wake.set()  # first what came before the error, the error on the next call
+            self._wake.set()  # deltas first, the error on the next call
         return batch
 
     def finish(self, index: int, at_token: int) -> None:
-        """The text of request ``index`` ends after its output token number ``at_token``."""
+        """End the text of request ``index`` after its output token number ``at_token``."""
         self._engine.finish(self._mailboxes[index].request.id, at_token)
 
     def kept(self, index: int, delta: Delta, piece: Piece) -> None:

@@ -1,13 +1,12 @@
-"""The memory plan on a GPU: what models and workspace leave of the engine's share is KV cache.
+"""The memory plan on a GPU: the engine's share minus models and workspace is KV cache.
 
 ::
 
     total   |<------- --gpu-memory-utilization of it, or what is free if that is less ------->|
             | target | draft model or head | workspace | graphs | KV cache: what is left      |
 
-The workspace, what a pass takes besides weights and KV, is counted from the shapes of its tensors. Those of several
-layers do not live at the same time, so the largest of each kind is counted once. The kernels say themselves how they
-cut their work.
+The workspace, what a pass takes besides weights and KV, is computed from its tensors' shapes. Layers run one after the
+other, so the largest tensor of each kind is counted once. The kernels' own functions say how they split their work.
 
 Legend: H hidden width, Q query heads, G kv heads, D head dim, I inner width, V vocabulary.
 """
@@ -35,13 +34,13 @@ from foresay.verifier.model.nodes import GATE_UP, QKV, Layer
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
-#: The engine's share of the memory unless the flag says otherwise.
+#: Default share of the memory for the engine.
 UTILIZATION = 0.9
-#: Kept for captured graphs beside their tensors: an allowance, nothing was measured yet.
+#: Reserve for captured graphs in addition to their tensors: an estimate, not measured yet.
 GRAPH_RESERVE = 1 << 29
-#: Unless sequences or flags ask for more, the KV cache holds no more tokens: its pages are kept count of on the host.
+#: Default maximum of KV tokens, unless sequences or flags need more: the host keeps records of all pages.
 _MOST_TOKENS = 1 << 22
-#: A shorter context is no remedy.
+#: Shorter contexts are not suggested.
 _LEAST_CONTEXT = 512
 
 
@@ -53,8 +52,8 @@ def plan_gpu(
     drafters: Sequence[DrafterShapes],
     device: Device,
 ) -> MemoryPlan:
-    """As :func:`foresay.server.engine.build.plan`. What does not fit is refused with the flags that would make it
-    fit, and what has no kernels for a GPU."""
+    """As :func:`foresay.server.engine.build.plan`. Raises Unfit for models without GPU kernels and for what does not
+    fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         lacking = {"recurrent layers": model.stack.recurrence is not None}
         lacking["experts"] = model.stack.experts is not None
@@ -71,9 +70,9 @@ def plan_gpu(
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the models leave: tokens, of text that the KV cache has room for (below 0 if there is none).
+    """What the models leave. tokens: of text that the KV cache has room for (negative if there is none).
 
-    beside: bytes besides weights and KV cache, by name.
+    beside: bytes other than weights and KV cache, by name.
     """
 
     demand: Demand
@@ -81,13 +80,13 @@ class _Room:
     tokens: int
 
     def needed(self, tokens: int) -> int:
-        """Bytes in all, with a KV cache of so many tokens."""
+        """Total bytes, with a KV cache of ``tokens`` tokens."""
         return sum(self.demand.weights.values()) + sum(self.beside.values()) + self.demand.kv_bytes(tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One way to set the engine up on one device, as :func:`plan_gpu` takes it."""
+    """One configuration of the engine on one device, as :func:`plan_gpu` takes it."""
 
     config: EngineConfig
     length: int
@@ -114,7 +113,7 @@ class _Case:
 
     @property
     def room(self) -> _Room:
-        """What fits behind the models."""
+        """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
         beside = self._beside()
         left = self.budget - sum(demand.weights.values()) - sum(beside.values())
@@ -122,11 +121,11 @@ class _Case:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for what must be."""
+        """Whether the required KV cache fits."""
         return self.room.tokens >= self.least
 
     def _beside(self) -> dict[str, int]:
-        """Workspace and reserve. Models take turns, so the largest pass counts; their rotary tables stay."""
+        """Workspace and graph reserve. Models take turns, so the largest pass counts; all rotary tables stay."""
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
         largest = max(
@@ -137,7 +136,7 @@ class _Case:
         return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})
 
     def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
-        """The tensors that captured work keeps to itself: a workspace of the largest, logits where the host looks."""
+        """Tensors held by captured graphs: a workspace of the largest, and logits that the host reads."""
         nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
         rows = max(MAX_NODES, nodes * min(DRAFTING, max(sizes(self.config.max_seqs))))
         positions, item, page_size = self.length + MAX_NODES, item_bytes(self.dtype), self.config.page_size
@@ -155,13 +154,13 @@ class _Case:
         return replace(self, config=msgspec.structs.replace(self.config, **settings))
 
     def cut(self, length: int) -> _Case:
-        """The same for texts of at most ``length`` tokens, the KV cache no larger than it has to be."""
+        """The same for texts of at most ``length`` tokens, with the smallest possible KV cache."""
         shorter = replace(self, length=length)
         return shorter.changed(kv_tokens=None)
 
 
 def _fault(case: _Case, room: _Room) -> str:
-    """What would be needed, and what there is."""
+    """What would be needed, and what is available."""
     needed = room.needed(case.least)
     parts = {**room.demand.weights, **room.beside}
     parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
@@ -173,7 +172,7 @@ def _fault(case: _Case, room: _Room) -> str:
 
 
 def _remedy(fitting: list[str]) -> str:
-    """fitting: flags, each of which is enough."""
+    """fitting: flags, each of which suffices."""
     if not fitting:
         return "name a smaller model"
     if len(fitting) == 1:
@@ -182,7 +181,7 @@ def _remedy(fitting: list[str]) -> str:
 
 
 def _remedies(case: _Case, room: _Room) -> Iterator[str]:
-    """Flags that would make it fit; each was put into the plan and fits."""
+    """Flags that would make it fit; each was tried in the plan."""
     if room.tokens >= case.length:
         yield f"--kv-tokens {room.tokens}"
     elif shorter := _shorter(case):
@@ -205,7 +204,7 @@ def _remedies(case: _Case, room: _Room) -> Iterator[str]:
 
 
 def _shorter(case: _Case) -> str | None:
-    """The flags for the longest texts that there is room for; None if even short ones do not fit."""
+    """The flags for the longest texts that fit; None if even short ones do not."""
     lengths = range(_LEAST_CONTEXT, case.length)
     fitting = bisect.bisect_left(lengths, True, key=lambda length: not case.cut(length).fits)
     if not fitting:
@@ -215,10 +214,10 @@ def _shorter(case: _Case) -> str | None:
 
 
 def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tree_rows: int) -> int:
-    """The tensors of the largest pass, in bytes.
+    """Bytes of the tensors of the largest pass.
 
     item: bytes of a weight. positions: slots of the longest page table. rows: most rows of a pass, any of which may
-    want logits. tree_rows: those of them that are in trees, whose attention is split.
+    need logits. tree_rows: those that are tree nodes, whose attention is split.
     """
     return (
         rows * _row_numbers(model) * item
@@ -229,17 +228,18 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
 
 
 def _attended(layer: Layer) -> int:
-    """fp32 numbers of a part of a row's attention: sums by head, and the largest score and the weights' sum."""
+    """fp32 numbers of one split of a row's attention: sums by head, maximum score and sum of weights."""
     return layer.attention.heads * (layer.attention.head_dim + 2)
 
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
-    """The cosines and sines of so many positions, in the model's dtype."""
+    """Bytes of the cosines and sines of ``positions`` positions, in the model's dtype."""
     return 2 * item * positions * model.head_dim * sum(rope is not None for rope in model.ropes)
 
 
 def _row_numbers(model: ModelConfig) -> int:
-    """Activations of one row: stream, its sum and norm; qkv, turned queries, attended; gate, up and their product."""
+    """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
+    their product."""
     widths = [product.outer for _, product in products(model) if product.name in (QKV, GATE_UP)]
     inside = max(map(sum, zip(widths[::2], widths[1::2], strict=True)))
     attention = [layer.attention for layer in model.stack.layers]
@@ -250,8 +250,8 @@ def _row_numbers(model: ModelConfig) -> int:
 
 
 def _linear_partials(model: ModelConfig) -> int:
-    """fp32 sums of one row in the widest product that is cut into segments; 0 if none is. Counted in the
-    smallest blocks, of which segments are the most.
+    """fp32 partial sums of one row in the widest split-K product; 0 if none is split. Counted with the smallest blocks,
+    which give the most segments.
     """
     shapes = {(product.outer, product.inner) for _, product in products(model)} | {
         (model.vocab_size, model.hidden_size)

@@ -1,13 +1,13 @@
-"""The file that lets the suffix drafter remember earlier answers across restarts (``--draft-history``).
+"""The file in which the suffix drafter keeps earlier answers across restarts (``--draft-history``).
 
 ::
 
     foresay draft history 1       what it is, a line
-    16 bytes                      BLAKE2b of the rest
+    16 bytes                      BLAKE2b hash of the rest
     MessagePack                   Stored: texts by salt, salts as hashes under a key that is the file's own
 
-It holds token ids: of answers, and of the last 16 tokens of the prompt before each. So it is for its owner's eyes only.
-It is written whole beside the old one, which it then takes the place of.
+It holds token ids: of answers, and of the last 16 prompt tokens before each. So only its owner may read it. A new
+version is written to another file, which then replaces the old one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from foresay.spec.sequence import SequenceState
 MAGIC, DIGEST_BYTES = b"foresay draft history 1\n", 16
 #: Seconds between two writes while the engine runs.
 EVERY = 300.0
-#: Tokens packed at once by the thread that writes, and how long it then lets others run.
+#: Tokens that the writing thread packs at once, and how long it sleeps afterwards.
 _PIECE, _REST = 4096, 0.001
 log = logging.getLogger("foresay.engine")
 
 
 class Stored(msgspec.Struct):
-    """What the file holds. texts: by the hash of their salt, the quietest first: each its texts, the oldest first, as
-    little-endian int32."""
+    """What the file holds. texts: by the hash of their salt, least recently used first: each with its texts, the oldest
+    first, as little-endian int32."""
 
     vocab_size: int
     key: bytes
@@ -51,8 +51,8 @@ class Stored(msgspec.Struct):
 def read(path: str, vocab_size: int) -> History:
     """The history in a file; an empty one if there is no file yet.
 
-    Raises ConfigurationError for a place that cannot be read or written, a file of another kind, a damaged one, or one
-    of a target with another vocabulary.
+    Raises ConfigurationError for a path that cannot be read or written, a file of another kind, a damaged one, or one
+    from a target with another vocabulary.
     """
     place = Path(path).expanduser()
     if not os.access(place.parent, os.W_OK | os.X_OK):
@@ -87,7 +87,7 @@ def read(path: str, vocab_size: int) -> History:
 
 
 def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0) -> None:
-    """Write :meth:`History.texts`. rest: seconds between pieces, for a thread beside the engine. Raises OSError."""
+    """Write :meth:`History.texts`. rest: seconds to sleep between pieces, when called in a thread. Raises OSError."""
     packed = [(salt, [_packed(text, rest) for text in kept]) for salt, kept in texts]
     body = msgspec.msgpack.encode(Stored(vocab_size, key, packed))
     place = Path(path).expanduser()
@@ -105,7 +105,7 @@ def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0)
 
 
 def _packed(tokens: list[int], rest: float) -> bytes:
-    """A text may grow meanwhile: as long as it is now."""
+    """Pack a text at its current length; it may grow meanwhile."""
     packed = bytearray()
     for begin in range(0, end := len(tokens), _PIECE):
         packed += np.array(tokens[begin : min(begin + _PIECE, end)], "<i4").tobytes()
@@ -142,7 +142,7 @@ class HistoryWriter(Observer):
         self._history, self._vocab_size, self._written = history, engine.info.vocab_size, history.changes
 
     def ended(self, sequence: SequenceState) -> None:
-        """Answers are added when sequences end: write, if the last time is long ago."""
+        """Answers are added when sequences end: write, if the last write was long ago."""
         history = self._history
         due = time.monotonic() - self._at >= self._every and (self._thread is None or not self._thread.is_alive())
         if history is not None and due and history.changes != self._written:
@@ -153,7 +153,7 @@ class HistoryWriter(Observer):
             self._thread.start()
 
     def close(self) -> None:
-        """Write what is new."""
+        """Write any changes."""
         if self._thread is not None:
             self._thread.join()
         if self._history is not None and self._history.changes != self._written:

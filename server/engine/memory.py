@@ -1,4 +1,4 @@
-"""How much memory an engine will hold, and whether the device has it; known before a weight is read.
+"""How much memory an engine will hold, and whether it fits the device; known before a weight is read.
 
 ::
 
@@ -10,8 +10,8 @@
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but of layers that see
                 a window no more pages than running texts can see, and as many again of texts that may go on
 
-On a CPU the KV cache takes a share of what other programs use too. On a GPU it takes all that
-``--gpu-memory-utilization`` leaves. Imports no torch.
+On a CPU the KV cache takes a share of the memory, which other programs use too. On a GPU it takes all that
+``--gpu-memory-utilization`` leaves. Does not import torch.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from foresay.verifier.model.nodes import MLP, Experts
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device  # imports torch
 
-#: Share of the machine's memory that the KV cache takes when no size is given, and the most that all may take then.
+#: Share of the machine's memory that the KV cache takes if no size is given, and the most that everything may take
+#: then.
 _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
-#: The most of a GPU that is proposed, and that several engines hold together.
+#: The largest share of a GPU that is suggested, and that several engines may hold together.
 MOST_UTILIZATION = 0.98
-#: Rows of a sequence that a tree's levels have logits of, where a budget says how it grows; and what any recorded pass
-#: takes beside its rows.
+#: Rows of a sequence with draft logits in a dynamic tree; and bytes that any recorded pass takes besides its rows.
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
-#: Tokens of a KV cache that takes the same memory however long texts are.
+#: Capacity in tokens of a KV cache whose size does not grow with the text.
 _BOUNDLESS = 1 << 40
-#: The start-up probe of exactness reads two texts at once, and needs so many tokens.
+#: Tokens that the exactness probe at start-up needs: it reads two texts at once.
 _PROBE_TOKENS = 256
 
 
@@ -57,11 +57,11 @@ _PROBE_TOKENS = 256
 class MemoryPlan:
     """What an engine will hold, in bytes.
 
-    weights: by whose they are. beside: what else there is besides the KV cache, by name. tokens: of text that the KV
-    cache holds. pages: of the pool, room for drafts and padding among them. kv_bytes: of all pages. machine: what there
-    is at all. token_bytes: of each further token, in the stores of all models together. window_pages: of the target's
-    layers with a window, if they are fewer than the pool's; else 0. states: sequences of a pass that leave records, and
-    state pages; None where no layer is recurrent.
+    weights: by model. beside: anything else except the KV cache, by name. tokens: of text that the KV cache holds.
+    pages: of the pool, including room for drafts and padding. kv_bytes: of all pages. machine: the total available.
+    token_bytes: of each further token, in the stores of all models together. window_pages: of the target's layers with
+    a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
+    without recurrent layers.
     """
 
     weights: Mapping[str, int]
@@ -76,7 +76,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Weights, KV cache and all."""
+        """Everything: weights, KV cache and the rest."""
         return sum(self.weights.values()) + sum(self.beside.values()) + self.kv_bytes
 
     @property
@@ -87,7 +87,7 @@ class MemoryPlan:
 
 
 class DrafterShapes(Protocol):
-    """What the memory plan asks of a drafter, as :class:`foresay.server.engine.drafters.entry.Entry` has it."""
+    """What the memory plan needs of a drafter; :class:`foresay.server.engine.drafters.entry.Entry` implements it."""
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs."""
@@ -98,22 +98,22 @@ class DrafterShapes(Protocol):
         ...
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """What it keeps of each token of the KV cache."""
+        """Bytes that it keeps for each token of the KV cache."""
         ...
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """Bytes of its weights, by whose they are."""
+        """Bytes of its weights, by model."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the models ask for, whatever the KV cache's size.
+    """What the models need, for any size of the KV cache.
 
-    weights: bytes by whose they are. per_token: bytes that all models together keep of a token. scratch: tokens of room
-    for drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen:
-    what the target's layers with a window keep of a token beside that, in ``most_seen`` pages at most. states: as the
-    plan has them. state_bytes: what those and draft models' take.
+    weights: bytes by model. per_token: bytes that all models together keep for a token. scratch: tokens of room for
+    drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen: what
+    the target's layers with a window keep for a token in addition, in ``most_seen`` pages at most. states: see
+    :class:`MemoryPlan`. state_bytes: of those and the draft models' states.
     """
 
     weights: Mapping[str, int]
@@ -137,8 +137,8 @@ class Demand:
         packed: bool = True,
         chunk: int = MAX_CHUNK,
     ) -> Demand:
-        """packed: as on a CPU, where an output head tied to the embedding stands beside it. chunk: rows of prompts in
-        one step, at most.
+        """packed: as on a CPU, where an output head tied to the embedding is a separate copy. chunk: most prefill rows
+        in one step.
 
         Raises a loader's error for a drafter that cannot be read.
         """
@@ -158,27 +158,28 @@ class Demand:
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
-        """The pages of a pool that holds so many tokens of text."""
+        """The pages of a pool that holds this many tokens of text."""
         return 1 + -(-(max(tokens, _PROBE_TOKENS) + self.scratch) // self.page_size)
 
     def kv_bytes(self, tokens: int) -> int:
-        """What the KV cache takes for so many tokens of text."""
+        """Bytes of the KV cache for this many tokens of text."""
         pages = self.pages(tokens)
         return self.page_size * (pages * self.per_token + min(pages, self.most_seen) * self.per_seen)
 
     def tokens(self, count: int) -> int:
-        """The most tokens of text whose KV cache takes at most ``count`` bytes; below 0 if not even the rest fits."""
+        """The most tokens of text whose KV cache takes at most ``count`` bytes; negative if not even the scratch room
+        fits."""
         return (self.held(count) // self.page_size - 1) * self.page_size - self.scratch
 
     def held(self, count: float) -> int:
-        """How many tokens ``count`` bytes hold, those of the room for drafts among them."""
+        """How many tokens ``count`` bytes hold, including the scratch room for drafts."""
         whole, seen = int(count // (self.per_token + self.per_seen)), self.most_seen * self.page_size
         if not self.per_seen or whole <= seen:
             return whole
         return int((count - seen * self.per_seen) // self.per_token) if self.per_token else _BOUNDLESS
 
     def plan(self, tokens: int, machine: int, beside: Mapping[str, int]) -> MemoryPlan:
-        """With a KV cache of so many tokens. machine, beside: as the plan has them."""
+        """The plan with a KV cache of ``tokens`` tokens. machine, beside: see :class:`MemoryPlan`."""
         pages = self.pages(tokens)
         fewer = self.most_seen if self.most_seen < pages else 0
         further = self.per_token + (0 if fewer else self.per_seen)
@@ -188,15 +189,15 @@ class Demand:
 
 
 def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
-    """Pages of layers with a window that are always enough: of each running text what its next row sees and what steps
-    may write ahead, and once more for texts that may go on; and a stretch of a prompt."""
+    """A sufficient number of pages for layers with a window: for each running text what its next row sees and what
+    steps may write ahead; the same for texts that may continue; and a prefill chunk."""
     size = config.page_size
     each = -(-(window + 4 * MAX_NODES) // size) + 2
     return 2 * config.max_seqs * each + -(-chunk // size) + 2
 
 
 def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
-    """All sequences at full length, within a share of the memory. machine: bytes of it."""
+    """Room for all sequences at full length, within a share of the memory. machine: its bytes."""
     weights, alone = demand.weights, sum(demand.weights.values())
     if alone > machine:
         raise Unfit(
@@ -218,9 +219,9 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
 
 
 def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[DrafterShapes]) -> int:
-    """What a CPU's recordings hold when all have been made: of each model the rows of its largest pass, of which those
-    of trees want logits; and of each that drafts the logits of its levels, for one, two, four .. sequences, twice: of
-    trees that are always alike, and of those that end early."""
+    """Bytes of a CPU's recordings once all are made: for each model the rows of its largest pass, with logits for tree
+    nodes; and for each draft model the logits of its levels, for 1, 2, 4 .. sequences, twice: for fixed trees, and for
+    those that end early."""
     shape, rows = pinned_shape(config), wanted_rows(config)
     chosen = config.draft_tree is None and config.draft_tokens is None
     level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
@@ -232,7 +233,7 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
 
 
 def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
-    """Logits and activations of a recorded pass, all in fp32 where its kernels write sums. wanted: rows with logits."""
+    """Bytes of logits and activations of a recorded pass, in fp32, as kernels write sums. wanted: rows with logits."""
     queries = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
@@ -247,12 +248,12 @@ def _copied(model: ModelConfig, inner: MLP | Experts | None) -> int:
 
 
 def _padded(count: int) -> int:
-    """As many as there is room for where so many are asked for."""
+    """The padded size for ``count``: the next power of two."""
     return 1 << (count - 1).bit_length()
 
 
 class NoRoom(Unfit):
-    """An engine fits the device, but not beside those that are there."""
+    """An engine fits the device, but not alongside those already loaded."""
 
     def __init__(self, fault: str, remedy: str, footprint: Footprint) -> None:
         super().__init__(fault, remedy)
@@ -260,13 +261,13 @@ class NoRoom(Unfit):
 
 
 def footprint(memory: MemoryPlan, device: Device) -> Footprint:
-    """What the plan holds of the device, as several engines on it are reckoned with."""
+    """What the plan holds of the device, for fitting several engines on it."""
     share = MOST_UTILIZATION if device.is_gpu else _ALL_SHARE
     return Footprint(memory.total, int(share * device.total), device.name)
 
 
 def check_beside(own: Footprint, beside: int) -> None:
-    """Raise :class:`NoRoom` if an engine does not fit beside others that hold so many bytes of its device."""
+    """Raise :class:`NoRoom` if an engine does not fit alongside others that hold ``beside`` bytes of its device."""
     if own.held + beside > own.capacity:
         fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(beside)} of others"
         raise NoRoom(fault, f"all together may hold {bytes_in_words(own.capacity)} of {own.device}", own)
@@ -290,5 +291,5 @@ def _smaller_weights(dtype: str, quantize: str | None) -> str:
 
 
 def _smaller_cache(affordable: int, length: int) -> str:
-    """affordable: tokens that fit, room for drafts aside."""
+    """affordable: tokens that fit, including room for drafts."""
     return f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"

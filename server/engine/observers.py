@@ -1,7 +1,7 @@
-"""Whoever watches an engine because the settings say so: the trace, the shadow, the draft history.
+"""Observers of an engine that settings enable: the trace, the shadow, the draft history.
 
-Lines of a trace are handed to the system about once a second, which copies them: on a local disk that takes
-microseconds. A file system that makes writers wait (over a network, say) makes the next step wait too.
+Trace lines are written to the file about once a second: on a local disk that takes microseconds. A file system that
+blocks writers (a network file system, say) delays the next step.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.trace import StepTrace
 
-#: Lines wait in memory for at most so long, or until there are so many bytes of them.
+#: Lines are buffered for at most this long, or until they fill this many bytes.
 FLUSH_SECONDS = 1.0
 BUFFER_BYTES = 1 << 16
 log = logging.getLogger("foresay.engine")
 
 
 def opened(path: str) -> BinaryIO:
-    """The file to append to; a new one is for its owner's eyes only. Raises ConfigurationError if that cannot be."""
+    """Open a file to append to; a new one is readable only by its owner. Raises ConfigurationError."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(Path(path).expanduser(), flags, 0o600)
     except OSError as error:
         raise ConfigurationError(f"--trace {path}: cannot be written ({error.strerror})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)  # whoever reads a pipe slowly would hold up the engine
+        os.close(descriptor)  # a slow reader of a pipe would stall the engine
         raise ConfigurationError(f"--trace {path}: is not a file that can be appended to")
     file = os.fdopen(descriptor, "ab", buffering=BUFFER_BYTES)
     if _ends_in_half_a_line(path):
@@ -56,7 +56,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def _ends_in_half_a_line(path: str) -> bool:
-    """Whether whoever wrote last was killed, or found the disk full."""
+    """Whether the last writer was killed, or the disk was full."""
     with Path(path).expanduser().open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return False
@@ -65,7 +65,7 @@ def _ends_in_half_a_line(path: str) -> bool:
 
 
 class Lines:
-    """Appends lines. One that cannot be written is the last: the log says so."""
+    """Appends lines. After a write error it stops, with a warning in the log."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class Lines:
         self._flushed = time.monotonic()
 
     def append(self, line: bytes) -> None:
-        """Write a line; it reaches the file within a second if others follow, else with the next :meth:`flush`."""
+        """Write a line; it reaches the file within a second if more follow, else with the next :meth:`flush`."""
         if self._file is None:
             return
         try:
@@ -84,7 +84,7 @@ class Lines:
             self.flush()
 
     def flush(self) -> None:
-        """Hand to the system what was written."""
+        """Write the buffer to the file."""
         self._flushed = time.monotonic()
         if self._file is None:
             return
@@ -94,7 +94,7 @@ class Lines:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write no more."""
+        """Flush and close the file."""
         self.flush()
         if self._file is not None:
             self._file.close()
@@ -104,13 +104,13 @@ class Lines:
         log.warning("the trace ends here: %s cannot be written any more (%s)", self._path, error.strerror)
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # it tries once more to write the rest
+            with contextlib.suppress(OSError):  # closing tries to write the rest again
                 file.close()
 
 
 class TraceWriter(Observer):
-    """Appends a line for each event. text: whether token ids are written down; without them nobody can tell from the
-    trace what was said.
+    """Appends a line for each event. text: whether token ids are included; without them the trace does not reveal any
+    text.
     """
 
     def __init__(self, lines: Lines, text: bool) -> None:
@@ -213,7 +213,7 @@ class TraceWriter(Observer):
 
 
 def _choice(results: Sequence[VerifyResult]) -> DraftChoice | None:
-    """What the budget weighed, which is the same for all sequences of a step."""
+    """The budget's choice, which is the same for all sequences of a step."""
     for result in results:
         if (why := result.scheduled.plan.why) is not None:
             weighed = [(one.drafter, one.nodes, round(one.tokens, 3), round(one.ms, 3)) for one in why.weighed]
@@ -221,13 +221,13 @@ def _choice(results: Sequence[VerifyResult]) -> DraftChoice | None:
     return None
 
 
-#: How far ahead a shadow drafts where --draft-tokens is 0 and the setting does not say.
+#: A shadow's draft length if --draft-tokens is 0 and the setting does not give one.
 _TOKENS = 4
 
 
 @dataclass(slots=True)
 class EngineObservers:
-    """What one engine is watched by."""
+    """The observers of one engine."""
 
     trace: TraceWriter | None = None
     shadow: Shadow | None = None
@@ -235,7 +235,8 @@ class EngineObservers:
 
     @classmethod
     def of(cls, config: EngineConfig) -> EngineObservers:
-        """As the settings say. Raises ConfigurationError for a trace that cannot be written, or an unknown shadow."""
+        """Make those that the settings enable. Raises ConfigurationError for a trace that cannot be written, or an
+        unknown shadow."""
         shadow = None
         if config.shadow is not None:
             shadow = Shadow(*lookup(config.shadow, "--shadow", config.draft_tokens or _TOKENS))
@@ -245,7 +246,7 @@ class EngineObservers:
 
     @property
     def observers(self) -> list[Observer]:
-        """Those that there are."""
+        """The enabled observers."""
         return [observer for observer in (self.trace, self.shadow, self.history) if observer is not None]
 
     def started(self, engine: Engine) -> None:

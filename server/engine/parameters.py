@@ -1,4 +1,4 @@
-"""What a model's weights and its KV cache are kept in, and the bytes that these take. Imports no torch."""
+"""Dtypes of a model's weights and KV cache, and the bytes that they take. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
 
-#: State pages of a running text (its state, its mark and two spares), and of checkpoints, where prefixes are reused.
+#: State pages of a running text (its state, its mark and two spares), and of checkpoints, if prefixes are reused.
 _OF_A_TEXT, _CHECKPOINTS = 4, 16
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
-    """The model as it is to be loaded. how: the setting's value. Raises Unfit for one that is quantised already."""
+    """The model's configuration as it will be loaded. how: the setting's value. Raises Unfit if it is already
+    quantised."""
     if how is None:
         return model
     if model.quantization is not None:
@@ -25,8 +26,8 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
 
 
 def kv_kind(model: ModelConfig, asked: str) -> str:
-    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value, of which ``auto`` is what
-    config.json asks for (``kv_cache_scheme``)."""
+    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value; for ``auto``, config.json
+    decides (``kv_cache_scheme``)."""
     return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
 
 
@@ -42,7 +43,7 @@ def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
 
 
 def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
-    """What a processor computes in. has_bf16: whether it multiplies that natively. machine: bytes of its memory."""
+    """The dtype that a CPU computes in. has_bf16: whether it multiplies bf16 natively. machine: bytes of its memory."""
     if has_bf16:
         return Resolved("bfloat16", "the processor multiplies bf16")
     if packed_bytes(model, "float32") < machine / 2:
@@ -52,25 +53,25 @@ def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
 
 
 def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
-    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, by what config.json says of them."""
+    """Whether a CPU that computes in fp32 keeps the matrices in 16 bits, judging by config.json."""
     return dtype == "float32" and model.dtype in ("bfloat16", "float16")
 
 
 def packed_bytes(model: ModelConfig, dtype: str) -> int:
-    """What the weights take on a CPU, output head and embedding beside each other."""
+    """Bytes of the weights on a CPU, with output head and embedding as separate matrices."""
     return model_bytes(model, dtype, packed=True)
 
 
 def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
-    """What a model's weights take. packed: as on a CPU, where an output head tied to the embedding
-    is a matrix of its own."""
+    """Bytes of a model's weights. packed: as on a CPU, where an output head tied to the embedding is a matrix of its
+    own."""
     item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
     inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
     return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size
 
 
 def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:
-    """item: bytes of a number that is a float."""
+    """Bytes of one matrix. item: bytes of a float."""
     quantization, tied = model.quantization, module == HEAD and model.tie_word_embeddings
     scheme = None if quantization is None else quantization.scheme(module, inner)
     if quantization is None or scheme is None or (tied and not quantization.with_head):
@@ -80,9 +81,9 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
 
 
 def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | None = None) -> int:
-    """What a model's KV cache keeps of a token, in bytes; of quantised ones each head has a scale of fp32 too.
+    """Bytes of a model's KV cache for one token; if quantised, each head also has an fp32 scale.
 
-    windowed: in the layers that see a window, or in the others; None: in all.
+    windowed: only layers with a window, or only the others; None: all.
     """
     kept = [shape for shape in window_shapes(model) if windowed in (None, shape.window is not None)]
     if kv_kind(model, kv_dtype) == "auto":
@@ -91,14 +92,14 @@ def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | 
 
 
 def state_pages(config: EngineConfig) -> tuple[int, int]:
-    """Sequences of a pass that leave records, and state pages, of a model with recurrent layers. The start-up probe
-    reads two texts at once."""
+    """Sequences of a pass that leave records, and state pages, for a model with recurrent layers. At least two
+    sequences: the start-up probe reads two texts at once."""
     sequences = max(config.max_seqs, 2)
     return sequences, 1 + _OF_A_TEXT * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
 
 
 def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:
-    """What :class:`foresay.kvpaging.states.StateStore` takes, all in fp32: state pages, and records of whole trees."""
+    """Bytes of :class:`foresay.kvpaging.states.StateStore`, all in fp32: state pages, and records of whole trees."""
     found = model.stack.recurrence
     if found is None:
         return 0
@@ -114,12 +115,12 @@ def item_bytes(dtype: str) -> int:
 
 
 def wanted_rows(config: EngineConfig) -> int:
-    """Of how many rows of a step logits are wanted at most: the roots and nodes of trees."""
+    """Most rows of a step that need logits: the roots and nodes of trees."""
     if config.draft_tree is None and config.draft_tokens is None:
         return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
     return config.max_seqs * pinned_shape(config).nodes
 
 
 def pinned_shape(config: EngineConfig) -> TreeShape:
-    """The shape of every draft where one is given."""
+    """The fixed shape of drafts, if one is given; else only the root."""
     return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)

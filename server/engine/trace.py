@@ -1,8 +1,8 @@
-"""The lines of a trace file: JSON objects, each with its kind under ``"is"``; and how they are read (docs/trace.md).
+"""The lines of a trace file: JSON objects, each with its kind under ``"is"``; and the reader (docs/trace.md).
 
 ::
 
-    start (begin (step ...) end cut?)      several requests at once; a file that is appended to has several starts
+    start (begin (step ...) end cut?)      requests may overlap; appending to a file gives several starts
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class EngineStart(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
-    """An engine began. at: seconds since 1970. engine: what runs. text: whether the lines hold token ids.
+    """An engine started. at: seconds since 1970. engine: its info. text: whether the lines hold token ids.
 
     cost: rows of a pass of the target and its seconds, as measured at start-up.
     """
@@ -35,9 +35,9 @@ class EngineStart(msgspec.Struct, tag="start", tag_field="is", kw_only=True):
 
 
 class Begin(msgspec.Struct, tag="begin", tag_field="is", kw_only=True):
-    """A request was queued. prompt: its tokens, counted; resumed: the output that an engine before wrote, counted;
-    tokens: all of them. limit: tokens that it may reach, with the prompt. speculate: false if the request switched it
-    off. aside: the server asks for itself, to check an answer."""
+    """A request was queued. prompt: number of its tokens; resumed: number of output tokens from a previous engine;
+    tokens: all of them. limit: most tokens, including the prompt. speculate: false if the request switched it off.
+    aside: a self-check of the server."""
 
     id: str
     at: float
@@ -54,11 +54,11 @@ class Begin(msgspec.Struct, tag="begin", tag_field="is", kw_only=True):
 class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence's part in a step. Lists are by node of its tree, the root first.
 
-    root: the position of the root, counted from the prompt's first token. lead: rows of the prompt that were computed;
-    a step that only does that has no nodes. parents: of the nodes; the first ``forced`` below the root were forced by a
-    grammar. drawn: which child of the node has the token that was drawn there; -1 if none has. chances: to be accepted,
-    as the drafter saw them, if it said. accepted: drafted tokens that went out; emitted: all that went out. tokens,
-    draws: token ids, if they were asked for.
+    root: the position of the root, counted from the prompt's first token. lead: prefill rows; a step with only those
+    has no nodes. parents: of the nodes; the first ``forced`` below the root were forced by a grammar. drawn: which
+    child of the node has the token sampled there; -1 if none. chances: the drafter's estimates of acceptance, if any.
+    accepted: accepted draft tokens that were emitted; emitted: all emitted tokens. tokens, draws: token ids, if
+    requested.
     """
 
     id: str
@@ -76,8 +76,8 @@ class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class DraftChoice(msgspec.Struct, kw_only=True):
-    """Why a step drafted what it did: who does, whether only to be seen (``probe``), and all that was weighed, the
-    choice first: drafter, nodes, tokens expected of the step, milliseconds expected of it."""
+    """Why a step drafted what it did: the drafter, whether it was only exploration (``probe``), and all options, the
+    chosen one first: drafter, nodes, expected tokens and milliseconds of the step."""
 
     drafter: str
     probe: bool
@@ -85,7 +85,7 @@ class DraftChoice(msgspec.Struct, kw_only=True):
 
 
 class Step(msgspec.Struct, tag="step", tag_field="is", kw_only=True):
-    """One step of the engine. at: when it was written down. ms: milliseconds by phase. rows: computed by the target.
+    """One step of the engine. at: when it was recorded. ms: milliseconds by phase. rows: computed by the target.
 
     choice: of the budget, if there is one and the step could draft.
     """
@@ -102,7 +102,7 @@ class Step(msgspec.Struct, tag="step", tag_field="is", kw_only=True):
 
 
 class End(msgspec.Struct, tag="end", tag_field="is", kw_only=True):
-    """A request is over. tokens: of its text; what its steps emitted beyond that was discarded."""
+    """A request has ended. tokens: of its text; tokens emitted beyond that were discarded."""
 
     id: str
     at: float
@@ -112,7 +112,7 @@ class End(msgspec.Struct, tag="end", tag_field="is", kw_only=True):
 
 
 class Cut(msgspec.Struct, tag="cut", tag_field="is", kw_only=True):
-    """A request that was over by itself had a stop string in its last run: its text has so many tokens."""
+    """A request that had ended by itself had a stop string in its last step: its text has ``tokens`` tokens."""
 
     id: str
     tokens: int
@@ -126,8 +126,8 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 @dataclass(slots=True)
 class TracedRequest:
-    """One request as the trace tells it. parts: of the steps in which something was drawn. text: tokens of its text;
-    None while it ran when the trace ended."""
+    """One request as recorded in the trace. parts: of the steps in which something was sampled. text: tokens of its
+    text; None if it was still running when the trace ended."""
 
     begin: Begin
     parts: list[Part] = field(default_factory=list)
@@ -141,11 +141,11 @@ class TracedRequest:
 
     @property
     def kept(self) -> int:
-        """Those of them that are in its text."""
+        """Emitted tokens that are in its text."""
         return self.emitted if self.text is None else min(self.text - self.begin.resumed, self.emitted)
 
     def counts(self) -> SequenceTrace:
-        """The counters that the engine kept of this request, made again."""
+        """The engine's counters for this request, recomputed."""
         trace = SequenceTrace()
         for part in self.parts:
             trace.record(depths_of(part.parents)[1:], part.accepted, part.emitted)
@@ -167,7 +167,7 @@ class TracedRequest:
 
 @dataclass(slots=True)
 class Session:
-    """One engine's life. requests: by id, in order of arrival."""
+    """One engine's records. requests: by id, in order of arrival."""
 
     start: EngineStart
     steps: list[Step] = field(default_factory=list)
@@ -176,14 +176,14 @@ class Session:
 
 @dataclass(slots=True)
 class Trace:
-    """A whole file. broken: lines that are no records, as a crash or a full disk leaves them."""
+    """A whole file. broken: number of invalid lines, as a crash or a full disk leaves them."""
 
     sessions: list[Session] = field(default_factory=list)
     broken: int = 0
 
 
 def read(path: Path) -> Trace:
-    """Read a trace. Raises ConfigurationError for a file that is none, or of another version."""
+    """Read a trace. Raises ConfigurationError for a file that is not a trace, or has another version."""
     trace = Trace()
     try:
         with path.open("rb") as file:

@@ -1,16 +1,16 @@
-"""Whether two models mean the same by their token ids; a draft model of another vocabulary in the target's ids.
+"""Whether two models have the same token ids; and the translation for a draft model with another vocabulary.
 
 ::
 
     a token of the target            the draft model reads                     and may propose it
-    that it has too                  its own                                   yes
+    that it has too                  its own token                             yes
     that it does not have            its longest token with which this ends    no
-    that begins a text               its own, else its end of text             no
+    that begins a text               its own, else its end-of-text token       no
     that ends a text                 its own: by name, else in order           as many as both have
 
-Tokens are the same if their bytes are, however their tokenizers spell them (``Ġthe`` and ``▁the``, ``Ċ`` and
-``<0x0A>``); added ones if their names are. One token of the target is always one row of the draft model, so that both
-keep their positions and pages in common.
+Tokens are the same if their bytes are, however the tokenizers spell them (``Ġthe`` and ``▁the``, ``Ċ`` and
+``<0x0A>``); added tokens if their names are. One token of the target is always one row of the draft model, so that both
+share positions and pages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from foresay.verifier.model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two vocabularies beside each other.
+    """A comparison of two vocabularies.
 
-    ours, theirs: how many tokens the target and the other have. same: tokens that are in both under one id.
+    ours, theirs: number of tokens of the target and the other. same: tokens with the same id in both.
     """
 
     ours: int
@@ -50,22 +50,22 @@ class Overlap:
 
 
 def tokenizer(directory: Path) -> Tokenizer | None:
-    """What tokenizer.json or tekken.json holds; None where there is neither. Raises ModelError for a damaged one."""
+    """The tokenizer in tokenizer.json or tekken.json; None if there is neither. Raises ModelError for a damaged one."""
     try:
         text = tokenizer_json(directory)
         return None if text is None else Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{tokenizer_file(directory)}: not a complete tokenizer ({error})") from error
 
 
 def vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token ids by token; None where there is no tokenizer.json. Raises ModelError for a damaged one."""
+    """Token ids by token; None if there is no tokenizer.json. Raises ModelError for a damaged one."""
     found = tokenizer(directory)
     return None if found is None else found.get_vocab(with_added_tokens=True)
 
 
 def overlap(target: Path, other: Path) -> Overlap | None:
-    """How far the tokenizers in two directories agree; None where one of them has none."""
+    """How far the tokenizers in two directories agree; None if one of them has none."""
     ours, theirs = vocabulary(target), vocabulary(other)
     if ours is None or theirs is None:
         return None
@@ -73,16 +73,16 @@ def overlap(target: Path, other: Path) -> Overlap | None:
     return Overlap(len(ours), len(theirs), same)
 
 
-# -- tokens by what they stand for -------------------------------------------------------------------------------------
+# -- tokens by their meaning -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TokenTable:
     """The tokens that a model can read, by id.
 
-    texts: the bytes of each ordinary token. marks: the names of those that were added as a whole; special ones are in
-    no text. begin: what the tokenizer puts in front of a text. ends: what ends one, the tokenizer's own choice first.
-    stray: tokens for a byte that no other token has.
+    texts: the bytes of each ordinary token. marks: the names of added tokens; special ones are not in ``texts``. begin:
+    the token that the tokenizer prepends to a text. ends: end-of-text tokens, the tokenizer's default first. stray:
+    tokens for single bytes.
     """
 
     texts: dict[int, bytes]
@@ -93,7 +93,8 @@ class TokenTable:
 
     @classmethod
     def read(cls, directory: Path, model: ModelConfig) -> TokenTable | None:
-        """From a checkpoint's directory; None where no tokenizer.json is, ConfigurationError if it is damaged."""
+        """Read it from a checkpoint's directory; None if there is no tokenizer.json. Raises ModelError if it is
+        damaged."""
         backend = tokenizer(directory)
         if backend is None:
             return None
@@ -115,7 +116,7 @@ class TokenTable:
 
     @cached_property
     def of_text(self) -> dict[bytes, int]:
-        """The token that is written for these bytes; of several the first, and no stray one if there is another."""
+        """The token for these bytes; of several the first, and a stray one only if there is no other."""
         ids = sorted(self.texts, key=lambda id: (id not in self.stray, -id))
         return {self.texts[id]: id for id in ids}
 
@@ -125,13 +126,13 @@ class TokenTable:
         return {mark: id for id, mark in self.marks.items()}
 
     def ending_of(self, text: bytes) -> int | None:
-        """The longest token with which these bytes end; None if there is none."""
+        """The longest token that these bytes end with; None if there is none."""
         endings = (self.of_text.get(text[start:]) for start in range(len(text)))
         return next((id for id in endings if id is not None), None)
 
 
 def _end_of_text(directory: Path) -> str:
-    """The ``eos_token`` of tokenizer_config.json; empty where it names none."""
+    """The ``eos_token`` of tokenizer_config.json; empty if it names none."""
     with suppress(OSError, ValueError, AttributeError):
         named = json.loads((directory / "tokenizer_config.json").read_bytes()).get("eos_token")
         return str(named["content"] if isinstance(named, dict) else named or "")
@@ -140,10 +141,10 @@ def _end_of_text(directory: Path) -> str:
 
 # -- two vocabularies --------------------------------------------------------------------------------------------------
 
-#: A draft model with less than this share of the target's tokens is refused. With a tenth, the usual ones, the bundled
-#: one still came to 1.3 tokens a step; with less, little is left but single bytes.
+#: A draft model with less than this share of the target's tokens is refused. With a tenth, the most frequent ones, the
+#: bundled one still reached 1.3 tokens per step; with less, little more than single bytes is left.
 LEAST_SHARE = 0.05
-#: One with less than this may lack many that are often said.
+#: One with less than this share may lack many frequent tokens.
 SMALL_SHARE = 0.5
 
 
@@ -152,7 +153,7 @@ class Translation:
     """Between a target with V ids and a draft model.
 
     read: int64[V], the draft model's id for each of the target's. token_ids: int64[V'], ascending, the target's tokens
-    that can be drafted. columns: int64[V'], the draft model's ids of those. tokens: how many the target has in all.
+    that can be drafted. columns: int64[V'], the draft model's ids of those. tokens: number of the target's tokens.
     """
 
     read: Tensor
@@ -165,23 +166,23 @@ class Translation:
         """vocab_size: of the target's embedding, which may be larger than its tokenizer's."""
         same = _same(target, draft)
         read = [same[id] if id in same else _stand_in(id, target, draft) for id in range(vocab_size)]
-        # What the draft model means by a token is one token of the target: of several the one that would be written.
+        # Each token of the draft model maps to one token of the target: of several, the one that encoding would give.
         drafted = {own: id for id, own in same.items() if _is_written(id, target)}
         pairs = torch.tensor(sorted((id, own) for own, id in drafted.items()), dtype=torch.int64).reshape(-1, 2)
         return cls(torch.tensor(read), pairs[:, 0], pairs[:, 1], len(target))
 
     @property
     def share(self) -> float:
-        """How many of the target's tokens can be drafted, from 0 to 1."""
+        """The share of the target's tokens that can be drafted, from 0 to 1."""
         return len(self.token_ids) / self.tokens
 
     @property
     def described(self) -> str:
-        """The same in words."""
+        """That share in words."""
         return f"{len(self.token_ids):,} of the target's {self.tokens:,} tokens, {self.share:.0%}"
 
     def warning(self, draft: str) -> str:
-        """What to say of the draft model ``draft`` if it knows few; empty if it knows enough."""
+        """A warning if the draft model ``draft`` shares few tokens; empty if it shares enough."""
         if self.share >= SMALL_SHARE:
             return ""
         return (
@@ -193,7 +194,8 @@ class Translation:
 def translation(
     draft: str, target: Path, target_model: ModelConfig, directory: Path, model: ModelConfig
 ) -> Translation | None:
-    """For the draft model ``draft``, in ``directory``; None where the vocabularies are equal, or one is not known.
+    """The translation for the draft model ``draft``, in ``directory``; None if the vocabularies are equal, or one is
+    unknown.
 
     Raises Unfit if they have too little in common, ModelError for a damaged tokenizer.
     """
@@ -213,17 +215,17 @@ def translation(
 
 
 def _same(target: TokenTable, draft: TokenTable) -> dict[int, int]:
-    """The draft model's id of each token of the target that it has too."""
+    """The draft model's id of each token of the target that it shares."""
     same = {id: draft.of_text[text] for id, text in target.texts.items() if text in draft.of_text}
     same |= {id: draft.of_mark[mark] for id, mark in target.marks.items() if mark in draft.of_mark}
-    # What ends a text in one model alone does not mean the same, whatever it is called.
+    # A token that ends a text in only one of the models differs in meaning, whatever its name.
     same = {id: own for id, own in same.items() if id not in target.ends and own not in draft.ends}
     same.pop(-1 if target.begin is None else target.begin, None)
     return same | _ends(target, draft)
 
 
 def _ends(target: TokenTable, draft: TokenTable) -> dict[int, int]:
-    """Which ends of text are the same: those of one name, then the first left of each, and so on."""
+    """Pairs of end-of-text tokens: those with the same name, then the remaining ones in order."""
     named = {draft.marks[own]: own for own in draft.ends if own in draft.marks}
     alike = {id: named[mark] for id in target.ends if (mark := target.marks.get(id)) in named}
     ours = [id for id in target.ends if id not in alike]
@@ -236,7 +238,7 @@ def _is_written(id: int, target: TokenTable) -> bool:
 
 
 def _stand_in(id: int, target: TokenTable, draft: TokenTable) -> int:
-    """What the draft model reads for a token that it does not have."""
+    """What the draft model reads for a token that it lacks."""
     nothing = draft.ends[0] if draft.ends else 0
     if id == target.begin:
         return nothing if draft.begin is None else draft.begin

@@ -1,1 +1,1 @@
-"""Who may ask, and how much: keys, limits, origins."""
+"""Who may send requests, and how many: keys and limits."""

@@ -1,9 +1,8 @@
-"""Who sent the request that the running task serves, how much they may ask for, and their share of what there
-is only so much of.
+"""The caller of the request that the current task serves, their rate limits, and their share of limited resources.
 
-Of what there is only so much of, no key holds more than stays free. So whoever comes next finds something: of two keys
-that want everything the first gets half and the second a quarter, and both a third as soon as the first gives some
-back. The only key there is, or a server without keys, may use all.
+Of a limited resource, no key may hold more than remains free. So something is left for the next caller: of two keys
+that want everything the first gets half and the second a quarter, and both a third once the first gives some back. If
+there is only one key, or none, it may use everything.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from foresay.server.schemas.bounds import ID
 from foresay.server.schemas.errors import ApiError, RateLimited, Unauthorized
 from foresay.spec.request import Request
 
-# -- how soon the next request will be done ----------------------------------------------------------------------------
+# -- when to retry ----------------------------------------------------------------------------
 
 
-#: A client is not sent away for longer than this: the guess is rough, and OpenAI's clients ignore more than a minute.
+#: Longest Retry-After, in seconds: the estimate is rough, and OpenAI's clients ignore more than a minute.
 LONGEST = 60
-#: How much the latest request counts for the mean.
+#: Weight of the latest request in the mean.
 _WEIGHT = 0.2
 
 
 class Pace:
-    """The mean time requests spend here, recent ones counting more."""
+    """The mean time that requests take, weighted towards recent ones."""
 
     def __init__(self) -> None:
         self._mean: float | None = None
 
     def finished(self, seconds: float) -> None:
-        """A request is done that was here for ``seconds``, waiting included."""
+        """A request took ``seconds``, including waiting."""
         self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
 
     def retry_after(self, present: int) -> int:
-        """Whole seconds until one of the ``present`` requests is likely to be done.
+        """Whole seconds until one of the ``present`` requests is likely to finish.
 
-        By Little's law: requests leave at the rate present / mean time here. 1 while nothing is known.
+        By Little's law: requests leave at the rate present / mean time. 1 while the mean is unknown.
         """
         if self._mean is None or present < 1:
             return 1
@@ -56,16 +55,16 @@ class Pace:
 # -- a token bucket ----------------------------------------------------------------------------------------------------
 
 
-#: Time is a float: a bucket asked exactly when it should be full enough must not be a rounding error short.
+#: Tolerance for rounding: a bucket must not be short exactly when it should be full enough.
 _SLACK = 1e-6
 
 
 class TokenBucket:
-    """Holds up to ``per_minute`` and fills by as much a minute.
+    """Holds up to ``per_minute`` and refills by as much per minute.
 
-    What is spent may be more than what is left (the length of an answer is known when it has been given): the bucket
-    then owes, and nothing can be had until it has filled up again. So over any time *t* in minutes no more than
-    ``per_minute * (1 + t)`` is spent, and what was under way when it ran dry.
+    Spending may exceed the level (an answer's length is known only afterwards): the level is then negative, and nothing
+    is available until it has refilled. So over any time *t* in minutes at most ``per_minute * (1 + t)`` is spent, plus
+    what was in progress when it ran out.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,30 +74,30 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """What can be had now; below zero what is owed."""
+        """What is available now; negative if overspent."""
         passed = max(0.0, self._clock() - self._at)
         return min(float(self.per_minute), self._level + passed * self.per_minute / 60)
 
     def holds(self, amount: float) -> bool:
-        """Whether ``amount`` can be had now."""
+        """Whether ``amount`` is available now."""
         return self.level + _SLACK >= amount
 
     def spend(self, amount: float) -> None:
-        """Take ``amount``, held or not."""
+        """Take ``amount``, available or not."""
         self._level, self._at = self.level - amount, self._clock()
 
     def seconds_until(self, amount: float) -> float:
-        """How long until ``amount`` can be had if nothing is spent meanwhile; no more than ``per_minute`` ever can."""
+        """Seconds until ``amount``, capped at ``per_minute``, is available if nothing is spent meanwhile."""
         return max(0.0, min(amount, self.per_minute) - self.level) * 60 / self.per_minute
 
 
-# -- how much one caller may ask for -----------------------------------------------------------------------------------
+# -- limits of one caller -----------------------------------------------------------------------------------
 
 Positive = Annotated[int, Meta(ge=1)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the settings of the same names say; None is no limit."""
+    """The settings of the same names; None: no limit."""
 
     max_requests_per_minute: Positive | None = None
     max_tokens_per_minute: Positive | None = None
@@ -108,7 +107,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class RateLimiter:
     """The limits of one caller and what is used of them.
 
-    revoked: the key is gone, though a connection that was opened with it may live on. alone: there is no other caller.
+    revoked: the key was removed, though a connection opened with it may still exist. alone: there is no other caller.
     """
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -119,13 +118,13 @@ class RateLimiter:
         self.change(limits or Limits())
 
     def change(self, limits: Limits) -> None:
-        """Other limits from now on; what runs goes on."""
+        """Change the limits; running requests continue."""
         self.limits = limits
         self.requests = self._bucket(limits.max_requests_per_minute)
         self.tokens = self._bucket(limits.max_tokens_per_minute)
 
     def enter(self, choices: int, prompt_tokens: int) -> None:
-        """Charge a request that is about to run; :class:`RateLimited` and nothing charged if it may not."""
+        """Charge a request that is about to run; raises :class:`RateLimited`, charging nothing, if it may not."""
         if self.revoked:
             raise Unauthorized("This API key is no longer valid")
         self._check_running(choices)
@@ -137,11 +136,11 @@ class RateLimiter:
         self.spend(prompt_tokens)
 
     def check(self) -> None:
-        """Raise :class:`RateLimited` if not even a wrong request may be looked at."""
+        """Raise :class:`RateLimited` if the request limit is used up, before reading a body."""
         self._check(self.requests, "requests")
 
     def refused(self) -> None:
-        """Charge a request that was looked at and is wrong: reading it costs, too."""
+        """Charge an invalid request: reading it has a cost, too."""
         if self.requests is not None:
             self.requests.spend(1)
 
@@ -151,7 +150,7 @@ class RateLimiter:
             self.tokens.spend(tokens)
 
     def leave(self, choices: int, seconds: float) -> None:
-        """A request that entered with as many choices is over, ``seconds`` later."""
+        """A request that entered with ``choices`` choices has ended after ``seconds``."""
         self.running -= choices
         self._pace.finished(seconds)
 
@@ -175,8 +174,8 @@ class RateLimiter:
 
 
 class CallerUsage(msgspec.Struct, eq=False):
-    """What one caller has used since the server started, or since the key was added. requests: those that ran.
-    last_request: when the last of them began. Times are in seconds since 1970."""
+    """What one caller has used since the server started, or since the key was added. requests: number that ran.
+    last_request: when the last one began. Times are in seconds since 1970."""
 
     since: int = msgspec.field(default_factory=lambda: int(time.time()))
     requests: int = 0
@@ -187,7 +186,7 @@ class CallerUsage(msgspec.Struct, eq=False):
 
 class Caller(msgspec.Struct, frozen=True):
     """One user of the server. name: of their key, for the log. tenant: prefixes of prompts, stored responses and limits
-    are shared only within one tenant. rate_limiter: how much they may ask for. usage: how much they have used."""
+    are shared only within one tenant. rate_limiter: their limits. usage: what they have used."""
 
     name: str = ""
     tenant: str = ""
@@ -200,19 +199,19 @@ ANYONE = Caller()
 
 @dataclass(slots=True)
 class Meter:
-    """Tokens of one HTTP request, or of everything that came over one WebSocket."""
+    """Tokens of one HTTP request, or of all requests on one WebSocket."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
 
 
 def _nothing() -> None:
-    """There is nothing to give back."""
+    """Nothing to release."""
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP request that the running task serves, or the one that opened its WebSocket. id: empty where there is
-    none. waited: seconds, for its model. release: gives the model back.
+    """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
+    waited: seconds, for its model. release: releases the model's lease.
     """
 
     caller: Caller = ANYONE
@@ -223,12 +222,12 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_REQUEST = RequestContext()
-#: Set anew for each HTTP request; tasks that it starts inherit it.
+#: Set for each HTTP request; tasks that it starts inherit it.
 CONTEXT: ContextVar[RequestContext] = ContextVar("request", default=NO_REQUEST)
 
 
 def serve(**changes: Any) -> None:
-    """From here on the running task serves a request with these changes."""
+    """Change the current task's request context."""
     CONTEXT.set(msgspec.structs.replace(CONTEXT.get(), **changes))
 
 
@@ -236,18 +235,18 @@ ID_WANTED = "1 to 128 letters, digits or _ - . : / + = @"
 
 
 def usable_id(given: str) -> bool:
-    """Whether a client's id for its request can be taken over."""
+    """Whether a client's request id can be used."""
     return ID.fullmatch(given) is not None
 
 
-# -- before a request runs, whichever API it came through --------------------------------------------------------------
+# -- before a request runs, in any API --------------------------------------------------------------
 
 
 @contextmanager
 def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
-    """Let the choices of one answer run, at the caller's charge; yields what to call with each count of new tokens.
+    """Admit the choices of one answer, charged to the caller; yields a function to call with each count of new tokens.
 
-    Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up what it may.
+    Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up a limit.
     """
     caller, meter = CONTEXT.get().caller, CONTEXT.get().meter
     rate_limiter, usage = caller.rate_limiter, caller.usage
@@ -271,7 +270,7 @@ def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
 
 
 class Shared:
-    """So many places, bytes or the like. most: of all callers together."""
+    """A limited amount of slots, bytes or the like, shared fairly. most: for all callers together."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
@@ -283,24 +282,24 @@ class Shared:
         return self._held[CONTEXT.get().caller.tenant]
 
     def fits(self, amount: int, caller: Caller) -> bool:
-        """Whether a caller may hold so much more. One that holds nothing gets whatever is free."""
+        """Whether a caller may hold ``amount`` more. One that holds nothing gets whatever is free."""
         own, free = self._held[caller.tenant], self.most - self.used - amount
         fair = caller.rate_limiter.alone or not own or own + amount <= free
         return not amount or (free >= 0 and fair)
 
     def take(self, amount: int, refusal: Callable[[], ApiError]) -> None:
-        """Let the caller of this context hold so much more, or raise."""
+        """Let the current caller hold ``amount`` more, or raise ``refusal``."""
         if not self.fits(amount, CONTEXT.get().caller):
             raise refusal()
         self.change(CONTEXT.get().caller.tenant, amount)
 
     def give(self, amount: int) -> None:
-        """The caller holds so much less."""
+        """Let the current caller hold ``amount`` less."""
         self.change(CONTEXT.get().caller.tenant, -amount)
 
     @contextmanager
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
-        """Hold so much for a while."""
+        """Hold ``amount`` within the context."""
         self.take(amount, refusal)
         tenant = CONTEXT.get().caller.tenant
         try:
@@ -310,7 +309,7 @@ class Shared:
 
     @contextmanager
     def growing(self, refusal: Callable[[], ApiError]) -> Iterator[Callable[[int], None]]:
-        """Hold for a while what becomes more and more; yields what to call with each part of it."""
+        """Hold a growing amount within the context; yields a function that adds to it."""
         tenant, held = CONTEXT.get().caller.tenant, 0
 
         def more(amount: int) -> None:
@@ -324,7 +323,7 @@ class Shared:
             self.change(tenant, -held)
 
     def change(self, tenant: str, amount: int) -> None:
-        """A caller holds so much more, or less."""
+        """Change what a caller holds, by a positive or negative amount."""
         self.used += amount
         self._held[tenant] += amount
         assert self._held[tenant] >= 0, "nobody gives what it does not hold"

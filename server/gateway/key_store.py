@@ -1,4 +1,4 @@
-"""Who holds which key, now: the keys of the settings and of the key file, which is read again when it changes."""
+"""The current keys and their callers: keys from the settings and the key file, which is read again when it changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Stamp = tuple[int, int, int]
 
 
 class KeyStore:
-    """The callers by their keys. Without a key in the settings and without a key file nobody needs one.
+    """The callers by their keys. Without a key in the settings and without a key file none is needed.
 
-    ``limits`` are those of keys that have none of their own, and of everybody together where no key is needed.
+    ``limits`` apply to keys without limits of their own, and to all callers together if no key is needed.
     """
 
     def __init__(self, keys: Sequence[str] = (), file: str | None = None, limits: Limits | None = None) -> None:
@@ -41,21 +41,21 @@ class KeyStore:
 
     @property
     def names(self) -> list[str]:
-        """Of all keys."""
+        """The names of all keys."""
         return [key.name for key in self._ring.keys]
 
     @property
     def callers(self) -> list[Caller]:
-        """Those who hold a key, or everybody as one where no key is needed."""
+        """The callers with keys, or a single one for everybody if no key is needed."""
         return list(self._callers.values()) if self.needed else [self.anyone]
 
     def caller(self, presented: str) -> Caller | None:
-        """Who holds this key; None if it opens nothing."""
+        """The caller with this key; None if it is not valid."""
         key = self._ring.find(presented)
         return None if key is None else self._callers[key.id]
 
     async def watch(self) -> None:
-        """Look at the file now and then, for as long as the server runs, and read it when whoever writes it is done."""
+        """Poll the file while the server runs, and read it once it has stopped changing."""
         stamp = self._stamp
         while self._file is not None:
             await asyncio.sleep(LOOK_SECONDS)
@@ -64,7 +64,7 @@ class KeyStore:
                 self.refresh()
 
     def refresh(self) -> None:
-        """Read the file if it has changed. One that is missing, empty or wrong changes nothing but the log."""
+        """Read the file if it has changed. A missing, empty or invalid file only causes a log line."""
         if self._file is None or _stamp(self._file) == self._stamp:
             return
         try:
@@ -86,7 +86,7 @@ class KeyStore:
         self._replace(KeyRing(keys))
 
     def _replace(self, ring: KeyRing) -> None:
-        """Take the keys of ``ring``. One that is gone, or is another under the same id, ends where it is in use."""
+        """Use the keys of ``ring``. Keys that were removed, or changed under the same id, are revoked where in use."""
         before = {key.id: key for key in self._ring.keys}
         callers = {}
         for key in ring.keys:
@@ -105,7 +105,7 @@ class KeyStore:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """What changes when the file does; None if there is none."""
+    """A value that changes when the file does; None if there is no file."""
     try:
         found = file.stat()
     except OSError:

@@ -1,9 +1,9 @@
 """API keys: how they are made, kept in a file, and recognised.
 
-A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess dear, for
-secrets that people think up and others can guess; nobody guesses one of 2**256, and a slow hash on every request would
-be added to every time to first token. So keys that somebody brings must not be short either. The salt keeps equal keys
-in two files from being seen to be equal.
+A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess expensive,
+for secrets that people choose and others can guess; nobody guesses one of 2**256, and a slow hash on every request
+would add to every time to first token. So keys that users bring must not be short either. The salt hides that two files
+have equal keys.
 
 ::
 
@@ -11,9 +11,9 @@ in two files from being seen to be equal.
     id = "5f0c81d2ab37"
     name = "alice"
     hash = "blake2b$...$..."
-    max_requests_per_minute = 60      # what is not said is as the server's flags say; 0 is no limit
+    max_requests_per_minute = 60      # defaults to the server's flags; 0 is no limit
 
-A file that shall hold none says so, ``key = []``: an empty one may be one that an editor, or a full disk, left behind.
+A file without keys must say ``key = []``: an empty file may be what an editor, or a full disk, left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HASHED = re.compile(r"blake2b\$([0-9a-f]{32})\$([0-9a-f]{64})")
 
 
 class HashedKey(msgspec.Struct, frozen=True):
-    """A key that cannot be told from what is kept of it."""
+    """A salted hash, from which the key cannot be recovered."""
 
     salt: bytes
     digest: bytes
@@ -53,7 +53,7 @@ class HashedKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> HashedKey:
-        """What :meth:`__str__` wrote; ValueError for anything else."""
+        """Parse what :meth:`__str__` wrote; raises ValueError for anything else."""
         found = HASHED.fullmatch(text)
         if found is None:
             raise ValueError("not a hash that foresay keys made")
@@ -64,12 +64,12 @@ class HashedKey(msgspec.Struct, frozen=True):
         return f"blake2b${self.salt.hex()}${self.digest.hex()}"
 
     def matches(self, presented: str) -> bool:
-        """Whether this is the hash of ``presented``; takes as long whatever it is."""
+        """Whether this is the hash of ``presented``; in constant time."""
         return hmac.compare_digest(_digest(presented, self.salt), self.digest)
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key that opens the server. id: never changes, so it stands for the key where things are kept apart."""
+    """One valid key of the server. id: never changes, so it identifies the tenant."""
 
     id: str
     name: str
@@ -78,13 +78,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRing:
-    """Every key that opens the server."""
+    """All valid keys of the server."""
 
     def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
         self.keys = tuple(keys)
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key that was presented. All are compared, so the time tells neither which it was nor how nearly."""
+        """The key that was presented; None if it is not valid. All are compared, so the time reveals nothing."""
         found: ApiKey | None = None
         for key in self.keys:
             if key.hashed.matches(presented):
@@ -131,7 +131,7 @@ class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_concurrent_requests: NotNegative | None = None
 
     def as_key(self, defaults: Limits) -> ApiKey:
-        """The key, with ``defaults`` for the limits that are not its own."""
+        """The key, with ``defaults`` for the limits that it does not set."""
         names = Limits.__struct_fields__
         own = {name: getattr(defaults if getattr(self, name) is None else self, name) or None for name in names}
         return ApiKey(id=self.id, name=self.name, hashed=HashedKey.parse(self.hash), limits=Limits(**own))
@@ -144,9 +144,9 @@ class Entries(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> list[KeyEntry] | None:
-    """The keys in the file; None if it says nothing of keys, not even that there are none.
+    """The keys in the file; None if it has no ``key`` at all.
 
-    :class:`ConfigurationError` says what is wrong with it, without repeating a value.
+    Raises :class:`ConfigurationError` saying what is wrong with it, without quoting a value.
     """
     try:
         entries = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Entries).key
@@ -167,7 +167,7 @@ def read(path: Path) -> list[KeyEntry] | None:
 
 
 def entry_text(name: str, key: str) -> str:
-    """The ``[[key]]`` that stands for ``key``."""
+    """The ``[[key]]`` entry for ``key``."""
     check_usable(key)
     try:
         msgspec.convert(name, Name)

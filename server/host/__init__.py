@@ -1,1 +1,1 @@
-"""Who holds engines: in a process of their own for a server, in the calling one for a notebook."""
+"""Where engines run: in processes of their own for a server, in the calling process for a notebook."""

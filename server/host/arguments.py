@@ -1,4 +1,4 @@
-"""What Python's users give: any value may come, and errors speak of arguments."""
+"""Arguments from Python callers: they may have any type, and errors name arguments instead of flags."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.sampling import SamplingParams
 
 FIELDS = SamplingParams.__struct_fields__
-#: What else ``generate`` takes by name.
+#: Further keyword arguments of ``generate``.
 BESIDE = ("n", "stop", "structured_outputs")
 
 
 def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
-    """``params`` with ``fields`` on top, each of its type; bad words that are texts as the tokens that spell them."""
+    """``params`` updated with ``fields``, types checked; bad words given as text become token ids."""
     for name in fields:
         if name not in FIELDS:
             raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *BESIDE))}")
@@ -49,8 +49,8 @@ def is_one(prompt: str | list[Any]) -> bool:
 
 
 def of_arguments(message: str) -> str:
-    """A message that names flags, in the words of Python: ``--draft-tokens`` is ``draft_tokens`` there, and ``TARGET``
-    is ``target``."""
+    """A message with flags renamed to Python arguments: ``--draft-tokens`` to ``draft_tokens``, ``TARGET`` to
+    ``target``."""
     names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
     of_flags = re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
     return re.sub(r"\bTARGET\b", "target", of_flags)

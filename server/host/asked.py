@@ -1,5 +1,5 @@
-"""What one engine and several that are one have in common for the server: how they are started, waited for, watched and
-ended; what is asked of an engine at the other end of a channel, and what comes of it.
+"""What an engine client and a fleet of replicas share: start, readiness, supervision and end, and requests and results
+over a channel.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from foresay.spec.request import EngineInfo, Footprint, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
 log = logging.getLogger("foresay.server")
-#: Told of what is going on, and how much of it is done where that is known.
+#: Called with the current phase and the share done (0 to 1, None if unknown).
 Progress = Callable[[str, float | None], None]
 T = TypeVar("T")
 
 
 class Observed:
-    """What others look on at. What an observer raises is logged, the first time, and is nobody else's."""
+    """Calls observers. An exception in an observer is logged the first time, and never propagates."""
 
     def __init__(self) -> None:
         self._failed: set[object] = set()
@@ -43,10 +43,10 @@ class Observed:
 
 
 class Supervised(Observed, ABC):
-    """One task, the supervisor, has it run; what that finds out is the status.
+    """One task, the supervisor, keeps the engine running and sets ``status``.
 
-    info: of the engine that was ready last. footprint: of the one that was planned last. observe_status: told of every
-    change; must not block.
+    info: of the engine that was last ready. footprint: of the one that was last planned. observe_status: called with
+    every change; must not block.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class Supervised(Observed, ABC):
         self._over: asyncio.Future[NoReturn] | None = None
         self._changed = asyncio.Event()
         self._failure: frames.Failed | None = None
-        self._broken = False  # nobody watches over it
+        self._broken = False  # the supervisor itself failed
 
     @abstractmethod
     async def _supervise(self) -> None:
-        """Have it run until cancelled; returns where that will never be."""
+        """Keep the engine running until cancelled; returns if it can never run."""
 
     @abstractmethod
     def _fail(self, error: Callable[[], Exception]) -> None:
@@ -74,11 +74,11 @@ class Supervised(Observed, ABC):
         """End it; requests still running fail."""
 
     def _begin(self, message: str) -> None:
-        """Start the supervisor. message: what goes on first."""
+        """Start the supervisor. message: of the first status."""
         self._broken = False
         if self._over is None:
             self._over = asyncio.get_running_loop().create_future()
-        # Before the task has its first turn: nobody may take what was left for what is coming.
+        # Before the task first runs, so that the previous status is not taken for the new one.
         self._set(EngineStatus("loading", message, starts=self.status.starts))
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(self._supervision_ended)
@@ -91,18 +91,18 @@ class Supervised(Observed, ABC):
             self._supervisor = None
 
     async def unload(self, why: str = "") -> None:
-        """End it, which frees all it holds, until it is started again. why: if something went wrong."""
+        """Stop the engine and free all it holds, until the next start. why: if something went wrong."""
         await self.stop()
         self._set(EngineStatus("unloaded", why, starts=self.status.starts))
 
     @property
     def lacks_room(self) -> bool:
-        """Whether it failed for nothing but others that were there."""
+        """Whether it failed only because other engines hold the memory."""
         return self._failure is not None and self._failure.footprint is not None
 
     async def until_ready(self, starts: int | None = None) -> EngineInfo:
-        """Wait for the engine; :class:`ForesayError` if it will never come (:class:`ConfigurationError` if settings are
-        wrong), or if so many engine processes ended without having been ready."""
+        """Wait until the engine is ready. Raises :class:`ForesayError` if it never will be (:class:`ConfigurationError`
+        for wrong settings), or after ``starts`` engine processes that ended before they were ready."""
         last = None if starts is None else self.status.starts + starts
         while True:
             if self.status.state == "ready" and self.info is not None:
@@ -114,8 +114,8 @@ class Supervised(Observed, ABC):
             await self._changed.wait()
 
     async def until_ended(self) -> NoReturn:
-        """Wait for the end of the supervision, and raise why: that there will be no engine, or what should not have
-        happened. An engine that was ready once and cannot be loaded again is no end."""
+        """Wait until supervision ends, and raise why: there will be no engine, or there was an internal error. Failing
+        to reload an engine that was once ready does not end it."""
         assert self._over is not None, "it was started"
         await asyncio.shield(self._over)
         raise AssertionError("it only ever ends with an error")
@@ -133,7 +133,7 @@ class Supervised(Observed, ABC):
         self._fail(lambda: EngineFailed(f"{self.status.message}; {AGAIN}"))
         if (self._broken or self.info is None) and not self._over.done():
             self._over.set_exception(self._given_up())
-            self._over.exception()  # there may be nobody who waits for it
+            self._over.exception()  # marks it as retrieved: perhaps nothing awaits it
 
     def _given_up(self) -> ForesayError:
         """Why there is no engine."""
@@ -150,9 +150,9 @@ class Supervised(Observed, ABC):
 class Asked(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
-    observe, observe_shadow: told of every step of the engine, and of what its shadow drafter would have done; must not
-    block. most_losses: engines that may end under a request. Requests that went on in another engine are that one's,
-    and are ended there too.
+    observe, observe_shadow: called with every engine step, and with what its shadow drafter would have done; must not
+    block. most_losses: how many engines may die while running a request. Requests that moved to another engine belong
+    to it and are ended there.
     """
 
     status: EngineStatus
@@ -163,15 +163,15 @@ class Asked(Observed):
         self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._in_flight = self._requests = InFlights(self._send, most_losses)
         self._channel: Channel | None = None
-        self._steps = 0  # the number of the latest
+        self._steps = 0  # number of the latest step
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request, in the next engine if there is none just now; its results go to ``sink``."""
+        """Start a request, in the next engine if none is running now; its results go to ``sink``."""
         check_comes(self.status)
         self._requests.add(request, sink)
 
     def cancel(self, id: str) -> None:
-        """Drop a request and free what it holds; its sink hears no more."""
+        """Drop a request and free what it holds; its sink receives nothing more."""
         self._requests.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
@@ -179,7 +179,7 @@ class Asked(Observed):
         self._requests.finish(id, at_token)
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Let the KV of this text be the last to make room; no harm done if it is not there."""
+        """Make the KV of this text the last to be evicted, if it is cached."""
         if self.status.state == "ready":
             self._send(frames.KeepWarm(tokens, salt))
 
@@ -188,7 +188,7 @@ class Asked(Observed):
             self._channel.send(frame)
 
     def _received(self, frame: frames.DownFrame) -> None:
-        """What an engine says while it runs."""
+        """Handle a frame of a running engine."""
         match frame:
             case frames.Deltas(deltas, trace):
                 if trace is not None:
@@ -206,5 +206,5 @@ class Asked(Observed):
         self._tell(self.observe, trace)
 
     def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
-        """Engine process ``number`` has ended, or is about to. May be said again of one, when more is known."""
+        """Engine process ``number`` has ended, or is about to. May be called again once more is known."""
         self._in_flight.lost(number, reason, among)

@@ -1,10 +1,9 @@
-"""The engine process as the operating system sees it: how it is started, whether it computes or hangs, how it ends.
+"""The engine process at the level of the operating system: how it starts, whether it computes or hangs, how it ends.
 
-An engine process that hangs is told from one that works long. It shows life by frames (between two steps it answers a
-Ping), by the CPU time it uses, and by kernels that end, where those are a CPU's. In a long step it shows the last two,
-in an endless loop CPU time alone, deadlocked nothing. One that was stopped by a signal is not waited for. Time is what
-the watchdog itself was awake for, so that a machine that was suspended, or a server that was stopped, is no reason to
-kill anything.
+The watchdog distinguishes a hung engine from a slow one. Signs of life are frames (between steps it answers a Ping),
+CPU time used, and, for CPU kernels, kernels that end. A long step shows the last two, an endless loop only CPU time,
+a deadlock nothing. A process stopped by a signal is given up at once. Only time in which the watchdog itself ran
+counts, so that nothing is killed because the machine was suspended or the server stopped.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from typing import NamedTuple, Protocol
 
 import foresay
 
-#: The looks that make up the timeout.
+#: Looks per timeout.
 LOOKS = 30
-#: Looks in a row at a process that is stopped.
+#: Consecutive looks at a stopped process before it counts as hung.
 STOPPED = 2
-#: Times the timeout, for what may be slow by right: a prompt's chunk through a large model on two cores takes minutes,
-#: and a loader waits for disks and networks.
+#: Multiples of the timeout for what may legitimately be slow: a prefill chunk of a large model on two cores takes
+#: minutes, and loading waits for disks and networks.
 PATIENCE = 20
-#: Where it is seen that no kernel ends and no CPU time is used: a part of the timeout, but as long as this (seconds).
+#: If no kernel ends and no CPU time is used: this fraction of the timeout, but at least this long (seconds).
 SOON, SOON_SECONDS = 6, 5.0
 
 
 class Watchdog:
-    """Asked every ``interval`` seconds. timeout: seconds that a ready engine may show no life at all."""
+    """To be called every ``interval`` seconds. timeout: seconds for which a ready engine may show no sign of life."""
 
     def __init__(self, timeout: float) -> None:
         self.interval = timeout / LOOKS
@@ -43,11 +42,11 @@ class Watchdog:
     def look(
         self, heard: bool, ticks: int, loading: bool, stopped: bool = False, progress: bytes | None = None
     ) -> str | None:
-        """Why the engine is given up; None if it is not.
+        """Why the engine counts as hung; None if it does not.
 
-        heard: whether bytes came since the last look. ticks: CPU time it has used so far. loading: it answers nothing
-        then, so that only one that stands still is given up. stopped: by a signal, just now. progress: other bytes than
-        at the last look if a kernel has ended since; None if nobody knows.
+        heard: whether bytes arrived since the last look. ticks: CPU time used so far. loading: it answers no pings
+        then, so only an idle process counts as hung. stopped: by a signal, just now. progress: bytes that differ from
+        the last look's if a kernel has ended since; None if unknown.
         """
         self._stopped = self._stopped + 1 if stopped else 0
         self._silent = 0 if heard else self._silent + 1
@@ -67,18 +66,18 @@ class Watchdog:
 
 
 STOP_SECONDS = 5.0
-#: Variables that are none of an engine's business.
+#: Environment variables that an engine does not get.
 SECRETS = frozenset({"FORESAY_API_KEY", "FORESAY_ADMIN_KEY"})
-#: What goes on until an engine process has read its first frame.
+#: The phase until an engine process has read its first frame.
 STARTING = "starting the engine process"
 
 
-#: Of OpenMP, which reads it as torch is imported.
+#: For OpenMP, which reads it when torch is imported.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
 
 class Process(Protocol):
-    """A child, as :class:`subprocess.Popen` has it."""
+    """A child process, with the methods of :class:`subprocess.Popen`."""
 
     pid: int
 
@@ -86,7 +85,7 @@ class Process(Protocol):
         """Its exit status, negative for a signal; None while it lives."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it is over; :class:`subprocess.TimeoutExpired` after so many seconds."""
+        """Wait for its exit status; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
 
     def kill(self) -> None:
         """Kill it, if it lives."""
@@ -102,8 +101,8 @@ class Spawned(NamedTuple):
 def spawn(control: socket.socket | None = None) -> Spawned:
     """Start the engine process on its end of a socket pair, running the same code as this one.
 
-    It dies with the thread that calls this (see :func:`foresay.server.host.process.main`): the event loop's. control:
-    where it leaves a spare; closed here.
+    It dies with the calling thread, which is the event loop's (see :func:`foresay.server.host.process.main`). control:
+    socket on which it hands over a spare process; closed here.
     """
     ours, theirs = socket.socketpair()
     given = [theirs] if control is None else [theirs, control]
@@ -116,25 +115,27 @@ def spawn(control: socket.socket | None = None) -> Spawned:
 
 
 def started(module: str, theirs: Sequence[socket.socket], *arguments: str) -> subprocess.Popen[bytes]:
-    """Run a module in a process that is told our id and the arguments. theirs: what it has open; closed here."""
+    """Run a module in a process whose arguments are our process id and ``arguments``. theirs: sockets that it inherits;
+    closed here."""
     root = str(Path(foresay.__file__).parents[1])
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
     with contextlib.ExitStack() as ends:
         for each in theirs:
             ends.enter_context(each)
         return subprocess.Popen(
-            # -P: a server.py or torch.py where the user happens to be is none of ours.
+            # -P: do not import a server.py or torch.py from the user's working directory.
             [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
             pass_fds=[each.fileno() for each in theirs],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the server, which drains first
+            start_new_session=True,  # Ctrl-C goes to the server, which drains first
             env=_environment() | {"PYTHONPATH": path},
         )
 
 
 def _environment() -> dict[str, str]:
-    """Of an engine. OpenBLAS's threads, which numpy would start at once, compute nothing there: torch's do, and those
-    sleep while they wait for each other: beside other programs two thirds of a start went into spinning."""
+    """An engine's environment. OpenBLAS threads, which numpy would start at once, compute nothing there; torch's do,
+    and they sleep while waiting for each other: with other programs running, two thirds of a start went into
+    spinning."""
     given = {name: value for name, value in os.environ.items() if name not in SECRETS}
     return {"OPENBLAS_NUM_THREADS": "1", **PASSIVE} | given
 
@@ -149,27 +150,27 @@ def cpu_ticks(process_id: int) -> int:
 
 
 def state_of(process_id: int) -> str:
-    """A letter of the kernel's: T or t if somebody stopped the process (SIGSTOP, a debugger), Z or X if it is over."""
+    """The kernel's state letter: T or t if the process is stopped (SIGSTOP, a debugger), Z or X if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
     return "X"
 
 
 def stopped(process_id: int, by: str = "Tt") -> bool:
-    """Whether somebody stopped the process. by: T for a signal, t for a debugger."""
+    """Whether the process is stopped. by: T for a signal, t for a debugger."""
     return state_of(process_id) in by
 
 
 def progress_in(file: str) -> bytes | None:
-    """What an engine's threads have written there (:class:`~foresay.server.host.frames.Ready`); None if that is not to
-    be read."""
+    """What an engine's threads have written to this file (:class:`~foresay.server.host.frames.Ready`); None if
+    unreadable."""
     with contextlib.suppress(OSError):
         return Path(file).read_bytes() if file else None
     return None
 
 
 def oom_kills() -> int | None:
-    """Processes that this machine's kernel has killed for want of memory so far; None if it does not tell."""
+    """Processes that the kernel has killed for lack of memory so far; None if it does not report that."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/vmstat").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])

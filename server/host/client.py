@@ -5,10 +5,10 @@
     loading --Ready--> ready --socket closed, or hung--> down --back-off--> loading ...
        └--Failed before the first Ready--> failed (for good: the settings are wrong)
 
-    unload() leads from each of them to unloaded, start() back to loading.
+    unload() leads from any state to unloaded, start() back to loading.
 
-What runs when it dies goes on in the next one (:mod:`foresay.server.host.resumption`). An engine of other settings is
-another client, which takes over once it is ready (:meth:`foresay.server.host.models.models.Models.renew`).
+Requests that run when it dies continue in the next one (:mod:`foresay.server.host.resumption`). An engine with other
+settings is another client, which takes over once it is ready (:meth:`foresay.server.host.models.models.Models.renew`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from foresay.server.settings.config import ServeConfig
 
 FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
-#: One that has written anything, or lived this long, is followed by the next at once.
+#: An engine that has emitted anything, or lived this long, is restarted at once.
 HEALTHY_SECONDS = 60.0
 
 
@@ -47,20 +47,20 @@ class EngineClient(Supervised, Asked):
         self._costs = Costs()  # as measured by the engine that was ready last
         self._was_ready = False  # since it was started
         self._lost_at = 0.0  # when the last one that was ready ended
-        self._replaced = False  # on purpose, and the next is not ready yet
-        self._ending: asyncio.Task[None] | None = None  # of the engine process before
+        self._replaced = False  # deliberately, and the next is not ready yet
+        self._ending: asyncio.Task[None] | None = None  # of the previous engine process
 
     @property
     def process_id(self) -> int | None:
-        """The engine process's; None while there is none."""
+        """The id of the engine process; None while there is none."""
         return None if self._process is None else self._process.id
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, beside: Mapping[str, int] | None = None) -> None:
-        """Start the engine process; returns at once, ``status`` and ``until_ready`` tell how it goes.
+        """Start the engine process; returns at once, ``status`` and ``until_ready`` show its progress.
 
-        beside: bytes that other engines hold, by device; if there is no room beside them it fails.
+        beside: bytes that other engines hold, by device; it fails if the rest is too little.
         """
         self._beside, self._was_ready = dict(beside or {}), False
         self._begin(STARTING)
@@ -78,31 +78,31 @@ class EngineClient(Supervised, Asked):
     def _fail(self, error: Callable[[], Exception]) -> None:
         self._in_flight.fail(error)
 
-    # -- another in its place ------------------------------------------------------------------------------------
+    # -- replacement ------------------------------------------------------------------------------------
 
     def successor(self, config: ServeConfig) -> EngineClient:
-        """One of other settings that can take over when it is ready."""
+        """A client with other settings that can take over when it is ready."""
         other = EngineClient(config, self._spawn)
         other.status = EngineStatus("unloaded", starts=self.status.starts)
         other._costs, other._steps = self._costs, self._steps
         return other
 
     async def pause(self) -> None:
-        """End the engine process; whatever runs waits for the next one, of these or of other settings."""
+        """End the engine process; running requests wait for the next one, with these or other settings."""
         self._leave(changed=False)
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
         await self._cease()
 
     def show(self, status: EngineStatus) -> None:
-        """How the one is that gets ready, if this one waits for it."""
+        """Show the status of the engine being loaded, if this client waits to be replaced by it."""
         if self._replaced:
             self._set(status)
 
     def take_over(self, before: EngineClient, changed: bool | None) -> int:
-        """Be what requests go to and the server watches, in the place of one before; it is ready.
+        """Take requests and supervision over from the client ``before``; this engine is ready.
 
-        changed: whatever runs goes on here at once, and whether this engine may write another text; None: it ends
-        where it is. Returns how many requests go on.
+        changed: running requests continue here at once; true if this engine may write a different text. None: they
+        finish where they are. Returns how many requests continue.
         """
         self._over, before._over = before._over, self._over
         if changed is None:
@@ -117,7 +117,8 @@ class EngineClient(Supervised, Asked):
         return self._go_on() if self.status.state == "ready" else len(self._in_flight)
 
     def _leave(self, changed: bool) -> None:
-        """Ask the engine nothing more: whatever runs waits for the next. changed: which may write another text."""
+        """Send the engine nothing more: running requests wait for the next, which if ``changed`` may write a different
+        text."""
         if not self._replaced:
             self._replaced, self._lost_at = True, time.monotonic()
         self._in_flight.move(changed)
@@ -142,16 +143,16 @@ class EngineClient(Supervised, Asked):
             backoff = min(max(2 * backoff, FIRST_BACKOFF), LONGEST_BACKOFF)
 
     async def _run_guarded(self) -> Ended:
-        """As :meth:`_run_once`, but an error of ours or of the system's is one more reason."""
+        """As :meth:`_run_once`, but an exception becomes the reason why it ended."""
         try:
             return await self._run_once()
         except Exception as error:
-            if not isinstance(error, OSError):  # a bug: its place is wanted
+            if not isinstance(error, OSError):  # a bug: log the traceback
                 log.exception("the engine process was lost")
             return Ended(f"the engine process could not be started ({error})", "not_started")
 
     async def _run_once(self) -> Ended:
-        """Run one engine process to its end; what ran in it waits for the next."""
+        """Run one engine process until it ends; its requests wait for the next."""
         self._failure = None
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
         self._process = process = EngineProcess(self._spawn(), self._config, self._received)
@@ -182,7 +183,7 @@ class EngineClient(Supervised, Asked):
                 super()._received(frame)
 
     def _go_on(self) -> int:
-        """The engine is ready: whatever waits for it goes on. Returns how many do."""
+        """The engine is ready: resume the requests that wait for it. Returns how many."""
         assert self.info is not None, "it is ready"
         resumed = self._in_flight.ready(len(self.info.draft_shape))
         replaced, self._replaced = self._replaced, False

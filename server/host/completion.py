@@ -1,4 +1,4 @@
-"""A finished text as Python's users have it, in a notebook with its tokens in the colours of their drafters."""
+"""A finished text for Python callers; notebooks show its tokens in the colours of their drafters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foresay.spec.names import GRAMMAR
 from foresay.spec.request import Origin, TokenLogprobs
 from foresay.spec.trace import Statistics
 
-#: The page's colours (server/api/about/static/theme.css), and that of any other drafter.
+#: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
 COLOURS = {
     "prediction": "#706602",
     "suffix": "#f153da",
@@ -29,18 +29,18 @@ COLOURS = {
     "grammar": "#522c1e",
 }
 OTHER = "#566173"
-#: Characters of a text in a repr.
+#: Most characters of text in a repr.
 _SHORT = 60
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A finished text.
 
-    token_ids: what the model wrote, with the token that ended it, cut after the one a stop string ended in.
-    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: gives the
-    same text again. logprobs, prompt_logprobs: an entry per token, if asked for; of several choices for one prompt the
-    first has those of the prompt. exact: whether this machine guarantees the same tokens with any drafter.
-    drafters: who drafted each token; "" where it is the target's own. offsets: for each token, the characters of text
+    token_ids: the output, including the token that ended it; cut after the token in which a stop string ended.
+    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: reproduces
+    the text. logprobs, prompt_logprobs: an entry per token, if requested; of several choices for one prompt only the
+    first has prompt_logprobs. exact: whether this machine guarantees the same tokens with any drafter.
+    drafters: the drafter of each token; "" if the target sampled it. offsets: for each token, the characters of text
     before it.
     """
 
@@ -74,13 +74,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _cost(self) -> str:
-        """The passes of the target and the seconds from the request to the last token, where they are known."""
+        """Target passes and seconds from the request to the last token, if known."""
         if (known := self.statistics) is None:
             return ""
         return f" in {known.steps} passes, {known.time_to_first_token + known.decode_seconds:.2f} s"
 
     def _spans(self) -> Iterator[tuple[str, str]]:
-        """The text of each token, and who drafted it."""
+        """The text of each token, and its drafter."""
         ends = pairwise([*self.offsets, len(self.text)])
         return ((self.text[begin:end], drafter) for (begin, end), drafter in zip(ends, self.drafters, strict=True))
 
@@ -94,7 +94,7 @@ def _coloured(text: str, drafter: str) -> str:
 
 
 def drafters_of(origin: Origin | None, kept: int) -> list[str]:
-    """Who drafted each of the first ``kept`` tokens of a run; "" where it is the target's own."""
+    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
     if origin is None:
         return [""] * kept
     names = [

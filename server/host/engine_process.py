@@ -1,4 +1,4 @@
-"""One engine process as the server sees it: it is started, gets ready, sends frames, and is over.
+"""The server's view of one engine process: started, ready, sending frames, ended.
 
 ::
 
@@ -18,13 +18,13 @@ from foresay.server.host import child, frames
 from foresay.server.host.frames import Channel
 from foresay.server.settings.config import ServeConfig
 
-#: How long an engine whose socket is closed may take to end before those who wait are told, and how often to look.
+#: How long a process may take to exit after its socket closes before waiting requests are notified; looks meanwhile.
 DYING_SECONDS, DYING_LOOKS = 1.0, 50
 
 
 class Ended(NamedTuple):
-    """Why an engine process is no more: for people, and in one word. among: the requests that it may have died of; None
-    if that may be any that it had."""
+    """Why an engine process ended: for people, and in one word. among: the requests that may have caused it; None if
+    any of its requests may have."""
 
     reason: str
     cause: Cause
@@ -32,8 +32,8 @@ class Ended(NamedTuple):
 
 
 class EngineProcess:
-    """config: what it runs with. receive: gets its frames. ready, failed: what it has said of itself; None until it
-    has."""
+    """config: what it runs with. receive: called with its frames. ready, failed: the frames of these names; None until
+    received."""
 
     def __init__(
         self, spawned: child.Spawned, config: ServeConfig, receive: Callable[[frames.DownFrame], None]
@@ -48,11 +48,11 @@ class EngineProcess:
 
     @property
     def id(self) -> int:
-        """The operating system's."""
+        """The operating system's process id."""
         return self._process.pid
 
     async def open(self, beside: dict[str, int], steps: int, costs: Costs) -> Channel:
-        """Have it build its engine (see :class:`~foresay.server.host.frames.Start`); returns the channel to it."""
+        """Make it build its engine (see :class:`~foresay.server.host.frames.Start`); returns the channel to it."""
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_unix_connection(lambda: Channel(self._heard), sock=self._connection)
         self._channel.send(frames.Start(self.config, beside, steps, costs))
@@ -67,7 +67,7 @@ class EngineProcess:
         self._receive(frame)
 
     async def until_over(self) -> str | None:
-        """Wait until it is gone, which is None, or hangs: then what is wrong with it."""
+        """Wait until it has exited (returns None) or hangs (returns what is wrong)."""
         assert self._channel is not None, "it was opened"
         watching = asyncio.create_task(self._until_hung(self._channel))
         try:
@@ -90,8 +90,8 @@ class EngineProcess:
                 channel.send(frames.Ping())
 
     async def ended(self, hung: str | None, tell: Callable[[str, Collection[str] | None], None]) -> Ended:
-        """Why it is over. hung: what is wrong with it, if it is not gone. tell: told of that before all is known, if
-        that takes long."""
+        """Why it ended. hung: what is wrong with it, if it has not exited. tell: called early, with what is known so
+        far, if exiting takes long."""
         if hung is not None:
             among = () if child.stopped(self.id) else None
             self._process.kill()
@@ -101,7 +101,7 @@ class EngineProcess:
         return Ended(self._cause(status), "died", self._among(status))
 
     async def _buried(self, late: Callable[[], None]) -> int:
-        """The exit status, which is there at once as a rule. late: called if it is long in dying."""
+        """Wait for the exit status, usually available at once. late: called if exiting takes long."""
         for _ in range(DYING_LOOKS):
             if (status := self._process.poll()) is not None:
                 return status
@@ -110,20 +110,21 @@ class EngineProcess:
         return await asyncio.to_thread(child.reap, self._process)
 
     def _among(self, status: int) -> Collection[str] | None:
-        """The requests that it may have died of: of none if somebody killed it, and not for want of memory."""
+        """The requests that may have caused its end: none if it was killed, but not by the kernel for lack of
+        memory."""
         if self.failed is not None:
             return self.failed.running
         return () if status == -signal.SIGKILL and self._oom_kills == child.oom_kills() is not None else None
 
     def _cause(self, status: int) -> str:
-        """Why it ended: in its own words, or by its exit status."""
+        """Why it ended: its own message, or its exit status."""
         if self.failed is not None:
             return self.failed.message
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return f"the engine process died ({how})"
 
     async def end(self, politely: bool) -> None:
-        """Make sure that it is gone. politely: it is idle or stepping; one that loads looks at its socket when that is
+        """Make sure that it has exited. politely: it is idle or stepping; a loading engine reads its socket only when
         done."""
         if self._channel is not None:
             self._channel.send(frames.Stop())

@@ -29,9 +29,9 @@ HEADER_BYTES = 4
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame: which engine to build. beside: bytes that other engines of the server hold, by device, for which
-    there must be room too. steps: of the engines before it, whose numbers it goes on with. costs: what the last of them
-    measured."""
+    """The first frame: which engine to build. beside: bytes that the server's other engines hold, by device, and that
+    must stay free for them. steps: of the previous engines; numbering continues from there. costs: measured by the last
+    one."""
 
     config: EngineConfig
     beside: dict[str, int] = {}
@@ -40,13 +40,13 @@ class Start(msgspec.Struct, tag="start"):
 
 
 class Add(msgspec.Struct, tag="add"):
-    """Begin a request."""
+    """Start a request."""
 
     request: Request
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
-    """Nobody wants this request's tokens any more. No answer."""
+    """Drop this request. No answer."""
 
     id: str
 
@@ -59,36 +59,36 @@ class Finish(msgspec.Struct, tag="finish"):
 
 
 class Number(msgspec.Struct, tag="number"):
-    """So many steps were taken by the engines before, while this one got ready."""
+    """Steps taken by previous engines while this one loaded."""
 
     steps: int
 
 
 class KeepWarm(msgspec.Struct, tag="keep_warm"):
-    """Let the KV of this text be the last to make room, as if it had just been used. No answer."""
+    """Make the KV of this text the last to be evicted, as if it had just been used. No answer."""
 
     tokens: list[int]
     salt: str
 
 
 class Ping(msgspec.Struct, tag="ping"):
-    """Say that you live; answered by :class:`Pong` between two steps."""
+    """Liveness check; answered by :class:`Pong` between two steps."""
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Leave now. What was running is dropped."""
+    """Exit now. Running requests are dropped."""
 
 
 class Loading(msgspec.Struct, tag="loading"):
-    """The engine is being built: what is going on, and how much of it is done (0 to 1, None if nobody knows)."""
+    """The engine is being built: the current phase, and the share done (0 to 1, None if unknown)."""
 
     phase: str
     share: float | None = None
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. costs: what it measured, for the one after it. progress: a file that changes whenever
-    a kernel ends; empty where kernels are a GPU's."""
+    """The engine takes requests. costs: what it measured, for the next one. progress: a file that changes whenever a
+    kernel ends; empty for GPU kernels."""
 
     info: EngineInfo
     costs: Costs = msgspec.field(default_factory=Costs)
@@ -96,9 +96,9 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine process is about to exit. building: it never got ready, and would not another time. usage: because
-    settings are wrong. footprint: what it would hold, if all that is wrong is that there is no room for it beside the
-    others. running: the requests that it may have died of; None if that may be any that it had."""
+    """The engine process is about to exit. building: it never became ready, and a retry would not either. usage: the
+    settings are wrong. footprint: what it would hold, if the only problem is memory that other engines hold. running:
+    the requests that may have caused it; None if any of its requests may have."""
 
     message: str
     building: bool = False
@@ -108,19 +108,19 @@ class Failed(msgspec.Struct, tag="failed"):
 
     @property
     def error(self) -> ForesayError:
-        """The error."""
+        """The error to raise."""
         return (ConfigurationError if self.usage else ForesayError)(self.message)
 
 
 class Deltas(msgspec.Struct, tag="deltas"):
-    """Everything one step emitted, and how it went; trace is None if there was no step (a request was only ended)."""
+    """Everything one step emitted, and its trace; None if there was no step (a request was only ended)."""
 
     deltas: list[Delta]
     trace: StepTrace | None = None
 
 
 class Rejected(msgspec.Struct, tag="rejected"):
-    """The engine cannot serve this request. fault, code: of the error that it raised."""
+    """The engine cannot serve this request. fault, code: of the error it raised."""
 
     id: str
     fault: Fault
@@ -134,11 +134,11 @@ class Rejected(msgspec.Struct, tag="rejected"):
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """The loop of the engine goes round."""
+    """The engine's loop is running."""
 
 
 class Shadowed(msgspec.Struct, tag="shadowed"):
-    """A request is over: what the shadow drafter would have done for it."""
+    """A request has ended: what the shadow drafter would have done for it."""
 
     report: ShadowReport
 
@@ -158,7 +158,7 @@ def pack(frame: UpFrame | DownFrame) -> bytes:
 
 
 def unpack_up(body: bytes) -> UpFrame | Rejected:
-    """A frame the engine process received; for one that cannot be understood, what to answer whoever sent it."""
+    """Decode a frame that the engine process received; if that fails, the rejection to send back."""
     try:
         frame: UpFrame = _up_decoder.decode(body)
     except (ValueError, RecursionError) as error:
@@ -167,7 +167,7 @@ def unpack_up(body: bytes) -> UpFrame | Rejected:
 
 
 def _id_in(body: bytes) -> str:
-    """Which request a frame is about; empty if it does not even say that."""
+    """The id of the request a frame is about; empty if it cannot be read."""
     with contextlib.suppress(ValueError, RecursionError):
         found = msgspec.msgpack.decode(body)
         request = found.get("request") if isinstance(found, dict) else None
@@ -176,19 +176,19 @@ def _id_in(body: bytes) -> str:
 
 
 def unpack_down(body: bytes) -> DownFrame:
-    """A frame the server received."""
+    """Decode a frame that the server received."""
     frame: DownFrame = _down_decoder.decode(body)
     return frame
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frame bodies, whatever the pieces it arrives in."""
+    """Cuts a byte stream into frame bodies, however it is fragmented."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes; yield the bodies that are complete now."""
+        """Add received bytes; yield the bodies that are now complete."""
         self._buffer += data
         begin = 0
         while len(self._buffer) >= begin + HEADER_BYTES:
@@ -201,7 +201,7 @@ class FrameSplitter:
 
 
 class Channel(asyncio.Protocol):
-    """Frames over the socket pair; ``closed`` is done when the engine's end is gone."""
+    """Frames over the socket pair; ``closed`` is done when the engine's end has closed."""
 
     def __init__(self, receive: Callable[[DownFrame], None]) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ class Channel(asyncio.Protocol):
         self._heard = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's, which Ray has, are not its children
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not subclasses
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
@@ -227,12 +227,12 @@ class Channel(asyncio.Protocol):
             self.closed.set_result(None)
 
     def heard(self) -> bool:
-        """Whether anything came since this was asked last."""
+        """Whether anything arrived since the last call."""
         heard, self._heard = self._heard, False
         return heard
 
     def send(self, frame: UpFrame | DownFrame) -> None:
-        """Send a frame; into the void if the other end is gone."""
+        """Send a frame; dropped if the other end is gone."""
         if self._transport is not None:
             self._transport.write(pack(frame))
 
@@ -243,7 +243,7 @@ class Channel(asyncio.Protocol):
 
 
 READ_BYTES = 1 << 18
-#: What reading or writing raises when the server is not there any more.
+#: What reading or writing raises when the server is gone.
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -255,32 +255,32 @@ class Link:
         self._splitter = FrameSplitter()
         self._alarm, self._bell = socket.socketpair()
         self._bell.setblocking(False)
-        self._poll = select.poll()  # select() knows no descriptor above 1023, and the server may have more
+        self._poll = select.poll()  # select() cannot take descriptors above 1023
         for readable in (connection, self._alarm):
             self._poll.register(readable, select.POLLIN)
 
     def close(self) -> None:
-        """Give back what it opened; the connection is the caller's."""
+        """Close what it opened; the connection is the caller's."""
         self._alarm.close()
         self._bell.close()
 
     def send(self, frame: DownFrame) -> None:
-        """Send one frame; waits if the server is behind with reading."""
+        """Send one frame; blocks while the server is slow to read."""
         self._connection.sendall(pack(frame))
 
     def loading(self, phase: str, share: float | None = None) -> None:
-        """Tell the server what is being loaded, and how much of it is there (0 to 1)."""
+        """Report to the server what is being loaded, and the share done (0 to 1)."""
         self.send(Loading(phase, share))
 
     def wake(self) -> None:
-        """End a :meth:`receive` that waits; may be called in another thread."""
-        with contextlib.suppress(BlockingIOError):  # it is ringing already
+        """Wake a waiting :meth:`receive`; may be called from another thread."""
+        with contextlib.suppress(BlockingIOError):  # already rung
             self._bell.send(b"!")
 
     def receive(self, wait: bool) -> Iterator[UpFrame | Rejected]:
         """The frames that have arrived; with ``wait``, blocks until there are bytes or :meth:`wake` was called.
 
-        EOFError if the server is gone.
+        Raises EOFError if the server is gone.
         """
         if wait:
             ready = {descriptor for descriptor, _ in self._poll.poll()}

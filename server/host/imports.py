@@ -1,7 +1,7 @@
-"""How a process imports what it needs: without garbage collections between, and transformers without torch.
+"""Importing without garbage collections in between, and transformers without torch.
 
-Transformers' tokenizers need no torch, but it imports torch where it finds it, which takes a second and 390 MB of a
-process that computes nothing.
+The tokenizers of transformers need no torch, but it imports torch wherever installed, which costs a process that
+computes nothing a second and 390 MB.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from threading import Lock
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected in the block. What is imported stays, and yet each full collection looks through all of
-    it: 0.2 s for torch.
+    """Disable garbage collection in the block. Imported modules stay, yet each full collection traverses them: 0.2 s
+    for torch.
 
-    A process of ours freezes it afterwards (:func:`gc.freeze`); in one of the user's it is not ours to say.
+    Our own processes freeze them afterwards (:func:`gc.freeze`); a user's process is left alone.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -30,14 +30,14 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-#: Held by whoever hides torch, and by whoever imports it for the first time in a process that may do so.
+#: Held while torch is hidden, and during the first import of torch in a process that may hide it.
 importing = Lock()
 _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
-    """Import transformers' class of this name, which reads tokenizers. Where torch is not imported yet, transformers
-    takes it for missing for ever: to be called by a process alone that never runs one of its models."""
+    """Import the tokenizer class of this name from transformers. If torch is not imported yet, transformers considers
+    it missing from then on: only for processes that never run one of its models."""
     with importing:
         if "torch" not in sys.modules:
             with _hidden(), uncollected():
@@ -48,7 +48,7 @@ def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    """torch cannot be found meanwhile, and nobody is told."""
+    """Hide torch from imports in the block, without transformers' warning."""
     told = os.environ.get(_QUIET)
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.environ[_QUIET] = "1"

@@ -1,6 +1,6 @@
-"""The engine in this process with text around it: what ``from foresay import Engine`` gives and the commands use.
+"""An engine in this process, from text to text: what ``from foresay import Engine`` gives and the commands use.
 
-One thread steps the engine. Several streams may be open at once; whoever asks for text steps for all of them.
+One thread steps the engine. Several streams may be open at once; reading any of them steps all of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport
 
 Prompt = str | Sequence[int]
-#: What an output must match; a mapping has the fields of the other.
+#: What an output must match; a mapping has the fields of :class:`StructuredOutputs`.
 Structured = StructuredOutputs | Mapping[str, Any]
 
 
@@ -45,9 +45,9 @@ class Engine:
     ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
     file.
     settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
-    progress: called with what is being loaded and, where known, how much of it (0 to 1); without it a notebook shows
-    that, and nothing else does.
-    Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit together.
+    progress: called with what is being loaded and the share done (0 to 1, None if unknown); without it, only a notebook
+    shows progress. Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit
+    together.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Engine:
                 self._start(config, shown)
         except ForesayError as error:
             error.args = (of_arguments(str(error)),)
-            raise error.with_traceback(None) from None  # what is wrong is what was given, in one sentence
+            raise error.with_traceback(None) from None  # the argument is wrong: one sentence, no traceback
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
@@ -81,7 +81,7 @@ class Engine:
             raise
         self._watchers.started(self._engine)
         self._seed = config.seed
-        #: For requests that do not say how many tokens they want; None: as many as there is room for.
+        #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
         if isinstance(config, SamplingConfig) and config.max_tokens is None:
             self.usual_tokens = USUAL_TOKENS
@@ -95,17 +95,17 @@ class Engine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded, how much it holds, and whether it is exact."""
+        """What was loaded, the memory it holds, and whether it is exact."""
         return self._engine.info
 
     @property
     def crowded(self) -> float:
-        """Of the time in which the engine's threads could have run lately, the share that they waited for a core."""
+        """Share of recent runnable time that the engine's threads waited for a core."""
         return 0.0 if self._engine.trace is None else self._engine.trace.crowded
 
     @property
     def warnings(self) -> list[str]:
-        """What whoever started it should know, a sentence each."""
+        """Warnings for whoever started it, a sentence each."""
         length, told = self.info.max_model_len, list(self.info.warnings)
         if self.usual_tokens is not None and length <= self.usual_tokens:
             told.append(f"answers are limited to what the context of {length} tokens leaves")
@@ -118,7 +118,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs, and take no more. The memory goes with the last reference to the engine."""
+        """Cancel what still runs, and refuse new requests. Memory is freed with the last reference to the engine."""
         self._closed = True
         for stream in list(self._streams.values()):
             stream.close()
@@ -155,18 +155,18 @@ class Engine:
         structured_outputs: Structured | None = None,
         **sampling: Any,
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Write on from a prompt (text or token ids), or from several at once; a list gives a list.
+        """Continue a prompt (text or token ids), or several at once; a list gives a list.
 
-        n: so many texts for each prompt, as a list; the seed of the first gives all of them again. stop: texts that end
-        the output, themselves left out. structured_outputs: what the output must match, such as ``{"json": schema}``,
-        ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of :class:`SamplingParams`, on
-        top of ``params``; bad_words may be texts. Raises :class:`~foresay.spec.errors.InvalidRequest` naming the field
-        that is wrong.
+        n: number of texts for each prompt, as a list; the seed of the first reproduces all of them. stop: strings that
+        end the output, not included in it. structured_outputs: what the output must match, such as ``{"json":
+        schema}``, ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of
+        :class:`SamplingParams` that override ``params``; bad_words may be texts. Raises
+        :class:`~foresay.spec.errors.InvalidRequest` naming the wrong field.
         """
         given = typed(prompt, str | list[Any], "prompt")
         one = is_one(given)
         prompts = [self._ids(each) for each in ([given] if one else given)]
-        with ExitStack() as opened:  # none is left to write on for nobody
+        with ExitStack() as opened:  # on an error, no stream is left running
             groups = [
                 [
                     opened.enter_context(each)
@@ -195,8 +195,8 @@ class Engine:
     def chat(
         self, messages: str | Sequence[Mapping[str, str]], params: SamplingParams | None = None, **given: Any
     ) -> Completion:
-        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, or to the text of one such message, by
-        its chat template. given: as to :meth:`stream_chat`."""
+        """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, or to the text of one user message, with
+        its chat template. given: see :meth:`stream_chat`."""
         return self.stream_chat(messages, params, **given).result()
 
     def stream_chat(
@@ -211,7 +211,7 @@ class Engine:
         **sampling: Any,
     ) -> TextStream:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
-        keep where each token comes from."""
+        keep the origin of each token."""
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
@@ -227,7 +227,7 @@ class Engine:
         return compiler
 
     def step(self) -> None:
-        """One step of the engine for every open stream."""
+        """Run one engine step for all open streams."""
         self._refuse_if_closed()
         for delta in self._engine.step():
             stream = self._streams.get(delta.id)
@@ -238,11 +238,11 @@ class Engine:
         self._engine.tell()
 
     def shadowed(self) -> list[ShadowReport]:
-        """What the drafter of ``shadow`` would have done for the requests that ended since the last call."""
+        """What the ``shadow`` drafter would have done for the requests that ended since the last call."""
         return [] if self._watchers.shadow is None else self._watchers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
-        """The text of a request ended in its output token number ``at_token``."""
+        """End the text of a request after its output token number ``at_token``."""
         self._engine.finish(id, at_token)
 
     def forget(self, id: str) -> None:
@@ -280,7 +280,7 @@ class Engine:
         return [self.run(one, stop, provenance) for one in forked(request, n)]
 
     def run(self, request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
-        """Begin a request as it is; its id must not be that of one that runs."""
+        """Start a request as it is; its id must not be in use."""
         constraint = None if request.grammar is None else self._compiler.compile(request.grammar, request.salt)
         self._engine.add(request, constraint)
         stream = self._streams[request.id] = TextStream(self, request, stop, provenance)

@@ -1,4 +1,4 @@
-"""Between two steps of an engine: frames are read, and what the step emitted is sent."""
+"""The engine's loop: read frames, step, send what the step emitted."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("foresay.engine")
 
-#: How long an engine that is told to go keeps pages on disk before: it is killed after 5.
+#: How long a stopping engine goes on writing pages to disk: it is killed after 5.
 _LAST_SECONDS = 4.0
 
 
 class Loop:
-    """Feeds one engine from one link. grammars: loads what makes constraints of grammars, None if the model has none.
-    shadow: an observer of the engine whose reports the server gets. witness: has something to try when nobody asks."""
+    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. shadow: an
+    observer of the engine whose reports go to the server. witness: runs exactness trials while no request runs."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Loop:
         return self._witness is not None and self._witness.going
 
     def _observe(self) -> None:
-        """Nobody waits for tokens now: note what happened, and what a shadow would have had accepted."""
+        """After the tokens are sent: run the observers, and report what a shadow would have had accepted."""
         self._engine.tell()
         for report in self._reports():
             self._link.send(frames.Shadowed(report))
 
     def _reports(self) -> list[ShadowReport]:
-        """What the shadow has found. One that fails is asked no more."""
+        """The shadow's reports. A shadow that fails is dropped."""
         try:
             return [] if self._shadow is None else self._shadow.reports()
         except Exception:
@@ -117,14 +117,14 @@ class Loop:
                 self._stopped = True
 
     def _add(self, request: Request, constraint: Constraint | InvalidRequest | None = None) -> None:
-        """Begin a request; constraint: its grammar, compiled, or why that cannot be."""
+        """Start a request. constraint: its compiled grammar, or why it cannot be compiled."""
         try:
             if isinstance(constraint, InvalidRequest):
                 raise constraint
             self._engine.add(request, constraint)
         except InvalidRequest as error:
             self._link.send(frames.Rejected(request.id, error.fault, error.code))
-        except Exception as error:  # the others need not know
+        except Exception as error:  # must not affect other requests
             log.exception("request %s could not begin", request.id)
             with contextlib.suppress(Exception):
                 self._engine.cancel(request.id)

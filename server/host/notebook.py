@@ -1,4 +1,4 @@
-"""What a notebook shows while an engine loads: one line, written anew with each stage."""
+"""What a notebook shows while an engine loads: one line, updated with each stage."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-#: Told what is being loaded, and where known how much of it (0 to 1).
+#: Called with what is being loaded, and the share done if known (0 to 1).
 Progress = Callable[..., None]
-#: A notebook draws no faster.
+#: Shortest time between updates.
 _FRAME_SECONDS = 0.1
 
 
 @contextmanager
 def loading(progress: Progress | None) -> Iterator[Progress | None]:
-    """What to call while an engine loads: ``progress`` itself, else the line of a notebook, else nothing. The line says
-    in the end how long it took, and goes away where that failed."""
+    """The progress callback for loading: ``progress`` itself, else a notebook's line, else None. The line finally says
+    how long loading took, and vanishes on failure."""
     if progress is not None or not in_notebook():
         yield progress
         return
-    warnings.filterwarnings("ignore", "IProgress not found")  # the hub's client asks for widgets that we do not use
+    warnings.filterwarnings("ignore", "IProgress not found")  # of the hub client; we use no widgets
     line = _Line()
     try:
         yield line
@@ -35,13 +35,13 @@ def loading(progress: Progress | None) -> Iterator[Progress | None]:
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook. Nothing is imported for that."""
+    """Whether this is a notebook's kernel. Imports nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 class _Line:
-    """Called with each stage."""
+    """A line of progress; called with each stage."""
 
     def __init__(self) -> None:
         self._began = self._drawn = time.monotonic()
@@ -50,11 +50,11 @@ class _Line:
 
     @property
     def seconds(self) -> float:
-        """Since the engine began to load."""
+        """Since loading began."""
         return time.monotonic() - self._began
 
     def __call__(self, phase: str, share: float | None = None) -> None:
-        """This is going on now."""
+        """Show the current phase."""
         if phase == self._phase and time.monotonic() - self._drawn < _FRAME_SECONDS:
             return
         self._phase, self._drawn = phase, time.monotonic()
@@ -63,8 +63,8 @@ class _Line:
         self.write(f"{self.seconds:.1f} s: {phase}{done} ...", bar)
 
     def write(self, text: str, bar: str = "") -> None:
-        """Show this in the place of what was there."""
-        display = import_module("IPython.display").display  # no dependency of ours: a notebook brings it
+        """Replace what the line shows."""
+        display = import_module("IPython.display").display  # not our dependency: notebooks have it
         data = {"text/plain": text, "text/html": f'<span style="opacity: 0.8">{bar}{escape(text)}</span>'}
         if self._display is None:
             self._display = display(data, raw=True, display_id=True)

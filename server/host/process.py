@@ -1,9 +1,10 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
 Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD``: the
-server's process id, and descriptors. CONTROL is where it leaves a spare, or -1 (:mod:`foresay.server.host.spare`). It
-imports what engines are made of before the first frame says which one to build. It ends when told to, when the server
-dies, when the other end of its socket closes, or when a step raises (the server then starts a fresh one).
+server's process id, and descriptors. Over CONTROL it offers a spare, unless it is -1
+(:mod:`foresay.server.host.spare`). It imports the engine's modules before the first frame says which engine to build.
+It ends on a Stop frame, when the server dies, when the other end of its socket closes, or when a step raises (the
+server then starts a new one).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo
 
-if TYPE_CHECKING:  # torch and all that is built of it: see _import
+if TYPE_CHECKING:  # these import torch: see _import
     from foresay.server.engine.observers import EngineObservers
     from foresay.server.engine.witness import Witness
     from foresay.server.text.grammars.compiler import GrammarCompiler
@@ -35,11 +36,11 @@ log = logging.getLogger("foresay.engine")
 
 
 def _import() -> None:
-    """Whatever an engine is made of."""
+    """Import the engine's modules."""
     with uncollected():
         from foresay.verifier.ops.kernels.cpu import kept
 
-        kept.sources()  # before they are read: what is written later, by an upgrade, is none of this process's
+        kept.sources()  # before modules are read: an upgrade may replace the files later
         import foresay.server.engine.build
         import foresay.server.engine.observers
         import foresay.server.host.loop  # noqa: F401
@@ -50,7 +51,7 @@ def _import() -> None:
 
 
 def started(link: Link) -> frames.Start:
-    """The first frame."""
+    """Wait for the first frame."""
     while True:
         for frame in link.receive(wait=True):
             assert isinstance(frame, frames.Start), "the first frame says which engine to build"
@@ -58,8 +59,8 @@ def started(link: Link) -> frames.Start:
 
 
 def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, EngineObservers] | None:
-    """The engine and who watches it, or None after telling the server why there is none. The link is told what is being
-    loaded."""
+    """The engine and its observers, or None after reporting to the server why it cannot be built. Progress goes to the
+    link."""
     from foresay.server.engine.build import build_engine
     from foresay.server.engine.memory import NoRoom
     from foresay.server.engine.observers import EngineObservers
@@ -84,19 +85,19 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
 
 
 def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
-    """What compiles grammars for the target; None, and a line in the log, if its tokenizer is of no use for that."""
+    """The grammar compiler for the target; None, and a line in the log, if its tokenizer is not supported."""
     from foresay.server.settings.resolved import target_directory
     from foresay.server.text.grammars.compiler import GrammarCompiler
 
     try:
         return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
-    except Exception as error:  # llguidance knows fewer kinds of tokenizers than the tokenizers library
+    except Exception as error:  # llguidance supports fewer kinds of tokenizers than the tokenizers library
         log.warning("structured output is not available: %s", error)
         return None
 
 
 def serve(link: Link) -> int:
-    """Build the engine the first frame asks for, say so, and run it; returns the exit status."""
+    """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
     from foresay.server.engine.witness import Witness
     from foresay.server.host.loop import Loop
     from foresay.verifier.model.kept_weights import leave_off
@@ -110,7 +111,7 @@ def serve(link: Link) -> int:
     engine, watchers = parts
     engine.steps = start.steps
     watchers.started(engine)
-    gc.freeze()  # what was loaded stays; a full collection would otherwise look through all of it in mid-stream
+    gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
@@ -129,7 +130,7 @@ def serve(link: Link) -> int:
 
 
 def main(server: int, control: int, descriptor: int) -> int:
-    """Run until the server is done with it; the exit status is 0 for an orderly end."""
+    """Run until the server stops it; returns the exit status, 0 for an orderly end."""
     if not die_with(server):
         return 0
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.

@@ -1,4 +1,4 @@
-"""What is kept of the requests that an engine runs, so that the next one goes on with them when it ends.
+"""What is kept of running requests, so that the next engine continues them if theirs ends.
 
 ::
 
@@ -7,9 +7,9 @@
        ^                      │                                │
        └────────────┴── the engine process ends, or is replaced ┘    unless it ended too often, or is the suspect
 
-Of those that go on only one is unproven at a time, and whoever comes meanwhile waits behind them: so it is known
-of whom an engine died, if it was of one. What is kept is bounded: prompt and output are no more than the context holds.
-docs/resumption.md tells who owns what when.
+Of the resumed requests only one is unproven at a time, and new requests wait until all are proven: so if a request
+kills engines, it is known which. What is kept is bounded: prompt and output fit the context. docs/resumption.md has
+who owns what when.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from foresay.spec.trace import SequenceTrace, depths_of
 
 log = logging.getLogger("foresay.server")
 
-#: What a client can do about a request that does not go on.
+#: What a client can do about a request that is not resumed.
 AGAIN = "this request was lost, please send it again"
-#: An engine has read a request's text, and stood the step behind that, with so many deltas of it.
+#: After this many deltas an engine has survived a request's prefill and the step after it.
 PROOF = 2
-#: A request kills engines if so many in a row ended with it alone unproven.
+#: A request kills engines if this many in a row ended while it alone was unproven.
 MOST_ALONE = 2
 
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One running request. tokens: the output that went out, in 32 bits each; trace: how it came about, counted as the
-    engine does.
+    """One running request. tokens: the output sent so far, 32 bits each; trace: its statistics, counted as the engine
+    does.
 
-    heard: deltas of the engine that has it now. losses: engine processes that ended while it ran or waited. ran: it was
-    in one of them. alone: of how many in a row it alone was unproven. ends_at: its text ends with this output token.
-    changed: the next engine may write another text. text: which one the engine writes that has it, or had it last.
+    heard: deltas from its current engine. losses: engine processes that ended while it ran or waited. ran: it was
+    in one of them. alone: how many in a row ended while it alone was unproven. ends_at: its text ends with this output
+    token. changed: the next engine may write a different text. text: see ``Address.text``, of its current or last
+    engine.
     """
 
     request: Request
@@ -65,7 +66,7 @@ class InFlight:
     text: str = ""
 
     def take(self, delta: Delta) -> None:
-        """Keep what a step did for it."""
+        """Record a step's delta."""
         self.heard += 1
         if self.heard >= PROOF and self.state == "unproven":
             self.state, self.alone = "proven", 0
@@ -81,7 +82,7 @@ class InFlight:
             trace.charge(origin.seconds)
 
     def sent(self) -> Request:
-        """The request as an engine is to get it now."""
+        """The request to send to an engine now."""
         self.state, self.heard = "unproven", 0
         if not self.ran:
             return self.request
@@ -94,7 +95,7 @@ class InFlight:
         return replace(self.request, params=params, progress=progress)
 
     def last(self, levels: int) -> Delta:
-        """The last delta, where the text ends with what went out already. levels: the deepest draft."""
+        """The last delta of a text that ends with tokens already sent. levels: greatest draft depth."""
         assert self.ends_at is not None, "somebody saw where it ends"
         self.trace.cut(len(self.tokens) - self.ends_at)
         prompt, cached = len(self.request.prompt), self.cached_tokens
@@ -112,37 +113,37 @@ class InFlight:
 class InFlights:
     """The running requests of one engine client, in order of arrival.
 
-    send: to the engine that is there now, if one is. most_losses: engines that may end under a request.
+    send: sends to the current engine, if any. most_losses: how many engines may end while running a request.
     """
 
     def __init__(self, send: Callable[[frames.UpFrame], None], most_losses: int) -> None:
         self.send, self._most_losses = send, most_losses
         self._all: dict[str, InFlight] = {}
         self._waiting: deque[InFlight] = deque()
-        self._probed: InFlight | None = None  # goes on in this engine, and is unproven
+        self._probed: InFlight | None = None  # resumed in this engine, and unproven
         self._ready, self._levels = False, 0
-        self._queued = False  # who is unproven only waits for a place, as far as the last step tells
+        self._queued = False  # the unproven request may only be waiting for a slot, judging by the last step
         self._unproven: list[InFlight] = []  # when the last engine ended
-        self._ended = 0  # the number of the engine process that ended last
+        self._ended = 0  # number of the engine process that ended last
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
     def ready(self, levels: int) -> int:
-        """An engine takes requests. levels: the deepest draft. Returns how many go on in it."""
+        """An engine takes requests. levels: greatest draft depth. Returns how many are resumed in it."""
         self._ready, self._levels, self._queued = True, levels, False
         count = len(self._waiting)
         self._go_on()
         return count
 
     def hold(self) -> None:
-        """The engine takes nothing more: who comes from now on waits, and is none that it may have died of."""
+        """The engine takes no more requests: new ones wait, and cannot be suspects."""
         self._ready = False
 
     def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
-        """Engine process ``number`` has ended, or will in a moment: who cannot go on is told, the others wait.
+        """Engine process ``number`` has ended, or is about to: fail requests that cannot continue; the others wait.
 
-        among: the requests that it may have died of; None if that may be any in its steps. May be said again of one,
-        when more is known.
+        among: the requests that may have caused it; None if any in its steps may have. May be called again once more is
+        known.
         """
         late = number == self._ended
         if not late:
@@ -155,7 +156,7 @@ class InFlights:
             self.reject(suspect.request.id, _kills_engine(reason))
 
     def _blamed(self, among: Collection[str] | None) -> InFlight | None:
-        """The only one that was unproven of those that the engine may have died of: this tells against it."""
+        """Count the loss against a suspect if it alone was unproven; returns it."""
         found = [flight for flight in self._unproven if among is None or flight.request.id in among]
         if len(found) != 1 or (among is None and self._queued) or self._all.get(found[0].request.id) is not found[0]:
             return None
@@ -164,7 +165,7 @@ class InFlights:
         return found[0]
 
     def _wait_again(self, reason: str) -> None:
-        """Who can goes on in the next engine."""
+        """Let all requests that can wait for the next engine; fail the others."""
         self._waiting.clear()
         for flight in list(self._all.values()):
             error = self._why_not(flight, reason)
@@ -178,14 +179,14 @@ class InFlights:
                 self._wait(flight)
 
     def _wait(self, flight: InFlight) -> None:
-        """Let it be sent to the next engine."""
+        """Queue it for the next engine."""
         flight.ran = flight.ran or flight.state != "waiting"
         flight.state, flight.heard = "waiting", 0
         self._waiting.append(flight)
 
     def move(self, changed: bool) -> int:
-        """Nobody asks the engine any more, though it lives: all go on in the next one; returns how many. changed: which
-        may write another text."""
+        """Stop using the engine, though it lives: all requests wait for the next; returns how many. changed: that one
+        may write a different text."""
         self._ready, self._probed = False, None
         self._waiting.clear()
         for flight in list(self._all.values()):
@@ -200,14 +201,14 @@ class InFlights:
         return len(self._waiting)
 
     def fail(self, error: Callable[[], Exception]) -> None:
-        """There will be no engine: end all of them."""
+        """There will be no engine: end all requests."""
         running, self._all, self._probed, self._ready = self._all, {}, None, False
         self._waiting.clear()
         for flight in running.values():
             _fail(flight, error())
 
     def _go_on(self) -> None:
-        """Send those whose turn it is."""
+        """Send waiting requests, up to the first resumed one."""
         while self._ready and self._waiting and self._probed is None:
             flight = self._waiting.popleft()
             if flight.losses:
@@ -215,7 +216,7 @@ class InFlights:
             self.send(frames.Add(flight.sent()))
 
     def _why_not(self, flight: InFlight, reason: str) -> ApiError | None:
-        """Why a request does not go on in the next engine; None if it does."""
+        """Why a request does not continue in the next engine; None if it does."""
         if flight.alone >= MOST_ALONE and self._most_losses:
             return _kills_engine(reason)
         if flight.losses < self._most_losses and not flight.request.aside:
@@ -233,15 +234,15 @@ class InFlights:
 
     @property
     def unread(self) -> int:
-        """Tokens of prompts of which nothing was heard yet."""
+        """Prompt tokens of requests without a delta yet."""
         return sum(len(flight.request.prompt) for flight in self._all.values() if not flight.heard and not flight.ran)
 
     def add(self, request: Request, sink: Sink) -> None:
-        """One more; it waits behind those that go on."""
+        """Add a request, after those being resumed."""
         self.take_over(InFlight(request, sink))
 
     def take_over(self, flight: InFlight, text: str = "") -> None:
-        """One that ran elsewhere, or nowhere; it waits behind those that go on. text: which one the engine writes."""
+        """Add a request that may have run elsewhere, after those being resumed. text: the engine's ``Address.text``."""
         flight.changed = flight.changed or (flight.ran and bool(flight.text) and flight.text != text)
         flight.text = text
         self._all[flight.request.id] = flight
@@ -249,7 +250,7 @@ class InFlights:
         self._go_on()
 
     def leave(self) -> list[InFlight]:
-        """Those that wait go on elsewhere."""
+        """Remove and return the waiting requests, to continue elsewhere."""
         leaving = list(self._waiting)
         self._waiting.clear()
         for flight in leaving:
@@ -257,7 +258,7 @@ class InFlights:
         return leaving
 
     def cancel(self, id: str) -> None:
-        """Drop a request; its sink hears no more."""
+        """Drop a request; its sink receives nothing more."""
         flight = self._all.get(id)
         if flight is not None:
             if flight.state != "waiting":
@@ -265,13 +266,13 @@ class InFlights:
             self._over(flight)
 
     def finish(self, id: str, at_token: int) -> None:
-        """The text of a request ends with this output token; its last delta still comes."""
+        """End the text of a request with this output token; its last delta still comes."""
         flight = self._all.get(id)
         if flight is None or flight.heard:
-            self.send(frames.Finish(id, at_token))  # if it is over already, that is for who observes the engine
+            self.send(frames.Finish(id, at_token))  # even if over: for the engine's observers
         if flight is not None:
             flight.ends_at = at_token
-            if not flight.heard:  # all of it came from the engine before
+            if not flight.heard:  # all of it came from the previous engine
                 self._close(flight)
 
     def stepped(self, waiting: int) -> None:
@@ -279,27 +280,27 @@ class InFlights:
         self._queued = waiting > 0
 
     def take(self, delta: Delta) -> None:
-        """Hand a delta on, and keep what the next engine would have to know."""
+        """Pass a delta on, and record what the next engine would need."""
         flight = self._all.get(delta.id)
         if flight is None:
-            return  # cancelled while this delta was under way
+            return  # cancelled while this delta was in transit
         if delta.finish_reason is not None:
             self._over(flight)
-        self._put(flight, delta)  # before anything is kept: the client waits for it
+        self._put(flight, delta)  # before recording: the client waits for it
         if delta.finish_reason is None:
             flight.take(delta)
             if flight.state == "proven":
                 self._pass(flight)
 
     def reject(self, id: str, error: Exception) -> None:
-        """The engine does not take a request."""
+        """The engine rejects a request."""
         flight = self._all.get(id)
         if flight is not None:
             self._over(flight)
             _fail(flight, error)
 
     def _put(self, flight: InFlight, delta: Delta) -> None:
-        """Hand a delta on. If its sink fails, that ends this request: others and the engine have no part in it."""
+        """Pass a delta on. If its sink fails, only this request ends."""
         id = flight.request.id
         try:
             flight.sink.put(delta)
@@ -310,7 +311,7 @@ class InFlights:
         _fail(flight, Mistake(f"Internal server error; the server's log says more about request {id}"))
 
     def _close(self, flight: InFlight) -> None:
-        """End a request whose text ends with what went out."""
+        """End a request whose text ends with what was sent."""
         if flight.state == "unproven":
             self.send(frames.Cancel(flight.request.id))
         self._over(flight)
@@ -323,14 +324,14 @@ class InFlights:
         self._pass(flight)
 
     def _pass(self, flight: InFlight) -> None:
-        """This one is no danger to the engine any more: the next."""
+        """It no longer endangers the engine: send the next."""
         if self._probed is flight:
             self._probed = None
             self._go_on()
 
 
 def _fail(flight: InFlight, error: Exception) -> None:
-    """Tell a request of its end. If its sink fails, it is over all the same."""
+    """Report an error to a request's sink; it has ended even if the sink fails."""
     try:
         flight.sink.fail(error)
     except Exception:

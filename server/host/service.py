@@ -1,4 +1,4 @@
-"""One model as the routes see it: its engine and tokenizer, who is running, and whether new requests are taken."""
+"""The routes' view of one model: its engine and tokenizer, running requests, and whether new ones are taken."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ INLINE_CHARACTERS = 2000
 
 
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an answer comes from. id: of the request, without prefix. exact: as in
-    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: unless the request says. warnings: about the model's
+    """What an answer reports about its origin. id: of the request, without prefix. exact: as in
+    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: default for requests. warnings: about the model's
     name.
     """
 
@@ -50,7 +50,7 @@ class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Text(msgspec.Struct, frozen=True):
-    """What the checkpoint's directory says about text and sampling. chat_format: how the model writes tool calls."""
+    """Tokenizer and sampling defaults from the checkpoint's directory. chat_format: how the model writes tool calls."""
 
     tokenizer: Tokenizer
     defaults: SamplingDefaults
@@ -58,7 +58,7 @@ class Text(msgspec.Struct, frozen=True):
 
     @classmethod
     def load(cls, config: ServeConfig) -> Text:
-        """Of the target, downloaded first if it is a hub id."""
+        """Load it for the target, downloaded first if it is a hub id."""
         from foresay.server.settings.resolved import target_directory
 
         directory = target_directory(config)
@@ -72,10 +72,11 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """What the routes that ask one model have of it: its settings and names, its engine, and its text (None until the
-    tokenizer is loaded). server: what it shares with the other models."""
+    """What routes use of one model: its settings and names, its engine, and its text (None until the tokenizer is
+    loaded).
+    server: what it shares with the other models."""
 
-    #: Seconds between the comments in a stream that has nothing to say, and tokens that may wait for a slow reader.
+    #: Seconds between keep-alive comments in an idle stream, and tokens buffered for a slow reader.
     ping_seconds, most_pending_tokens = 15.0, MOST_PENDING_TOKENS
 
     def __init__(
@@ -95,7 +96,7 @@ class Service:
         self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self.places = Shared(config.most_running)
-        self.server.allow_bodies(self.largest_body)  # until the context is known
+        self.server.allow_bodies(self.largest_body)  # until the context length is known
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -103,9 +104,9 @@ class Service:
         self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
     def go_on(self, engine: ServedEngine, config: ServeConfig, text: Text | None, same_texts: bool) -> None:
-        """Requests go to this engine from now on. same_texts: it writes what the one before wrote. Where it is another
-        model, this is a copy: whoever has the service before keeps its engine and its text to the end, and the requests
-        of both are limited and counted as one model's."""
+        """Route requests to this engine from now on. same_texts: it writes the same texts as its predecessor. For
+        another model, this service is a copy: holders of the previous service keep its engine and text to the end, and
+        requests of both are limited and counted as one model's."""
         self.engine, self.config, self.text = engine, config, text
         self.places.most = config.most_running
         self.telemetry.follow(engine, same_texts)
@@ -113,7 +114,7 @@ class Service:
 
     @property
     def largest_body(self) -> int:
-        """Bytes that a body, or a message on a WebSocket, may have."""
+        """Most bytes of a body or a WebSocket message."""
         info = self.engine.info
         return self.config.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
 
@@ -123,7 +124,7 @@ class Service:
         return self.places.used
 
     def refusal(self) -> Unavailable | None:
-        """Why no request is taken now; None if they are."""
+        """Why requests are refused now; None if they are taken."""
         if (draining := self.server.refusal()) is not None:
             return draining
         if self.engine.status.state != "ready":
@@ -134,11 +135,11 @@ class Service:
 
     @property
     def known(self) -> bool:
-        """Whether all is there that a request needs to be understood: it was loaded once."""
+        """Whether a request can be parsed: tokenizer and engine were loaded once."""
         return self.text is not None and self.engine.info is not None
 
     def opened(self) -> tuple[Text, EngineInfo]:
-        """What a request needs to be understood; raises :class:`Unavailable` if it is not there, or none is taken."""
+        """What parsing a request needs; raises :class:`Unavailable` if it is not loaded, or requests are refused."""
         refusal = self.server.refusal() if self.known else self.refusal()
         if refusal is not None:
             raise refusal
@@ -148,13 +149,13 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """What computes its texts; of one fingerprint, token ids are one tokenizer's."""
+        """Identifies what computes its texts; equal fingerprints imply the same tokenizer."""
         info = self.opened()[1]
         made_by = f"{info.target} {info.dtype} {info.activations} {info.device} {info.exact}"
         return f"fs_{zlib.crc32(made_by.encode()):08x}"
 
     def origin(self, request_id: str, asked: str | None) -> AnswerOrigin:
-        """What the answer says about where it comes from. asked: the model that the request names."""
+        """What an answer reports about its origin. asked: the model that the request names."""
         info, name = self.opened()[1], self.names.own
         known = asked is None or self.names.has(asked)
         warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
@@ -168,10 +169,10 @@ class Service:
 
     @asynccontextmanager
     async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
-        """Run choices; :class:`QueueFull` if there is no room, and whatever the caller's limits or the engine refuse.
+        """Run choices; raises :class:`QueueFull`, or what the caller's limits or the engine raise.
 
-        Every route comes through here, so limits and time limits are kept here. keeps_text: whether their text may be
-        kept, for the dashboard, where their key can read it again, and for the self-check.
+        All routes pass through here, so limits and time limits are enforced here. keeps_text: whether their text may be
+        kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
         about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
@@ -189,7 +190,7 @@ class Service:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Count a request that waits for the model among those that may; :class:`QueueFull` if there is no room."""
+        """Count a request that waits for the model against the queue limit; raises :class:`QueueFull`."""
         with self.places.holding(1, lambda: self.queue_full(1)):
             self.telemetry.arriving += 1
             try:
@@ -199,7 +200,7 @@ class Service:
 
     @contextmanager
     def _present(self, generation: Generation) -> Iterator[None]:
-        """Count a generation among those that run."""
+        """Count a generation as running."""
         began = time.monotonic()
         self._running.add(generation)
         self._idle.clear()
@@ -212,7 +213,7 @@ class Service:
                 self._idle.set()
 
     def queue_full(self, asked: int) -> QueueFull:
-        """Why so many choices can neither run nor wait."""
+        """Why ``asked`` choices can neither run nor wait."""
         most = self.config.most_running
         if asked > most:
             return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
@@ -226,7 +227,7 @@ class Service:
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error."""
+        """Refuse new requests, let running ones finish for ``seconds``, then end them with an error."""
         self.telemetry.draining = True
         self.server.drain()
         for patience in (seconds, 1.0):
@@ -246,8 +247,8 @@ class Service:
     ) -> list[int]:
         """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
 
-        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that ``room`` does not hold; one whose
-        length alone tells is not read.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that exceeds ``room``, without
+        tokenizing if its length alone shows that.
         """
         tokenizer = self.opened()[0].tokenizer
         rendered = RenderedPrompt(prompt) if isinstance(prompt, str) else prompt

@@ -1,13 +1,13 @@
-"""A spare engine process: one that has imported what engines are made of, and waits to become the next one.
+"""A spare engine process: it has imported the engine's modules, and waits to become the next engine.
 
-Importing takes a second or two, a fork some milliseconds. So an engine process leaves a copy of itself behind before it
-builds anything::
+Importing takes a second or two, a fork some milliseconds. So an engine process forks a copy of itself before it builds
+anything::
 
     server ──exec──> engine 1 ──fork──> spare, which becomes engine 2 ──fork──> spare, ...
 
-All of them are children of the server, which adopts what is orphaned and so sees how each ends; what they do not write
-to is one memory. Where there is no spare (it was killed, it is not there yet, the first one must not be forked) the
-next engine process is started as the first was.
+All are children of the server, which adopts orphans and so sees how each ends; memory that they do not write to is
+shared. Without a spare (it was killed, is not there yet, or the first one could not be forked) the next engine process
+is started like the first.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from foresay.server.host.child import Spawned, spawn, state_of
 log = logging.getLogger("foresay.engine")
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-#: What a spare is called among processes (`ps -o comm`), and an engine.
+#: Process names of a spare and an engine (`ps -o comm`).
 SPARE, ENGINE = b"foresay-spare", b"foresay-engine"
 
 
 class Spares:
-    """Starts engine processes, from spares where there is one. Called as :func:`~foresay.server.host.child.spawn` is.
+    """Starts engine processes, from a spare if there is one. Called like :func:`~foresay.server.host.child.spawn`.
 
-    ahead: the first one is started before anybody has a word for it, so that it imports while the server does the same.
+    ahead: start the first one before it is requested, so that it imports while the server does.
     """
 
     def __init__(self, ahead: bool = False) -> None:
         self._adopts = prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._control: socket.socket | None = None  # to the spare, and to those that come after it
+        self._control: socket.socket | None = None  # to the spare, and to its successors
         self._spare: Forked | None = None
         self._first: Spawned | None = None
         if ahead:
-            with contextlib.suppress(OSError):  # then it will be tried again, and told
+            with contextlib.suppress(OSError):  # the first call tries again, and raises
                 self._first = self._started()
 
     def __call__(self) -> Spawned:
-        """An engine process; whoever asks has to see to its end."""
+        """An engine process; the caller must end it."""
         if self._first is not None:
             spawned, self._first = self._first, None
             return spawned
@@ -59,7 +59,7 @@ class Spares:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._first is not None:  # nobody asked
+        if self._first is not None:  # never requested
             self._first.connection.close()
             self._first.process.kill()
             self._first.process.wait()
@@ -67,7 +67,7 @@ class Spares:
         self._lose()
 
     def _started(self) -> Spawned:
-        """One that is started as a program, which leaves a spare if there is none to come."""
+        """Start one as a program, which forks a spare unless one is expected."""
         if self._control is not None or not self._adopts:
             return spawn()
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,7 +80,7 @@ class Spares:
         return spawned
 
     def _forked(self) -> Spawned | None:
-        """What was the spare; None if there is none, or none that can do anything."""
+        """The spare as an engine process; None if there is none, or it is not usable."""
         self._find()
         spare, self._spare = self._spare, None
         if spare is None or self._control is None:
@@ -89,7 +89,7 @@ class Spares:
         try:
             with theirs:
                 socket.send_fds(self._control, [b"."], [theirs.fileno()])
-        except OSError:  # it is gone
+        except OSError:  # the spare is gone
             ours.close()
             self._spare = spare
             self._lose()
@@ -97,7 +97,7 @@ class Spares:
         return Spawned(spare, ours)
 
     def _find(self) -> None:
-        """Take note of a spare that has said that it is there, and of one that can do nothing any more."""
+        """Register a spare that has announced itself, and drop one that no longer works."""
         if self._control is None:
             return
         with contextlib.suppress(BlockingIOError):
@@ -110,7 +110,7 @@ class Spares:
             self._lose()
 
     def _lose(self) -> None:
-        """There is no spare any more."""
+        """Drop the spare."""
         if self._control is not None:
             self._control.close()
         if self._spare is not None:
@@ -120,12 +120,12 @@ class Spares:
 
 
 class Forked:
-    """A child that we did not start but adopted. As far as we need it, like a :class:`subprocess.Popen`."""
+    """A child that we adopted rather than started; the part of :class:`subprocess.Popen` that we need."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._returncode: int | None = None
-        self._reaping = Lock()  # its id may be another's as soon as it is reaped
+        self._reaping = Lock()  # its id may be reused as soon as it is reaped
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it lives."""
@@ -136,7 +136,7 @@ class Forked:
             return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, once it is over; :class:`subprocess.TimeoutExpired` after so many seconds."""
+        """Wait for its exit status; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if end is not None and time.monotonic() > end:
@@ -155,11 +155,11 @@ class Forked:
 
 
 def leave_spare(control: socket.socket, server: int, given: int) -> int:
-    """Leave a spare behind, before this process builds an engine and while nothing runs beside it.
+    """Fork a spare, before this process builds an engine and while it has a single thread.
 
-    It returns in the process that called with what that was given, and in a spare, once the server asks for it and it
-    has left one itself, with what it is given then: a descriptor. control: see :class:`Spares`; closed here. server:
-    its process id. A spare ends when the server does, or closes the other end.
+    Returns ``given`` in the calling process; in a spare, once the server needs it and it has forked another, the
+    descriptor it then receives. control: see :class:`Spares`; closed here. server: its process id. A spare ends when
+    the server does, or when it closes the other end.
     """
     with control:
         while _can_be_forked() and _in_spare(server):
@@ -174,14 +174,14 @@ def leave_spare(control: socket.socket, server: int, given: int) -> int:
 
 
 def _can_be_forked() -> bool:
-    """A thread would be missing in the copy, with whatever it had locked; CUDA does not work in a copy once it was
-    begun."""
+    """Other threads would be missing in the copy while their locks stay held; CUDA, once initialised, does not work in
+    a copy."""
     alone = len(os.listdir("/proc/self/task")) == 1
     return alone and "/libcuda.so" not in Path("/proc/self/maps").read_text()
 
 
 def _in_spare(server: int) -> bool:
-    """Fork a child of the server: one of a child of ours, which ends at once. True in it, False here."""
+    """Fork a child of the server, by way of a child that exits at once. True in it, False here."""
     if child := os.fork():
         os.waitpid(child, 0)
         return False
@@ -198,8 +198,8 @@ def _in_spare(server: int) -> bool:
 
 
 def die_with(server: int) -> bool:
-    """Be killed when the thread that started or adopted this process ends, even if this one is stopped; False: it is
-    over already, or somebody else has adopted it.
+    """Have the kernel kill this process when the thread that started or adopted it ends, even while stopped; False if
+    that has ended already, or another process has adopted it.
 
     server: its process id.
     """
@@ -210,5 +210,5 @@ def die_with(server: int) -> bool:
 
 
 def prctl(option: int, argument: int | bytes) -> bool:
-    """Whether the kernel did it."""
+    """Call prctl; whether it succeeded."""
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, argument) == 0)

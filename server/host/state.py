@@ -1,4 +1,4 @@
-"""What all models of one server have in common: whether it takes requests, what it holds of them, its connections."""
+"""What all models of a server share: whether it takes requests, the bytes it holds of them, its connections."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from foresay.server.gateway.caller import Shared
 from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.schemas.errors import TooManyWaiting, Unavailable, going_away
 
-#: Bodies and messages of the largest size whose bytes may be held at once, by all callers together.
+#: How many bodies or messages of the largest size may be held at once, over all callers.
 MOST_BODIES = 64
 
 K = TypeVar("K", bound="KeptByApi")
 
 
 class KeptByApi(Protocol):
-    """What an API keeps for all its connections."""
+    """State that an API keeps for all its connections."""
 
     def drain(self) -> None:
-        """The server goes away."""
+        """The server shuts down."""
         ...
 
 
 class ServerState:
-    """draining: no more requests are taken. bodies: bytes of bodies and messages that have come, until they are
-    answered. body_timeout: seconds that a body may take, besides what its bytes may. created: in seconds since 1970.
+    """draining: no more requests are taken. bodies: bytes of received bodies and messages, until answered.
+    body_timeout: seconds that a body may take, in addition to an allowance by its size. created: in seconds since 1970.
     reading: held while files are read, since not all libraries for that can be imported by two threads at once."""
 
     def __init__(self, *kept: KeptByApi) -> None:
@@ -39,7 +39,7 @@ class ServerState:
         self.reading = asyncio.Lock()
 
     def of(self, kind: type[K]) -> K:
-        """What an API keeps, by its class; made when it is first asked for."""
+        """An API's state, by its class; made on first use."""
         kept = self._kept.get(kind)
         if kept is None:
             self._kept[kind] = kept = kind()
@@ -53,11 +53,11 @@ class ServerState:
             kept.drain()
 
     def allow_bodies(self, largest: int) -> None:
-        """Hold as many bytes as some bodies of this size have, if more may not be held already."""
+        """Raise the limit of held bytes for bodies of this size, if it is lower."""
         self.bodies.most = max(self.bodies.most, MOST_BODIES * largest)
 
     def refusal(self) -> Unavailable | None:
-        """Why no request is taken, whatever its model; None if they are."""
+        """Why requests are refused, for any model; None if they are taken."""
         return going_away() if self.draining else None
 
     def crowded(self) -> TooManyWaiting:

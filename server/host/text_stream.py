@@ -1,4 +1,4 @@
-"""The text of one request of an engine in this process, as it is written."""
+"""The text of one request of an in-process engine, as it is generated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Steps(Protocol):
         ...
 
     def step(self) -> None:
-        """One step for every open stream, which takes what it wrote."""
+        """Run one engine step for all open streams, and give each its delta."""
         ...
 
     def cut(self, id: str, at_token: int) -> None:
-        """The text of a request ended in its output token number ``at_token``."""
+        """End the text of a request after its output token number ``at_token``."""
         ...
 
     def forget(self, id: str) -> None:
@@ -38,10 +38,10 @@ class Steps(Protocol):
 
 
 class TextStream:
-    """The text of one request, piece by piece as it is written; ``completion`` once it is over.
+    """The text of one request, delta by delta; ``completion`` once it has ended.
 
-    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: where the text comes from so
-    far, if that was asked for (``provenance``).
+    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: provenance of the text so far,
+    if requested.
     """
 
     def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
@@ -87,7 +87,7 @@ class TextStream:
             self._finish("cancelled")
 
     def close_soon(self) -> None:
-        """Close it once the step that runs is over: for signal handlers, which must not change an engine that steps."""
+        """Close it after the current step: for signal handlers, which must not change an engine in mid-step."""
         self._unwanted = True
 
     def result(self) -> Completion:
@@ -103,14 +103,14 @@ class TextStream:
             self._step()
 
     def _step(self) -> None:
-        """One step for all; raises what ended this request, and nothing that ended another."""
+        """One step for all streams; raises only this request's error."""
         if self._error is None:
             self._engine.step()
         if self._error is not None:
             raise self._error
 
     def take(self, delta: Delta) -> None:
-        """Turn the tokens of one step into text; called by the engine that steps."""
+        """Turn the tokens of one step into text; called by the engine."""
         if delta.finish_reason == "error":
             message = delta.error or "the engine gave up on this request"
             self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)

@@ -1,1 +1,1 @@
-"""The application: routes of all APIs, who is let in, the log of requests, and its own description."""
+"""The application: routes of all APIs, authentication, the access log, and its OpenAPI document."""

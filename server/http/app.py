@@ -61,7 +61,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Application:
-    """The application around models. auth: who may use it; without one everybody on this machine."""
+    """The application that serves the models. auth: who may use it; by default anyone on this machine."""
     auth = auth or AuthMiddleware()
     middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
@@ -81,7 +81,7 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     return app
 
 
-#: What many clients ask for without /v1, where it is the root of their address.
+#: Paths that many clients request without /v1, if their base URL lacks it.
 _UNVERSIONED = tuple(f"/v1/{name}" for name in ("chat/completions", "responses", "messages", "models"))
 
 
@@ -96,7 +96,7 @@ def without_version(routes: Sequence[web.AbstractRouteDef]) -> list[Route]:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request an id, and every error the body its module gives it."""
+    """Give the request an id, and turn every error into a response in its API's shape."""
     serve(id=_request_id(request))
     begun = request[route.BEGUN] = route.Begun()
     try:
@@ -104,7 +104,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except (ApiError, InvalidRequest) as error:
         response = _told(request, error, error.headers if isinstance(error, ApiError) else {})
         if isinstance(error, SlowBody):
-            response.force_close()  # nobody waits for the rest of it
+            response.force_close()  # the rest is not read
         return response
     except web.HTTPException as error:
         detail = ErrorDetail(f"{error.reason}: {request.method} {request.path}", "invalid_request_error", None, None)
@@ -113,11 +113,11 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.RequestPayloadError:
         detail = ErrorDetail("The body does not match its headers", "invalid_request_error", None, None)
         response = _shaped(request, 400, ErrorBody(detail))
-        response.force_close()  # where the next request begins is anybody's guess
+        response.force_close()  # it is unknown where the next request begins
         return response
     except ConnectionResetError as error:
-        # The client is gone, there is nobody to tell. If aiohttp notices first it ends the handler in the same way; it
-        # would log anything else as a mistake.
+        # The client is gone. If aiohttp notices first it ends the handler in the same way; it would log any other
+        # exception as an error.
         raise asyncio.CancelledError from error
     except Exception as error:
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
@@ -133,7 +133,7 @@ def _told(request: web.Request, error: Exception, headers: dict[str, str] | None
 
 
 def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
-    """An error in the shape of the API whose path was called; OpenAI's where no other claims it."""
+    """An error in the shape of the API whose path was called; OpenAI's by default."""
     shape = route.error_shape(request)
     return json_response(body if shape is None else shape.make(status, body), status, headers)
 
@@ -145,19 +145,19 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
-    # Without one where aiohttp itself refuses the request, for what it expects.
+    # There is no id yet if aiohttp itself refuses the request for its Expect header.
     response.headers["X-Request-Id"] = CONTEXT.get().id or _request_id(request)
 
 
-# -- what is logged ----------------------------------------------------------------------------------------------------
-# One line for each request: what it was, how it went, what it cost. Never a text, a query or a key. Of those that are
-# no proper HTTP is logged that they came, and from where: aiohttp would log a traceback with the offending line,
-# which may be the one that holds the key; and whoever scans a network would fill the log.
+# -- the access log ----------------------------------------------------------------------------------------------------
+# One line per request: method and path, outcome, cost. Never a text, a query or a key. Malformed requests are logged
+# with their address only: aiohttp would log a traceback with the offending line, which may hold the key; and network
+# scanners would fill the log.
 
 
-#: As nginx says that the client left before the answer was complete.
+#: nginx's status for a client that left before the response was complete.
 CLIENT_LEFT = 499
-#: A socket is over when its client leaves; that is how it should be.
+#: For WebSockets, which normally end when the client leaves.
 SOCKET_CLOSED = 101
 ACCESS_LOG = logging.getLogger("foresay.access")
 HTTP_LOG = logging.getLogger("foresay.http")
@@ -165,7 +165,7 @@ HTTP_LOG = logging.getLogger("foresay.http")
 
 @web.middleware
 async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request's tokens and, when it is over, log it."""
+    """Count the request's tokens and log it when it ends."""
     CONTEXT.set(RequestContext())
     began = time.monotonic()
     status = SOCKET_CLOSED if opens_socket(request) else CLIENT_LEFT
@@ -180,7 +180,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def access_line(request: web.Request, status: int, milliseconds: float) -> str:
-    """The line: the path as it came, so that no character of it ends the line."""
+    """The log line; the path is still percent-encoded, so that it holds no line breaks."""
     context = CONTEXT.get()
     who, id, meter = context.caller.name or "-", context.id or "-", context.meter
     tokens = f"in={meter.prompt_tokens} out={meter.output_tokens}"

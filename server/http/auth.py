@@ -1,10 +1,10 @@
-"""What every request passes first: is the page let in, is the key right, is the body small enough; who is it from.
+"""What every request passes first: checks of origin, key and body size, and the identification of its caller.
 
-A page of any site can send requests to a server on the reader's own machine or network. So a request that names an
-origin is refused unless it is one that was let in (``cors_origin``) or the server's own. Own means that Origin and Host
-are equal and that Host is no name which somebody else could point at this machine (DNS rebinding), unless keys are
-needed, which such a page would not have. Requests without an origin come from programs, or from a page that reads what
-its browser takes for its own: a server for this machine alone answers neither under such a name.
+A page of any site can send requests to a server on the reader's own machine or network. So a request with an Origin
+header is refused unless that origin is allowed (``cors_origin``) or the server's own. Own means that Origin and Host
+are equal and that Host is not a name which others could point at this machine (DNS rebinding), unless keys are
+required, which such a page would not have. Requests without an origin come from programs, or from a page whose browser
+considers them same-origin: a server bound to this machine only answers neither under such a name.
 
 ::
 
@@ -32,12 +32,12 @@ from foresay.spec.errors import InvalidRequest
 
 #: The routes that open WebSockets.
 SOCKET_PATHS = frozenset({"/v1/responses", "/responses"})
-#: Browsers can set no header on a WebSocket; OpenAI's idiom for them is a sub-protocol that is no protocol.
+#: Browsers cannot set headers on a WebSocket; OpenAI's workaround is to send the key as a sub-protocol.
 KEY_PROTOCOL = "openai-insecure-api-key."
 
 
 def opens_socket(request: web.Request) -> bool:
-    """Whether the request is the handshake of a WebSocket, where there is one."""
+    """Whether the request is a WebSocket handshake on a path that has WebSockets."""
     headers = request.headers
     upgrade, connection = headers.get("Upgrade", "").lower(), headers.get("Connection", "").lower()
     asked = upgrade.strip() == "websocket" and "upgrade" in connection and "Sec-WebSocket-Key" in headers
@@ -47,8 +47,8 @@ def opens_socket(request: web.Request) -> bool:
 def presented(request: web.Request) -> str | None:
     """The key in ``Authorization: Bearer``, in ``x-api-key``, or, of a WebSocket, in a sub-protocol or ``?api_key=``.
 
-    Other requests may not name it in their address, since addresses end up in logs. :class:`Unauthorized` for one that
-    does and for one that says twice who it is.
+    Other requests may not send it in the URL, since URLs end up in logs. Raises :class:`Unauthorized` for one that
+    does, and for repeated headers.
     """
     for name in ("Authorization", "x-api-key"):
         if len(request.headers.getall(name, ())) > 1:
@@ -77,7 +77,7 @@ def _of_socket(request: web.Request) -> str | None:
 
 
 ANY = "*"
-#: Ends of names that no public registry hands out.
+#: Suffixes of names that no public registry assigns.
 PRIVATE = (".localhost", ".local", ".internal", ".home.arpa")
 METHODS = "GET, POST, DELETE, OPTIONS"
 REMEMBER_SECONDS = 600
@@ -85,7 +85,7 @@ _HEADER_NAMES = re.compile(r"[\w\-, ]{0,2000}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens there is reached from this machine alone."""
+    """Whether this address is reachable only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -93,14 +93,14 @@ def is_loopback(host: str) -> bool:
 
 
 class Origins:
-    """Which origins are let in. host: the name the server listens on. keyed: whether a request needs a key as well."""
+    """Which origins are allowed. host: the name the server listens on. keyed: whether requests also need a key."""
 
     def __init__(self, allowed: Collection[str] = (), host: str = "", keyed: bool = False) -> None:
         self._allowed = frozenset(origin.lower() for origin in allowed)
         self._host, self._keyed, self._alone = host, keyed, is_loopback(host)
 
     def check(self, request: web.Request) -> None:
-        """Raise :class:`Forbidden` for a page that is not let in."""
+        """Raise :class:`Forbidden` for a page of an origin that is not allowed."""
         origin = request.headers.get("Origin")
         if origin is None or self.allows(origin) or self._is_own(origin, request.headers.get("Host", "")):
             return
@@ -110,10 +110,10 @@ class Origins:
         )
 
     def check_host(self, request: web.Request) -> None:
-        """Raise :class:`Forbidden` if the server was asked under a name that somebody else could point at this machine.
+        """Raise :class:`Forbidden` if the Host header is a name that others could point at this machine.
 
-        A page of that name could then read the answer, and its request would have no origin. Where others may ask
-        without a key anyway, only what tells of texts is kept from it.
+        A page of that name could then read the response, and its request would have no origin. If the server is open to
+        other machines without a key anyway, only paths that show texts are protected.
         """
         host, path = request.headers.get("Host", "").lower(), request.path
         if self._keyed or path in ANY_NAME_PATHS or not (self._alone or path.startswith(OWN_NAMES_ONLY)):
@@ -126,11 +126,11 @@ class Origins:
         )
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of ``origin``, which is another than the server's, are let in."""
+        """Whether pages of ``origin``, which is not the server's own, are allowed."""
         return ANY in self._allowed or origin.lower() in self._allowed
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser that asks beforehand; None if this is no such question."""
+        """The response to a CORS preflight; None if the request is not one."""
         asked = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
         if request.method != "OPTIONS" or not asked:
             return None
@@ -143,7 +143,8 @@ class Origins:
         return web.Response(status=204, headers=headers)
 
     def headers(self, request: web.Request) -> dict[str, str]:
-        """What a response says, so that the browser shows it to the page. Credentials (cookies) are never let in."""
+        """CORS headers of a response, so that the browser shows it to the page. Credentials (cookies) are never
+        allowed."""
         if not self._allowed:
             return {}
         told = {} if ANY in self._allowed else {"Vary": "Origin"}
@@ -158,7 +159,7 @@ class Origins:
         return bool(authority) and authority == host.lower() and (self._keyed or self._is_ours(authority))
 
     def _is_ours(self, authority: str) -> bool:
-        """Whether nobody else can make this name mean this machine."""
+        """Whether nobody else can point this name at this machine."""
         name = _without_port(authority)
         if name == self._host.lower() or "." not in name or name.endswith(PRIVATE):
             return True
@@ -179,22 +180,22 @@ def _is_address(name: str) -> bool:
     return True
 
 
-#: What tells nothing but the model's name and whether it runs; probes and load balancers have no key.
+#: Paths that need no key: they reveal only the model's name and state, and probes and load balancers have no key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/openapi.json", "/dashboard"})
-#: The files that the dashboard is made of.
+#: The dashboard's files.
 OPEN_FOLDER = "/dashboard/static/"
-#: What a browser may read under the server's own names only, wherever it listens: its user's prompts are in there.
+#: Paths that a browser may read only under the server's own names, wherever it listens: they show the user's prompts.
 OWN_NAMES_ONLY = "/dashboard/"
-#: What is answered under any name, since it tells nothing but that a server is there.
+#: Paths answered under any name, since they reveal only that a server exists.
 ANY_NAME_PATHS = frozenset({"/ready"})
-#: What the admin key alone opens.
+#: Paths that need the admin key.
 ADMIN = "/admin/"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AuthMiddleware:
-    """The gateway of one server."""
+    """Checks all requests of one server."""
 
     def __init__(
         self,
@@ -210,8 +211,8 @@ class AuthMiddleware:
 
     @classmethod
     def of(cls, config: ServeConfig) -> AuthMiddleware:
-        """The gateway that the settings describe. :class:`foresay.spec.errors.ConfigurationError` if the key file
-        cannot be used."""
+        """The middleware that the settings describe. Raises :class:`foresay.spec.errors.ConfigurationError` if the key
+        file cannot be used."""
         limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
         key_store = KeyStore(config.api_key, config.api_key_file, limits)
         origins = Origins(config.cors_origin, config.host, key_store.needed)
@@ -219,7 +220,7 @@ class AuthMiddleware:
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let the request through to its route, with its caller in the context, or refuse it."""
+        """Pass the request on to its route, with its caller in the context, or refuse it."""
         self.origins.check(request)
         self.origins.check_host(request)
         preflight = self.origins.preflight(request)
@@ -240,7 +241,7 @@ class AuthMiddleware:
             raise
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add what the gateway says about a response before its headers go out."""
+        """Add CORS, rate limit and other headers to a response."""
         response.headers.update(self.origins.headers(request))
         response.headers.update(rate_headers(CONTEXT.get().caller.rate_limiter))
         response.headers["Server"] = "foresay"
@@ -280,13 +281,13 @@ class AuthMiddleware:
 
 
 def _check_plain(request: web.Request) -> None:
-    """Raise :class:`Compressed` for a body that would have to be inflated."""
+    """Raise :class:`Compressed` for a compressed body."""
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
 
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:
-    """The limits and what is left of them, in the headers that OpenAI's clients read."""
+    """The limits and what remains of them, in the headers that OpenAI's clients read."""
     told: dict[str, str] = {}
     for what, bucket in (("requests", rate_limiter.requests), ("tokens", rate_limiter.tokens)):
         if bucket is not None:

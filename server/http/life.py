@@ -40,10 +40,9 @@ class _Job(NamedTuple):
 
 
 class SharedThreads(ThreadPoolExecutor):
-    """A pool whose threads callers hold as :class:`~foresay.server.gateway.caller.Shared` says, each with a queue of
-    its own.
+    """A thread pool shared among callers by :class:`~foresay.server.gateway.caller.Shared`, each with its own queue.
 
-    Callers take turns where several wait. What the server does for itself counts as one caller more.
+    Waiting callers take turns. The server's own work counts as one more caller.
     """
 
     def __init__(self, most: int | None = None, thread_name_prefix: str = "") -> None:
@@ -54,7 +53,7 @@ class SharedThreads(ThreadPoolExecutor):
         self._lock = Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` as soon as its caller, that of the running context, may hold a thread; RuntimeError behind a
+        """Run ``fn`` as soon as its caller, that of the current context, may hold a thread. Raises RuntimeError after
         :meth:`shutdown`."""
         job = _Job(CONTEXT.get().caller, partial(fn, *args, **kwargs), Future())
         with self._lock:
@@ -65,7 +64,7 @@ class SharedThreads(ThreadPoolExecutor):
         return job.done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As any pool, but what waits for a thread is cancelled in any case."""
+        """As in any pool, but waiting jobs are always cancelled."""
         with self._lock:
             waiting, self._waiting, self._shut = self._waiting, {}, True
         for jobs in waiting.values():
@@ -74,13 +73,13 @@ class SharedThreads(ThreadPoolExecutor):
         super().shutdown(wait, cancel_futures=cancel_futures)
 
     def _begin(self) -> None:
-        """Start whatever may be started."""
+        """Start all jobs that may run."""
         while (job := self._next()) is not None:
             self._places.change(job.caller.tenant, 1)
             super().submit(self._run, job)
 
     def _next(self) -> _Job | None:
-        """Takes the job of the next caller who may hold a thread; None if all have to wait."""
+        """Remove and return the job of the next caller that may hold a thread; None if all must wait."""
         fitting = (tenant for tenant, jobs in self._waiting.items() if self._places.fits(1, jobs[0].caller))
         tenant = next(fitting, None)
         if tenant is None:
@@ -88,7 +87,7 @@ class SharedThreads(ThreadPoolExecutor):
         jobs = self._waiting.pop(tenant)
         job = jobs.popleft()
         if jobs:
-            self._waiting[tenant] = jobs  # behind all others
+            self._waiting[tenant] = jobs  # after all others
         return job
 
     def _run(self, job: _Job) -> None:
@@ -111,7 +110,7 @@ def _settle(job: _Job) -> None:
 
 
 CLOSING_SECONDS = 2.0
-#: The threads beside the event loop, by the beginning of their names.
+#: Prefix of the names of threads other than the event loop's.
 BESIDE = "beside the event loop"
 
 
@@ -121,10 +120,10 @@ async def run_server(
     on_status: Callable[[EngineStatus], None],
     spawn: Callable[[], Spawned] = spawn,
 ) -> int:
-    """Listen at once, load, call ``on_ready`` with the engine (None where models are loaded when they are asked for)
-    and the port, serve until told to stop, drain. Returns how many answers it has given.
+    """Listen at once, load, call ``on_ready`` with the engine's info (None if models are loaded on request) and the
+    port, serve until a signal, drain. Returns the number of completed answers.
 
-    on_status: told of every change of an engine's status. spawn: starts an engine process.
+    on_status: called with every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     asyncio.get_running_loop().set_exception_handler(Refusals())
@@ -149,16 +148,16 @@ async def run_server(
         await models.stop()
         await runner.cleanup()
         threads.shutdown(wait=False, cancel_futures=True)
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for at its end
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for when it closes
     return sum(entry.service.telemetry.totals().answers for entry in models)
 
 
 def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
-    # Without handler_cancellation a client that leaves during a long prefill would be noticed at the first write only.
+    # Without handler_cancellation a client that leaves during a long prefill is noticed only at the first write.
     return web.AppRunner(
         create_app(models, auth),
         handler_cancellation=True,
-        auto_decompress=False,  # aiohttp would do it before anybody has looked at the key
+        auto_decompress=False,  # aiohttp would do it before the key is checked
         logger=HTTP_LOG,
         access_log=None,
         shutdown_timeout=CLOSING_SECONDS,
@@ -166,7 +165,7 @@ def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first asks to stop, the second to hurry."""
+    """SIGTERM and SIGINT: the first sets ``stop``, the second ``hurry``."""
 
     def __init__(self) -> None:
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
@@ -178,7 +177,8 @@ class StopSignals:
 
 
 async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None], None], signals: StopSignals) -> None:
-    """Load, then wait for the signal; the signal may come first. Raises what ends the supervision of the models."""
+    """Load, then wait for the signal, which may come first. Raises the error that ends the supervision of the
+    models."""
     waits: tuple[Coroutine[None, None, Any], ...] = (models.arrived(), signals.stop.wait(), models.until_ended())
     loading, stopped, ended = tasks = [asyncio.create_task(one) for one in waits]
     try:
@@ -195,7 +195,7 @@ async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None],
 
 
 async def _drain(models: Models, seconds: float, signals: StopSignals) -> None:
-    """Let running requests finish; a second signal ends the patience."""
+    """Let running requests finish; a second signal ends them."""
     draining, hurry = asyncio.create_task(models.drain(seconds)), asyncio.create_task(signals.hurry.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
@@ -214,7 +214,7 @@ async def _listen(runner: web.AppRunner, config: ServeConfig, tls: ssl.SSLContex
 
 
 def _unheard(config: ServeConfig, error: OSError) -> str:
-    """Why nobody can be heard on the port, and what to do."""
+    """Why the port cannot be opened, and what to do."""
     where = f"port {config.port} on {config.host}"
     if error.errno == errno.EADDRINUSE:
         return f"{where} is in use: stop what listens there, or choose another port with --port (0 takes a free one)"
@@ -225,7 +225,8 @@ def _unheard(config: ServeConfig, error: OSError) -> str:
 
 
 def context(config: ServeConfig) -> ssl.SSLContext | None:
-    """What to listen with, TLS 1.2 or newer; None for plain HTTP. :class:`ConfigurationError` names the bad file."""
+    """The TLS context to listen with (1.2 or newer); None for plain HTTP. Raises :class:`ConfigurationError` for bad
+    files."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -242,13 +243,14 @@ def context(config: ServeConfig) -> ssl.SSLContext | None:
 # -- open files --------------------------------------------------------------------------------------------------------
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-#: Seconds between two lines about connections that cannot be accepted; asyncio tries again every second.
+#: Seconds between two log lines about connections that cannot be accepted; asyncio retries every second.
 QUIET_SECONDS = 30.0
 log = logging.getLogger("foresay.server")
 
 
 class Refusals:
-    """An event loop's exception handler that tells once in a while, in one line, that no file is left for a client."""
+    """An event loop's exception handler that logs, in one occasional line, that no file descriptor is left for a
+    client."""
 
     def __init__(self) -> None:
         self._told = -QUIET_SECONDS

@@ -1,1 +1,1 @@
-"""What speculation did: counted, checked again, or weighed against other ways."""
+"""Observing speculation: metrics, and self-checks against plain decoding."""

@@ -1,1 +1,1 @@
-"""The words of requests and answers that all APIs share: OpenAI's, as msgspec structs; their bounds; errors."""
+"""The vocabulary of requests and responses that all APIs share: OpenAI's, as msgspec structs; their bounds; errors."""

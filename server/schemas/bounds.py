@@ -1,5 +1,5 @@
-"""How much a request may hold. Whatever walks over what a client sent does so on the event loop, where tokens of others
-wait: so everything that can be counted has a bound, and a body is weighed before it is decoded.
+"""Bounds on the size of requests. Code that processes them runs on the event loop, where other streams wait: so
+everything countable has a bound, and the complexity of a body is checked before it is decoded.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.sampling import wanted, within
 
 LARGEST_BODY = 4 << 20
-#: Bytes of a body that came give it another second.
+#: Received bytes that extend a body's timeout by a second.
 BODY_PACE = 16 << 10
-#: A token is four characters of a text, which JSON may write as six bytes each, or an id of up to seven digits.
+#: A token is about four characters of text, which JSON may escape to six bytes each, or an id of up to seven digits.
 BYTES_A_TOKEN = 32
-#: Texts, lists and objects of one body: 25 ms to decode at the most. Numbers are light, the body's size bounds them.
+#: Most strings, lists and objects of one body: at most 25 ms to decode. Numbers are cheap; the body's size bounds them.
 MOST_PARTS = 50_000
-#: Lists and objects within each other. Encoders and templates go down by recursion.
+#: Most nested lists and objects. Encoders and templates are recursive.
 MOST_DEPTH = 200
 MOST_MESSAGES = 2048
 MOST_TOOLS = 1024
 MOST_CALLS = 128
-#: What is repeated in answers, or sent to the engine with each choice.
+#: For what is repeated in responses, or sent to the engine with each choice.
 MOST_NAME = 256
 MOST_TEMPLATE_BYTES = 16 * 1024
 MOST_SAID_AGAIN = 1 << 20
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_BAD_WORDS = 256
-#: Ids of requests stand in headers, in lines of logs and in every event of a stream.
+#: Request ids appear in headers, in log lines and in every event of a stream.
 ID = re.compile(r"[A-Za-z0-9_.:/+=@-]{1,128}")
 
 
 def shown(**words: Any) -> Meta:
-    """What documents say of a field that is checked elsewhere, in words that say more than a schema could."""
+    """Schema keywords for a field that is checked elsewhere, with better messages than a schema check gives."""
     return Meta(extra_json_schema=words)
 
 
-# Ranges of what only the server knows; those of sampling are in :mod:`foresay.spec.sampling`. items: what a list holds.
+# Ranges of fields that only the server has; sampling's are in :mod:`foresay.spec.sampling`. items: a list's items.
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 Name = Annotated[str, Meta(max_length=MOST_NAME)]
 TokenIds = Annotated[list[int], Meta(max_length=1024)]
@@ -57,7 +57,7 @@ TOO_MANY = f"too many parts: at most {MOST_PARTS:,} texts, lists and objects are
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Raise for more than OpenAI's metadata may be."""
+    """Raise for metadata beyond OpenAI's limits."""
     check_count(metadata, 16, "metadata")
     for key, value in (metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
@@ -65,15 +65,16 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 
 def largest_body(longest: int) -> int:
-    """Bytes that hold any prompt that fills a context of so many tokens, as text and as token ids."""
+    """Bytes that suffice for any prompt of ``longest`` tokens, as text or as token ids."""
     return max(LARGEST_BODY, BYTES_A_TOKEN * longest)
 
 
 def weigh(json: bytes, field: str | Path = (), what: str = "The body") -> int:
-    """The texts, lists and objects in some JSON. Raises :class:`InvalidRequest` if they are too many or too deep.
-    what: it is called, before the field's name.
+    """Count the strings, lists and objects in some JSON. Raises :class:`InvalidRequest` if they are too many or too
+    deep.
+    what: its name in messages, before the field's.
 
-    Text that is no JSON may pass: the decoder says what is wrong with it.
+    Invalid JSON may pass: the decoder reports it.
     """
     plain = json.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in json else json
     parts = plain.count(b'"') // 2
@@ -91,13 +92,13 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _depth(brackets: bytes) -> int:
-    """How many are open at once."""
+    """The greatest nesting depth."""
     opens = np.frombuffer(brackets, np.uint8) | 32 == ord("{")  # the bit by which [ and { differ
     return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
 
 
 def check_count(given: Sized | None, most: int, field: str | Path, what: str = "entries") -> None:
-    """Raise for more than ``most`` entries; of a text: characters."""
+    """Raise for more than ``most`` entries (characters, if it is a string)."""
     if given is not None and len(given) > most:
         raise InvalidRequest(field, _holds(given, most, what))
 
@@ -117,9 +118,9 @@ def check_bytes(given: Any, most: int, field: str | Path) -> None:
 
 
 def out_of_range(path: Path, kind: Any, given: Any) -> InvalidRequest | None:
-    """What is wrong with a value of the right type that its declared range does not hold; None if that is not it.
+    """The error for a value of the right type outside its declared range; None if that is not the problem.
 
-    path: to the field. given: all of the request, as plain objects.
+    path: to the field. given: the whole request, as plain objects.
     """
     for name in path:
         if not isinstance(given, Mapping) or name not in given:
@@ -131,7 +132,7 @@ def out_of_range(path: Path, kind: Any, given: Any) -> InvalidRequest | None:
 
 
 def beyond(kind: Any, value: Any) -> str | None:
-    """What is wrong with a value of the right type that no range of ``kind`` holds; None if that is not it."""
+    """What is wrong with a value of the right type outside all ranges of ``kind``; None if that is not the problem."""
     for part in _alternatives(kind):
         for meta in getattr(part, "__metadata__", ()):
             if isinstance(meta, Meta) and (wrong := _beyond(part.__origin__, meta, value)) is not None:

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` on the wire, with its tools: offered functions, the choice among them, calls."""
+"""The schemas of ``/v1/chat/completions``, including tools: offered functions, tool choice, calls."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AllowedChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed
 #: ``none``, ``auto``, ``required``, or one of the objects.
 ToolChoice = str | FunctionChoice | AllowedChoice
 
-# -- what requests and answers share -------------------------------------------------------------------------------
+# -- shared by requests and responses -------------------------------------------------------------------------------
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -110,7 +110,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
-#: What the roles of messages are to chat templates.
+#: Chat templates' names of the roles.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 

@@ -1,4 +1,4 @@
-"""What a client can be told, as one tree; each error knows its HTTP status and OpenAI's ``type`` and ``code``.
+"""All errors that clients can get, as one tree; each knows its HTTP status and OpenAI's ``type`` and ``code``.
 
 ::
 
@@ -37,9 +37,9 @@ import msgspec
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import ForesayError, InvalidRequest, Path, path_of
 
-#: What OpenAI's and Anthropic's clients look at before they try again.
+#: The header that OpenAI's and Anthropic's clients check before they retry.
 NO_RETRY = {"X-Should-Retry": "false"}
-#: What is understood (RFC 9110, 15.5.16).
+#: The accepted encodings (RFC 9110, 15.5.16).
 PLAIN = {"Accept-Encoding": "identity"}
 
 
@@ -59,12 +59,12 @@ class ApiError(ForesayError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the response says besides its body."""
+        """The response's extra headers."""
         return {**self.more} if self.retry_after is None else {**self.more, "Retry-After": str(self.retry_after)}
 
 
 class Unauthorized(ApiError):
-    """No key was sent, or none that opens this server. given: whether one was sent."""
+    """No key was sent, or not a valid one. given: whether one was sent."""
 
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
@@ -74,7 +74,7 @@ class Unauthorized(ApiError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """How to authenticate (RFC 6750: no error code where nothing was sent)."""
+        """How to authenticate (RFC 6750: no error code if no key was sent)."""
         return {"WWW-Authenticate": 'Bearer realm="foresay"' + (', error="invalid_token"' if self.given else "")}
 
 
@@ -85,13 +85,13 @@ class Forbidden(ApiError):
 
 
 class NotAdmin(ApiError):
-    """Only who has the admin key may ask for this."""
+    """This path needs the admin key."""
 
     status, type, code = 403, "permission_error", "admin_key_required"
 
 
 class SlowBody(ApiError):
-    """The body did not arrive in the time that it may take. seconds: that time."""
+    """The body did not arrive within ``seconds``."""
 
     status, type, code = 408, "timeout_error", "body_timeout"
 
@@ -102,7 +102,7 @@ class SlowBody(ApiError):
 
 
 class NotNow(ApiError):
-    """What is asked for is going on already."""
+    """What is requested is already in progress."""
 
     status, type, code = 409, "invalid_request_error", "not_now"
 
@@ -139,7 +139,7 @@ class NotJson(ApiError):
 
 
 class Busy(ApiError):
-    """Not now. retry_after: when to try again, in seconds; None if that would not help."""
+    """Refused for now. retry_after: when to retry, in seconds; None if that would not help."""
 
     status, type = 429, "rate_limit_error"
 
@@ -155,19 +155,19 @@ class QueueFull(Busy):
 
 
 class TooManyWaiting(Busy):
-    """Bodies and messages as long as may be held, or as many, are being read, waited with and answered."""
+    """The limit on bodies and messages held at once, in bytes or number, is reached."""
 
     code = "too_many_waiting"
 
 
 class RateLimited(Busy):
-    """The caller has used up what their key may use for now."""
+    """The caller has used up their key's limit for now."""
 
     code = "rate_limit_exceeded"
 
 
 class WaitedTooLong(Busy):
-    """The request waited so long for its first token that it was given up."""
+    """The request waited too long for its first token."""
 
     code = "first_token_timeout"
 
@@ -179,19 +179,19 @@ class EngineFailed(ApiError):
 
 
 class KillsEngine(EngineFailed):
-    """The engine died twice while nothing but this request was the same: clients need not try again."""
+    """The engine died twice, and only this request was present both times: clients should not retry."""
 
     code, more = "kills_engine", NO_RETRY
 
 
 class SlowReader(ApiError):
-    """The client read so slowly that its stream was given up."""
+    """The client read too slowly, so its stream was ended."""
 
     type, code = "engine_error", "slow_reader"
 
 
 class Unavailable(ApiError):
-    """No request is served right now: the model is loading, the engine is down, or the server is going away."""
+    """No request is served right now: the model is loading, the engine is down, or the server is shutting down."""
 
     status, type, retry_after = 503, "unavailable_error", 2
 
@@ -201,12 +201,12 @@ class Unavailable(ApiError):
 
 
 def going_away() -> Unavailable:
-    """What is told while the server shuts down."""
+    """The error while the server shuts down."""
     return Unavailable("The server is shutting down", "draining")
 
 
 class LoadFailed(Unavailable):
-    """The model that the request names could not be loaded; nobody tries again for ``retry_after`` seconds."""
+    """The model that the request names could not be loaded; it is not retried for ``retry_after`` seconds."""
 
     def __init__(self, model: str, reason: str, retry_after: int) -> None:
         super().__init__(f"The model {model!r} could not be loaded: {reason}", "load_failed")
@@ -214,22 +214,22 @@ class LoadFailed(Unavailable):
 
 
 class TookTooLong(ApiError):
-    """The request took longer than the server allows, and would again: clients need not try."""
+    """The request took longer than the server allows, and would again: clients should not retry."""
 
     status, type, code, more = 504, "timeout_error", "request_timeout", NO_RETRY
 
 
 def complaint(error: msgspec.ValidationError) -> tuple[str, Path]:
-    """What msgspec complains of, and where: ``Expected `int`, got `str` - at `$.stop[0]``` is of ``("stop", 0)``.
+    """msgspec's message and the path: ``Expected `int`, got `str` - at `$.stop[0]``` has the path ``("stop", 0)``.
 
-    It quotes values, which may look like another complaint; where it is comes last, and holds no value.
+    Messages quote values, which may look like a path; the real path comes last, and holds no value.
     """
     message, _, path = str(error).rpartition(" - at `$")
     return (message, path_of(path.removesuffix("`"))) if message else (path, ())
 
 
 class Mistake(ApiError):
-    """A mistake of the server's own. Its log has the rest."""
+    """An internal error of the server. Its log has details."""
 
     code = "internal_error"
 
@@ -243,7 +243,7 @@ def _brief(text: str) -> str:
 
 
 def described(error: ApiError | InvalidRequest) -> tuple[int, ErrorBody]:
-    """The HTTP status of an error and the body that tells a client about it."""
+    """The HTTP status of an error and its body."""
     if isinstance(error, InvalidRequest):
         param = _brief(error.param) or None
         return 400, ErrorBody(ErrorDetail(_brief(error.message), "invalid_request_error", param, error.code))

@@ -1,7 +1,7 @@
-"""What completions and chat share on the wire, as OpenAI and vLLM spell it, and what every answer carries.
+"""Fields shared by completions and chat, named as by OpenAI and vLLM, and fields of every response.
 
-Optional request fields default to None and accept null. Fields that the server knows but does not do are annotated with
-:func:`not_done`; fields not named here at all are ignored. In responses, ``UNSET`` fields are left out. Field by field:
+Optional request fields default to None and accept null. Known but unsupported fields are annotated with
+:func:`not_done`; fields not listed here are ignored. In responses, ``UNSET`` fields are left out. Field by field:
 docs/compatibility.md.
 """
 
@@ -20,20 +20,20 @@ NOT_DONE = "Known but not supported."
 
 
 def not_done(*harmless: object, by: str = "this server", instead: str = "") -> Meta:
-    """The annotation of a field that is known and not done. harmless: the values besides null that ask for nothing; all
-    others are refused. instead: what to do. To ignore such a field would be to break a promise in silence.
+    """The annotation of a known but unsupported field. harmless: values besides null that change nothing; all others
+    are refused, since ignoring them silently would break a promise. instead: an alternative.
     """
     return _refused(harmless, f" is not supported by {by}{instead and f'; {instead}'}")
 
 
 def renamed_to(name: str) -> Meta:
-    """The annotation of a field that is called otherwise now."""
+    """The annotation of a field that was renamed."""
     return _refused((), f" is no longer a field; use {name}")
 
 
 def not_followed(*harmless: object, said: str) -> Meta:
-    """The annotation of a field that does not change the text and is not followed: a warning says so. harmless: values
-    that ask for what is done anyway."""
+    """The annotation of a field that does not change the text and is ignored with a warning. harmless: values that need
+    no warning."""
     return Meta(extra={"harmless": [(type(value), value) for value in harmless], "said": said})
 
 
@@ -122,7 +122,7 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST, extra={"wanted": f"from 0 to {_DEEPEST}"})] | None = None
 
 
-#: The only types of a prediction, and of its parts, that there are.
+#: The only types of a prediction and of its parts.
 CONTENT, TEXT = "content", "text"
 
 

@@ -1,7 +1,7 @@
-"""What clients are told of tokens: how likely they were, and where they come from.
+"""What responses report about tokens: log-probabilities and provenance.
 
-Every token is told once and every step once, however a stream is cut into chunks: over a whole answer the counts of the
-steps add up to those of its ``metrics``, and the texts of the tokens are its text. Fields: docs/protocol.md.
+Every token and every step is reported exactly once, however a stream is chunked: over a whole response the counts of
+the steps add up to those of its ``metrics``, and the texts of the tokens to its text. Fields: docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 #: ``draft``: proposed by a drafter and accepted. ``grammar``: drafted because a grammar allowed nothing else, and
-#: accepted. ``target``: the target's own, drawn behind the last accepted token.
+#: accepted. ``target``: sampled by the target after the last accepted token.
 Source = Literal["draft", "grammar", "target"]
 
 
@@ -111,7 +111,7 @@ class Provenance(msgspec.Struct):
 
     @classmethod
     def joined(cls, several: Iterable[Provenance | UnsetType]) -> Provenance | UnsetType:
-        """What all of them tell, one behind the other; unset if all are."""
+        """All of them concatenated; unset if all are."""
         told = [one for one in several if one is not UNSET]
         if not told:
             return UNSET

@@ -1,1 +1,1 @@
-"""What a user may set, and what the settings stand for. Imports no torch."""
+"""The settings, and how they are resolved. Does not import torch."""

@@ -47,7 +47,7 @@ Shape = Annotated[
         extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
     ),
 ]
-#: What clients call a model. Several are given one by one, so a comma can only be a mistake.
+#: A model's name for clients. Several are given one by one, so a comma can only be a mistake.
 ModelName = Annotated[
     str,
     Meta(
@@ -70,7 +70,7 @@ Origin = Annotated[
         extra={"expected": 'an origin such as "https://chat.example.com" (no path), or "*"'},
     ),
 ]
-#: Hashed fast, so it must not be something a person thought of: see :mod:`foresay.server.gateway.keys`.
+#: Hashed fast, so it must not be a human-made password: see :mod:`foresay.server.gateway.keys`.
 SecretKey = Annotated[
     str,
     Meta(
@@ -79,8 +79,8 @@ SecretKey = Annotated[
 ]
 
 
-#: Who applies a setting: the engine; the engine, whose text may be another then; the server's routes; or each replica,
-#: beside the engine's.
+#: Who applies a setting: the engine; the engine, whose text it may change; the server's routes; or each replica, in
+#: addition to the engine's.
 AppliedBy = Literal["engine", "text", "service", "cluster"]
 
 
@@ -88,7 +88,7 @@ def _about(
     description: str, group: str, metavar: str | None = None, secret: bool = False, by: AppliedBy | None = None
 ) -> Meta:
     """What ``--help`` says about a field, and under which heading. secret: its value is never shown. by: who applies
-    it, if that is not plain from its section."""
+    it, if its section does not say."""
     return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret, "by": by})
 
 
@@ -468,7 +468,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
             "ADDRESS",
         ),
     ] = None
-    #: By the name that clients use; empty where the server has one model. Each has all settings, the common ones too.
+    #: By the name that clients use; empty if the server has one model. Each has all settings, including the common
+    #: ones.
     models: dict[str, ServeConfig] = {}
 
     @property
@@ -478,21 +479,21 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
 
     @property
     def most_replicas(self) -> int:
-        """Engines that there may be."""
+        """Most engines that there may be."""
         return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
 
     @property
     def most_running(self) -> int:
-        """Requests that may run and wait."""
+        """Most requests that may run and wait."""
         return self.max_seqs * self.most_replicas + self.max_queue
 
 
-#: What a command writes at most unless it is told.
+#: A command's default max_tokens.
 USUAL_TOKENS = 256
 
 
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
-    """What ``foresay generate`` and ``foresay chat`` add: how tokens are drawn and when to stop."""
+    """What ``foresay generate`` and ``foresay chat`` add: how tokens are sampled and when to stop."""
 
     temperature: Annotated[
         Temperature | None,
@@ -545,7 +546,7 @@ class BenchConfig(SamplingConfig, frozen=True, kw_only=True):
     rounds: Annotated[int, Meta(ge=1, le=1000), _about("how often each way of decoding is measured", "bench", "N")] = 5
 
 
-#: The sections of a TOML file and who declares their keys, ancestors first.
+#: The sections of a TOML file and the classes that declare their keys, ancestors first.
 SECTIONS: dict[str, type[EngineConfig]] = {
     "engine": EngineConfig,
     "server": ServeConfig,
@@ -555,7 +556,7 @@ SECTIONS: dict[str, type[EngineConfig]] = {
 
 
 def check(config: EngineConfig) -> None:
-    """Raise :class:`ConfigurationError` for settings that are fine one by one but not together."""
+    """Raise :class:`ConfigurationError` for settings that are each valid but do not fit together."""
     if isinstance(config, ServeConfig):
         _check_server(config)
     if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
@@ -614,7 +615,7 @@ def _check_replicas(config: ServeConfig) -> None:
 
 
 def check_models(config: ServeConfig) -> None:
-    """Raise :class:`ConfigurationError` for models of one server that are fine one by one but not together."""
+    """Raise :class:`ConfigurationError` for models of one server that are each valid but do not fit together."""
     if not config.models:
         if config.max_loaded_models is not None:
             raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
@@ -627,7 +628,7 @@ def check_models(config: ServeConfig) -> None:
 
 
 def _check_own_files(models: dict[str, ServeConfig]) -> None:
-    """No two engines may write to one file: both may be loaded."""
+    """Refuse a file that two models would write to: both may be loaded at once."""
     for setting in ("trace", "draft_history"):
         users: dict[str, str] = {}
         for name, config in models.items():

@@ -1,5 +1,5 @@
-"""The settings of :mod:`foresay.server.settings.config` as data: each with its flag, variable, section and what it
-accepts."""
+"""The settings of :mod:`foresay.server.settings.config` as data: each with its flag, variable, section and accepted
+values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresay.server.settings.config import SECTIONS, AppliedBy, EngineConfig, Se
 PREFIX = "FORESAY_"
 
 
-#: Settings that most people give: eight of a server.
+#: The most common settings: eight of a server.
 _COMMON = {
     *("draft", "quantize", "max_model_len", "max_seqs", "served_model_name", "host", "port", "api_key"),
     *("temperature", "top_p", "max_tokens", "rounds"),
@@ -25,7 +25,7 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a config struct, and all the names it goes by."""
+    """One field of a config struct, with all its names."""
 
     name: str
     section: str
@@ -59,7 +59,7 @@ class Setting:
 
 @cache
 def settings_of(config: type[EngineConfig]) -> dict[str, Setting]:
-    """The settings of a config struct by field name, ancestors' fields first. Its models are no setting: they have
+    """The settings of a config struct by field name, ancestors' fields first. Its models are not a setting: they have
     settings of their own."""
     hints = get_type_hints(config, include_extras=True)
     info = msgspec.inspect.type_info(config)
@@ -74,7 +74,7 @@ def all_settings() -> dict[str, Setting]:
 
 
 def applied_by(*appliers: AppliedBy) -> tuple[str, ...]:
-    """The settings of a server that these apply."""
+    """The settings of a server that these ``appliers`` apply."""
     return tuple(name for name, setting in settings_of(ServeConfig).items() if setting.applied_by in appliers)
 
 
@@ -116,7 +116,7 @@ def _choices(kind: msgspec.inspect.Type) -> tuple[str, ...]:
 
 
 def _expected(kind: msgspec.inspect.Type) -> str:
-    """What a right value looks like, in words."""
+    """A description of valid values."""
     match kind:
         case msgspec.inspect.Metadata(type=inner, extra=extra):
             return str((extra or {}).get("expected") or _expected(inner))
@@ -154,7 +154,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was probably meant to be."""
+    """The known name that ``name`` was probably meant to be; None if none is close."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    longer = [one for one in close if one.startswith(name)]  # what was not written to the end
+    longer = [one for one in close if one.startswith(name)]  # abbreviations
     return next(iter(longer or close), None)

@@ -1,8 +1,8 @@
 """Reading a config from flags, ``FORESAY_*`` variables and a TOML file, and remembering where each value came from.
 
-The order is flag, variable, file, default; of the file a section ``[models.NAME]`` goes before ``[engine]``. Anything
-unknown is an error that names the nearest known name and the place it was found; a wrong value is an error that names
-the field and what would be right.
+The order is flag, variable, file, default; in the file ``[models.NAME]`` overrides ``[engine]``. An unknown name is an
+error that gives the nearest known name and where it was found; a wrong value is an error that names the field and the
+valid values.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
 
 FILE_VARIABLE = PREFIX + "CONFIG"
-#: The section of a file that holds one for each model of a server.
+#: The section of a file with a subsection for each model of a server.
 MODELS = "models"
-#: What clients may call a model: names stand in URLs, headers and lines of logs.
+#: Valid names of models: they appear in URLs, headers and log lines.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 
 ConfigT = TypeVar("ConfigT", bound=EngineConfig)
@@ -64,14 +64,14 @@ def load(
 
 
 def _check_no_other_target(path: str, sources: Iterable[tuple[str, Any, str]]) -> None:
-    """It would be the target of all of them."""
+    """Refuse a target from elsewhere: it would be the target of all models."""
     for name, value, _ in sources:
         if name == "target":
             raise ConfigurationError(f"the target {value} is given, and {path} names several in [models.NAME]")
 
 
 def _built(config: type[ConfigT], sources: Iterable[tuple[str, Any, str]]) -> Loaded[ConfigT]:
-    """The config that the values of ``sources`` make, later ones before earlier ones."""
+    """The config made of the values of ``sources``; later ones override earlier ones."""
     known = settings_of(config)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -85,8 +85,8 @@ def _built(config: type[ConfigT], sources: Iterable[tuple[str, Any, str]]) -> Lo
 
 
 def changed(config: ConfigT, settings: Mapping[str, Any], known: Mapping[str, Setting] | None = None) -> ConfigT:
-    """``config`` with other settings, by name: those in ``known``, which are those of its engine unless it is given.
-    Raises :class:`ConfigurationError`."""
+    """``config`` with other settings, by name. known: the settings that may change; by default the engine's. Raises
+    :class:`ConfigurationError`."""
     known = settings_of(EngineConfig) if known is None else known
     values = {name: _converted(known[name], value, name) for name, value, _ in _from_caller(settings, known, "setting")}
     made = msgspec.structs.replace(config, **values)
@@ -96,7 +96,7 @@ def changed(config: ConfigT, settings: Mapping[str, Any], known: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A settings file. text: for the numbers of its lines. tables: its sections. models: those of ``[models.NAME]``."""
+    """A settings file. text: for line numbers in messages. tables: its sections. models: those of ``[models.NAME]``."""
 
     path: str = ""
     text: str = ""
@@ -105,7 +105,7 @@ class _Document:
 
     @classmethod
     def read(cls, path: str | None) -> _Document:
-        """The file at ``path``; nothing without one."""
+        """The file at ``path``; an empty document without one."""
         if path is None:
             return cls()
         text = _read(path)
@@ -121,7 +121,7 @@ class _Document:
         return cls(path, text, tables, models)
 
     def settings(self, model: str | None = None) -> Iterator[tuple[str, Any, str]]:
-        """Name, value and place of each; with those of one model at the end."""
+        """Name, value and location of each setting; those of one model come last."""
         for section, table in self.tables.items():
             yield from self._of(section, section, table)
         if model is not None:
@@ -136,7 +136,7 @@ class _Document:
 
 
 def _check_models(path: str, text: str, models: Any) -> None:
-    """Raise unless each is a table under a name that clients can say, and no two names are one to Ollama's clients."""
+    """Raise unless each is a table under a valid name, and no two names are the same to Ollama's clients."""
     if not isinstance(models, dict):
         raise ConfigurationError(f"{path}:{_line_of(text, MODELS, '')}: models holds sections such as [models.NAME]")
     called: dict[str, str] = {}
@@ -171,7 +171,7 @@ def _misplaced(path: str, text: str, name: str) -> str:
 
 
 def _unknown_key(where: str, section: str, kind: str, key: str) -> str:
-    """section: as it is called; kind: whose keys it takes."""
+    """section: its name; kind: the section whose keys it takes."""
     elsewhere = all_settings().get(key)
     if elsewhere is not None:
         return f'{where}: "{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
@@ -180,7 +180,7 @@ def _unknown_key(where: str, section: str, kind: str, key: str) -> str:
 
 
 def _line_of(text: str, key: str, section: str) -> int:
-    """The line on which ``key`` of ``section`` stands, for messages; 1 where it is written in some other way."""
+    """The line of ``key`` in ``section``, for messages; 1 if it is written in an unusual way."""
     current = ""
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[+([^\]]*)", line)

@@ -1,4 +1,4 @@
-"""What settings stand for: the target's directory, who drafts, what the model is called. Imports no torch."""
+"""Resolved settings: the target's directory, the drafters, the model's names. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from foresay.verifier.model.hub import cached, is_local, resolve
 from foresay.verifier.model.predicting import beside
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
-#: Drafters that come with the bundled target. The heads fit it alone.
+#: Heads that come with the bundled target, and fit only it.
 BUNDLED_HEADS = (MEDUSA, EAGLE3, DFLASH)
-#: Of the heads that ship with a target, the one that drafts unless another is named: the first that is there.
+#: Of the heads that ship with a target, the first of these drafts by default.
 FIRST_HEADS = (EAGLE3, DFLASH)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
-#: Drafters that every target has, of those that bring something beside the others: ngram finds what suffix finds too.
+#: Drafters that ``auto`` adds for every target: not ngram, since suffix finds what it finds.
 AUTO = (SUFFIX,)
 
 
-#: Weights of a target that ``auto`` lets draft for itself: a smaller one's steps are mostly overhead, and the copy of a
-#: larger one takes minutes to be made, and gigabytes: it has to be asked for.
+#: Weights of a target that ``auto`` lets draft for itself: a smaller one's steps are mostly overhead, and making a
+#: larger one's copy takes minutes and gigabytes, so it must be requested.
 _LEAST, _MOST = 50_000_000, 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A setting that was resolved, and why."""
+    """A resolved setting, and the reason."""
 
     value: str
     reason: str
@@ -52,7 +52,7 @@ def target_directory(config: EngineConfig, flag: str = "TARGET") -> Path:
 
 
 def cached_target(config: EngineConfig) -> Path | None:
-    """The target's directory or file if all of it is here, without asking anyone."""
+    """The target's directory or file if all of it is on disk, without network access."""
     if config.target == "bundled":
         return BUNDLED / "target"
     from foresay.server.catalog.catalog import of_short_name
@@ -63,8 +63,8 @@ def cached_target(config: EngineConfig) -> Path | None:
 
 
 def check_names(config: EngineConfig) -> None:
-    """Before a second of importing: fetch a target of the catalog, and raise ModelNotFound where it cannot be had, or
-    where a path leads nowhere; and ConfigurationError for a name that is not on disk and nearly one that we know."""
+    """Check names before the slow imports: fetch a target of the catalog, and raise ModelNotFound if it cannot be had
+    or a path does not exist, and ConfigurationError for a name that is not on disk but close to a known one."""
     for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
         _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
         place = part.partition(":")[2] or part
@@ -81,15 +81,15 @@ def check_names(config: EngineConfig) -> None:
 
 
 def check_config(config: EngineConfig) -> ModelConfig | None:
-    """The configuration of a target that is here, before a second of importing; None for one that is yet to be fetched.
-    Raises a loader's error for one that cannot be loaded."""
+    """The configuration of a target on disk, before the slow imports; None for one that has yet to be fetched. Raises a
+    loader's error for one that cannot be loaded."""
     place = Path(config.target).expanduser()
     here = place.exists() or cached_target(config) is not None
     return ModelConfig.from_directory(target_directory(config)) if here else None
 
 
 def check_model_name(what: str, name: str) -> None:
-    """Raise ConfigurationError for a word that is no path and nearly a model of the catalog, with or without its
+    """Raise ConfigurationError for a word that is not a path but close to a model of the catalog, with or without its
     owner."""
     from foresay.server.catalog.catalog import known_targets, last_part
 
@@ -99,8 +99,8 @@ def check_model_name(what: str, name: str) -> None:
 
 
 def _check_spelling(what: str, name: str, known: Mapping[str, str]) -> None:
-    """Only a word that is close to one of ours counts as a slip: hub ids with an owner may be anything. known: what is
-    meant by each word."""
+    """Raise for a word close to a known one; hub ids with an owner may be anything. known: the suggestion for each
+    word."""
     if known.get(name) == name or set(name) & set("/:~") or name.startswith("."):
         return
     meant = closest(name.lower(), known)
@@ -109,10 +109,10 @@ def _check_spelling(what: str, name: str, known: Mapping[str, str]) -> None:
 
 
 def choose_draft(config: EngineConfig) -> Resolved:
-    """Who drafts, in one word or several with commas between them.
+    """The drafters, as one word or several separated by commas.
 
-    Raises ConfigurationError for a head by its kind alone (``medusa``, ``eagle3``, ``dflash``) where none of that kind
-    comes with the target.
+    Raises ConfigurationError for a head given only by its kind (``medusa``, ``eagle3``, ``dflash``) if none of that
+    kind comes with the target.
     """
     if config.draft == "auto":
         return _chosen_draft(config)
@@ -144,7 +144,7 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
 
 
 def _predicts(config: EngineConfig) -> bool:
-    """Whether the target's checkpoint is here, and has a layer for that of a layout that is known."""
+    """Whether the target's checkpoint is on disk, and has a layer for further tokens with a known layout."""
     from foresay.verifier.model.checkpoint import header_names  # imports numpy
 
     try:
@@ -153,24 +153,24 @@ def _predicts(config: EngineConfig) -> bool:
         if directory is None or not (names := header_names(directory)):
             return False
         return beside(names, ModelConfig.from_directory(directory)) is not None
-    except ModelError:  # whoever loads it says what is wrong
+    except ModelError:  # loading it reports the error
         return False
 
 
 def _may_draft(config: EngineConfig) -> bool:
-    """Whether the target is here, and worth a copy in fewer bits."""
+    """Whether the target is on disk, and worth a copy in fewer bits."""
     from foresay.verifier.model.config import parameters
 
     try:
         place = cached_target(config)
         model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
-    except ModelError:  # whoever loads it says what is wrong
+    except ModelError:  # loading it reports the error
         return False
     return model is not None and model.quantization is None and _LEAST <= parameters(model) <= _MOST
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:
-    """The folders of the heads that come with Foresay for the target, by kind; none for one that is not here yet."""
+    """The folders of the heads that ship with Foresay for the target, by kind; empty for a target not on disk."""
     folder = BUNDLED
     if config.target != "bundled":
         from foresay.server.catalog.catalog import of_files
@@ -191,14 +191,14 @@ def _the_target(config: EngineConfig) -> str:
 
 
 def nothing_to_fetch(draft: str) -> bool:
-    """Whether all drafters of a resolved ``--draft`` need no files, or lie in a directory of this machine."""
+    """Whether all drafters of a resolved ``--draft`` need no files, or are in local directories."""
     named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
     places = [place or word for word, _, place in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
     return all(Path(place).exists() for place in places)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:
-    """What one name stands for."""
+    """One name, resolved."""
     if len(chain := stages(part)) > 1:
         return " > ".join(_found_draft(config, stage) for stage in chain)
     if part not in BUNDLED_HEADS:
@@ -213,7 +213,7 @@ def _found_draft(config: EngineConfig, part: str) -> str:
 
 
 def named_in(draft: str) -> tuple[str, ...]:
-    """The drafters that a setting names, in order. Raises ConfigurationError for one that is named twice."""
+    """The drafters that a setting names, in order. Raises ConfigurationError if one is named twice."""
     parts = tuple(part.strip() for part in draft.split(","))
     if len(set(parts)) < len(parts) or not all(parts) or (NONE in parts and len(parts) > 1):
         raise ConfigurationError(
@@ -223,17 +223,17 @@ def named_in(draft: str) -> tuple[str, ...]:
 
 
 def stages(part: str) -> tuple[str, ...]:
-    """The drafters of which each drafts for the next one, ``a > b``; one alone otherwise."""
+    """The drafters of a chain ``a > b``, in which each drafts for the next; otherwise a single one."""
     return tuple(stage.strip() for stage in part.split(">"))
 
 
 def short_name(name: str) -> str:
-    """A model's name for people: ``bundled/draft`` instead of where the package lies."""
+    """A model's name for people: ``bundled/draft`` instead of a path into the package."""
     path = Path(name.partition(":")[2] or name)
     return f"bundled/{path.relative_to(BUNDLED)}" if path.is_relative_to(BUNDLED) else name
 
 
-#: The tag that Ollama's clients put behind a name that has none.
+#: The tag that Ollama's clients append to a name without one.
 LATEST = ":latest"
 
 
@@ -243,18 +243,18 @@ def tagged(name: str) -> str:
 
 
 class ModelNames(msgspec.Struct, frozen=True):
-    """known: all names, the first one for answers. any: others mean the model too."""
+    """known: all names; responses use the first. any: any other name is accepted, too."""
 
     known: tuple[str, ...]
     any: bool = False
 
     @property
     def own(self) -> str:
-        """The one in answers."""
+        """The name in responses."""
         return self.known[0]
 
     def has(self, asked: str) -> bool:
-        """Whether it is one of the names, with Ollama's tag or without."""
+        """Whether it is one of the names, with or without Ollama's tag."""
         return asked.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
 
     def mean(self, asked: str) -> bool:
@@ -263,8 +263,7 @@ class ModelNames(msgspec.Struct, frozen=True):
 
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:
-    """What clients call the target, as the settings say: the last part of a directory or GGUF file, unless they name
-    it."""
+    """The target's names for clients: from the settings, else the last part of its directory or GGUF file."""
     return config.served_model_name or (_own_name(config.target),)
 
 
@@ -278,7 +277,8 @@ def _own_name(target: str) -> str:
 
 
 class Unfit(ConfigurationError):
-    """fault: what is wrong. remedy: what would be right, without a full stop. The message is both."""
+    """A setting that cannot work. fault: what is wrong. remedy: how to fix it, without a full stop. The message is
+    both."""
 
     def __init__(self, fault: str, remedy: str) -> None:
         super().__init__(f"{fault}: {remedy}")

@@ -14,7 +14,7 @@ def bytes_in_words(count: int) -> str:
     return f"{amount:.0f} {units[0]}" if units[0] == "bytes" or amount >= 100 else f"{amount:.1f} {units[0]}"
 
 
-#: A number of bytes as a setting has it, and in words.
+#: The pattern of a size in a setting, and its description.
 BYTES, BYTES_EXPECTED = r"[0-9]{1,9}(?:\.[0-9]{1,9})?[KMGT]i?B", "a size such as 8GiB or 500MB"
 
 
@@ -37,18 +37,18 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-#: Seconds of each unit; ``ms`` before ``m``, with which it begins.
+#: Seconds of each unit; ``ms`` before its prefix ``m``.
 UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "h": 3600.0, "m": 60.0, "s": 1.0}
 _NUMBER = r"(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
 _PART = rf"{_NUMBER}(?:{'|'.join(UNITS)})"
-#: What a span looks like, for a setting's pattern.
+#: The pattern of a time span in a setting.
 SPAN = rf"^(?:{_PART}){{1,4}}$"
-#: The same in words.
+#: Its description.
 EXPECTED = "a time such as 30s, 10m, 2h or 1h30m"
 
 
 def seconds_of(span: str) -> float:
-    """The seconds in a span, which may have a sign in front. ValueError for what is none."""
+    """The seconds in a span, which may have a sign. Raises ValueError for anything else."""
     sign, given = (-1.0, span[1:]) if span.startswith("-") else (1.0, span.removeprefix("+"))
     if not re.fullmatch(SPAN, given):
         raise ValueError(f"{span!r} is not {EXPECTED}")

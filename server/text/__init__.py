@@ -1,1 +1,1 @@
-"""Text on its way to token ids and back: tokenizer, messages, tools, grammars, and how output is read."""
+"""From text to token ids and back: tokenizer, messages, tools, grammars, and output parsers."""

@@ -1,4 +1,4 @@
-"""One choice of an answer while it runs: deltas of token ids in, pieces of text out."""
+"""One running choice of an answer: deltas of token ids in, text deltas out."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from foresay.spec.trace import Statistics
 
 
 class ChoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a choice is made from its tokens. stop: strings that end it. silent: there shall be no tokens;
-    the one that the engine writes all the same is dropped. by_token: keep what each token adds apart. provenance: say
-    where the tokens come from; that needs ``by_token``.
+    """How the text of a choice is made from its tokens. stop: strings that end it. silent: no tokens are wanted; the
+    one that the engine still emits is dropped. by_token: record what each token adds. provenance: record the tokens'
+    origins; needs ``by_token``.
     """
 
     stop: tuple[str, ...] = ()
@@ -41,11 +41,12 @@ class ChoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """What a delta adds to the answer. finish_at: the text ends with this output token.
+    """What a delta adds to the answer. finish_at: number of the output token with which the text ends.
 
-    text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if asked
-    for. offsets: for each token, the characters of text that were whole before it. prompt_logprobs: once, if asked for.
-    token_texts: what each token adds, if that is kept apart. steps, tokens: their provenance, if asked for.
+    text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if
+    requested. offsets: for each token, the number of complete characters before it. prompt_logprobs: once, if
+    requested.
+    token_texts: what each token adds, if recorded. steps, tokens: their provenance, if requested.
     """
 
     text: str = ""
@@ -62,7 +63,7 @@ class Piece(msgspec.Struct, kw_only=True):
 
 
 def merged(pieces: Sequence[Piece]) -> Piece:
-    """One piece that adds what all of them add, one behind the other."""
+    """The concatenation of several pieces."""
     if len(pieces) == 1:
         return pieces[0]
     lists = ("token_ids", "logprobs", "offsets", "token_texts", "steps", "tokens")
@@ -79,10 +80,10 @@ def merged(pieces: Sequence[Piece]) -> Piece:
 class Choice:
     """The text, counts and ending of one request.
 
-    context: prompt tokens whose text precedes the answer's (empty where the answer starts a new text). parser: splits
-    the text into parts. warnings: what of the request is done otherwise than asked. words: the first ones of its
-    prompt, for those who may see it. differs: where it differs from one before it. tokens: those of the answer so far,
-    the one that ended it among them.
+    context: prompt tokens whose text precedes the answer's (empty if the answer starts a new text). parser: splits the
+    text into parts. warnings: what of the request is not done as requested. words: the first words of its prompt, for
+    those who may see it. differs: where its prompt differs from an earlier one. tokens: the output so far, including
+    the token that ended it.
     """
 
     def __init__(
@@ -119,16 +120,16 @@ class Choice:
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens the answer has so far."""
+        """Number of output tokens so far."""
         return len(self.tokens)
 
     @property
     def finished(self) -> bool:
-        """Whether the last piece was taken."""
+        """Whether the last delta was taken."""
         return self.finish_reason is not None
 
     def take(self, delta: Delta) -> Piece:
-        """Turn a delta into the piece of text that became certain with it."""
+        """Turn a delta into the piece of text that is certain with it."""
         made = len(delta.tokens)
         if self._options.silent:
             delta = _silenced(delta)
@@ -152,9 +153,9 @@ class Choice:
         return piece
 
     def _feed(self, delta: Delta, piece: Piece) -> list[tuple[int, int]]:
-        """Feed tokens one by one, as plain decoding would, up to the one that completes a stop string.
+        """Feed tokens one by one, as in plain decoding, up to the one that completes a stop string.
 
-        Returns where in the piece's text and parts each token begins, if what they add is kept apart.
+        Returns where in the piece's text and parts each token begins, if that is recorded.
         """
         count, begins = 0, []
         for count, token in enumerate(delta.tokens, start=1):
@@ -179,7 +180,7 @@ class Choice:
         return begins
 
     def _count_predicted(self, origin: Origin, kept: int) -> None:
-        """Count what was drafted of the prediction; only what is in the text was accepted."""
+        """Count draft tokens of the prediction; only those in the text count as accepted."""
         if not origin.predicted:
             return
         if origin.sources:
@@ -190,7 +191,7 @@ class Choice:
         self.rejected_prediction_tokens += origin.predicted - accepted
 
     def _mark(self, token: int, piece: Piece) -> None:
-        """A marker ends the text before it: nothing of that is held back."""
+        """Handle a marker token: the text before it is released completely."""
         self._say(self._released(self._counted(self._detokenizer.flush())), piece)
         if not self._cut:
             self._say(self._search.flush(), piece)
@@ -206,7 +207,7 @@ class Choice:
         piece.parts += self._parser.feed(text)
 
     def _released(self, text: str) -> str:
-        """The part of the text so far that may go out; notes a stop string. Below min_tokens none is looked for."""
+        """The part of the text that may be sent; records a stop string. Up to min_tokens none is searched for."""
         if self.completion_tokens <= self.request.params.min_tokens:
             return text
         released, stop = self._search.feed(text)
@@ -227,13 +228,13 @@ class Choice:
 
 
 def _silenced(delta: Delta) -> Delta:
-    """A delta without its tokens: the answer ends because it may have none."""
+    """A delta without its tokens: the finish reason becomes ``length``, since no tokens are wanted."""
     reason: FinishReason | None = None if delta.finish_reason is None else "length"
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
 
 
 def _token_texts(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenParts]:
-    """What each token of a piece adds; what came out at the end of the answer belongs to the last one."""
+    """What each token of a piece adds; what is flushed at the end belongs to the last one."""
     ends = [*begins[1:], (len(piece.text), len(piece.parts))]
     return [
         TokenParts(piece.text[text:end_of_text], piece.parts[part:end_of_parts])

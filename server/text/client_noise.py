@@ -1,5 +1,5 @@
-"""What clients put into prompts that says nothing to a model and changes each time: all of a prompt after the first
-token that changed has to be read again.
+"""What clients add to prompts that means nothing to the model and changes each time: everything after the first changed
+token would have to be prefilled again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from foresay.server.text.warned import Warned, warning
 
 
 class NoisePattern(NamedTuple):
-    """What is left out. where: as the first line of the system message; or as a whole system message later on, which is
-    harmless unless the chat template writes it at the beginning. pattern: all of it. why: it changes each time."""
+    """Text to leave out. where: as the first line of the system message; or as a whole later system message, which is
+    harmless unless the chat template moves it to the beginning. pattern: matches all of it. why: it changes each
+    time."""
 
     client: str
     where: Literal["first line", "late message"]
@@ -42,8 +43,8 @@ Messages = list[dict[str, Any]]
 
 
 def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, tuple[Warned, ...]]:
-    """Rendered messages without what clients add, and what to say of that, once of each. hoists: whether the chat
-    template writes late system messages at the beginning."""
+    """Rendered messages without client noise, and one warning for each kind. hoists: whether the chat template moves
+    late system messages to the beginning."""
     kept: Messages = []
     found: dict[NoisePattern, int] = {}
     for index, message in enumerate(messages):

@@ -1,6 +1,6 @@
-"""Messages and tools as clients send them, to what chat templates take; errors name the field.
+"""From messages and tools as clients send them to the input of chat templates; errors name the field.
 
-Templates want a call's arguments as an object and no content as an empty text; clients send JSON text and null.
+Templates expect a call's arguments as an object and missing content as ""; clients send JSON text and null.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from foresay.server.schemas import chat as schemas
 from foresay.server.text.warned import Warned, tools_left_out
 from foresay.spec.errors import InvalidRequest, Path, inside
 
-#: Characters of a list's entry, and of the text that these are found in.
+#: Most characters of a list's entry, and of the text from which it is made.
 _MOST_WORDS, _LOOKED_THROUGH = 80, 400
 
 
 def first_words(text: str) -> str:
-    """Of a text, for a list: one line of at most 80 characters."""
+    """The beginning of a text, for a list: one line of at most 80 characters."""
     return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
 
 
 def last_words(request: schemas.ChatRequest) -> str:
-    """The first words of what the user said last; else of the last message."""
+    """The first words of the user's last message; else of the last message."""
     said = request.messages or []
     last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
     if last is None or last.content is None:
@@ -39,7 +39,7 @@ def last_words(request: schemas.ChatRequest) -> str:
 
 
 def messages(request: schemas.ChatRequest) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it."""
+    """The conversation as input for chat templates."""
     if not request.messages:
         raise InvalidRequest("messages", " must not be empty")
     bounds.check_count(request.messages, bounds.MOST_MESSAGES, "messages")
@@ -54,9 +54,9 @@ def messages(request: schemas.ChatRequest) -> list[dict[str, Any]]:
 
 
 def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
-    """The conversation with system messages only at its beginning, and which messages were of the system before.
+    """The conversation with a system message only at its beginning, and the indices of the later ones.
 
-    Those behind are told as the user's, in one turn with its neighbours: templates often want turns to alternate.
+    Later ones become user messages, merged with neighbouring ones, since templates often require alternating turns.
     """
     told: list[dict[str, Any]] = []
     moved: list[int] = []
@@ -73,8 +73,8 @@ def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[i
 
 
 def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as gpt-oss's template takes it: one call in a message, its results behind it, and what is said
-    beside it with what is thought, which has another name there."""
+    """The conversation as gpt-oss's template expects it: one call per message, followed by its results; a call's text
+    is added to the reasoning, which has another name there."""
     told: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         own = {name: value for name, value in message.items() if name != "reasoning_content"}
@@ -91,7 +91,7 @@ def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return told
 
 
-#: How a model whose chat template has no tools is told of them. Its calls are of the format ``hermes``.
+#: Describes tools to a model whose chat template has none. Its calls have the format ``hermes``.
 _TOOLS = """You can call functions. To call one, write nothing but its name and arguments, as JSON between tags:
 <tool_call>
 {"name": "function", "arguments": {"parameter": "value"}}
@@ -101,8 +101,8 @@ The functions are:
 
 
 def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for a template without tools: these stand in the system message, or in the first one if there is
-    none, and calls and results in the text of messages; results are the user's.
+    """The conversation for a template without tools: they are described in the system message, or in the first message
+    if there is none; calls and results become text of messages, results as the user's.
     """
     told: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
@@ -126,7 +126,7 @@ def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> 
 
 
 def _check_arguments(messages: list[schemas.Message]) -> None:
-    """Raise if there is too much in the JSON that arguments of calls are."""
+    """Raise if the JSON of the calls' arguments is too large."""
     parts = 0
     for index, message in enumerate(messages):
         field = ("messages", index, "tool_calls")
@@ -181,7 +181,7 @@ def _answered(message: schemas.Message, called: frozenset[str]) -> str:
 
 
 def _of_assistant(message: schemas.Message) -> dict[str, Any]:
-    """What only the assistant says: reasoning (templates decide whether the model sees it again) and calls."""
+    """What only assistant messages have: reasoning (templates decide whether the model sees it again) and calls."""
     rendered: dict[str, Any] = {}
     if message.reasoning_content is not None:
         rendered["reasoning_content"] = message.reasoning_content
@@ -198,7 +198,7 @@ def _call(call: schemas.ToolCall, index: int) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """The object that ``text`` spells. A model's call may be broken or cut off: then the text as it is."""
+    """The JSON object in ``text``; the text itself if it is invalid, as a model's call may be broken or cut off."""
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
@@ -212,11 +212,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The functions the model may call; none where it must not call any.
+    """The functions the model may call; empty if it must not call any.
 
-    listed: all functions the prompt tells of. places: which of the request's tools they are, if not simply those in
-    order. functions: those that may be called. required: at least one call must be made. parallel: more than one may
-    be. warnings: about tools that cannot be run here.
+    listed: all functions described in the prompt. places: their indices in the request's tools, if not 0, 1, 2 ..
+    functions: those that may be called. required: at least one call must be made. parallel: more than one may be made.
+    warnings: about tools that cannot be run here.
     """
 
     listed: tuple[schemas.Function, ...] = ()
@@ -237,12 +237,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return {function.name: function.parameters or {} for function in self.functions}
 
     def rendered(self) -> list[dict[str, Any]]:
-        """The functions as chat templates take them."""
+        """The functions as input for chat templates."""
         return [{"type": "function", "function": _described(function)} for function in self.listed]
 
 
 def offered(request: schemas.ChatRequest) -> Offer:
-    """What the request offers, checked; errors name the field."""
+    """The tools that the request offers, checked; errors name the field."""
     bounds.check_count(request.tools, bounds.MOST_TOOLS, "tools")
     given = list(enumerate(request.tools or ()))
     functions = {place: _function(tool, place) for place, tool in given if tool.type == FUNCTION}
@@ -318,7 +318,7 @@ def _known(name: str, names: Collection[str], path: Path) -> str:
 
 
 def _described(function: schemas.Function) -> dict[str, Any]:
-    """A function as the model sees it. strict is a word to the server; without parameters there are none to give."""
+    """A function as the model sees it. ``strict`` is only for the server; missing parameters mean none."""
     described: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         described["description"] = function.description

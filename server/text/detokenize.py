@@ -1,15 +1,15 @@
-"""Token ids to text: what one token is by itself, and texts while they arrive.
+"""Token ids to text: the bytes of single tokens, and incremental detokenization.
 
-A token may end inside a character, and some tokenizers strip the space in front of a text's first word, so
+A token may end inside a character, and some tokenizers strip the space before a text's first word, so
 ``decode(a) + decode(b)`` is not ``decode(a + b)``. The detokenizer therefore decodes a short window::
 
     window   [ context: tokens whose text is out | fresh: tokens since the text last ended in a whole character ]
     text     |---------- emitted ----------------|---- new: goes out ----|-- U+FFFD..: held --|
 
-Each token costs two decodes of that window, however long the text. (``tokenizers.DecodeStream`` works alike, but its
-window grows without bound on bytes that never become a character and on tokens without text, and it cannot be flushed.)
+Each token costs two decodes of that window, however long the text. (``tokenizers.DecodeStream`` is similar, but its
+window grows without bound on bytes that never complete a character and on tokens without text, and it has no flush.)
 
-What one token is by itself ``decode([id])`` cannot say: half a character becomes U+FFFD, and the space may be gone.
+``decode([id])`` does not give a single token's bytes: half a character becomes U+FFFD, and a space may be stripped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 REPLACEMENT = "\ufffd"
-#: A character has at most four bytes, so at most three bytes at the end can still be waiting for the rest of it.
+#: A character has at most four bytes, so at most three bytes at the end can be an incomplete character.
 LONGEST_CHARACTER = 4
 MOST_FRESH = 16
 CONTEXT_TOKENS = 6
 
 
 class Decoder(Protocol):
-    """Decodes ids in one go. ``special_ids`` are the tokens that ``decode`` leaves out on request."""
+    """Decodes ids. ``special_ids`` are the tokens that ``decode`` leaves out on request."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -42,10 +42,10 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """The text of one growing token sequence. ``step`` returns what became certain, ``flush`` the rest.
+    """The text of one growing token sequence. ``step`` returns text that is certain, ``flush`` the rest.
 
-    All pieces together equal the decoded whole (minus the context's text). context: tokens in front, whose text is not
-    repeated but decides about leading spaces.
+    All pieces together equal the whole text decoded at once (minus the context's). context: preceding tokens, whose
+    text is not repeated but determines leading spaces.
     """
 
     def __init__(self, decoder: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
@@ -53,13 +53,13 @@ class Detokenizer:
         self._hidden = decoder.special_ids if skip_special_tokens else frozenset()
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in self._hidden]
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT):  # the prompt ends inside a character: nobody can tell what its other half is
+        if text.endswith(REPLACEMENT):  # the prompt ends inside a character, which cannot be completed
             self._window, text = [], ""
         self._emitted = len(text)
         self._fresh = 0
 
     def step(self, token: int) -> str:
-        """Add one token; return the characters it completed, possibly none."""
+        """Add one token; return the characters that it completes, possibly none."""
         if token in self._hidden:
             return ""
         self._window.append(token)
@@ -68,7 +68,7 @@ class Detokenizer:
         whole = len(text.rstrip(REPLACEMENT))
         if whole == len(text):
             return self._emit_all(text)
-        if self._fresh > LONGEST_CHARACTER:  # these bytes are no start of a character
+        if self._fresh > LONGEST_CHARACTER:  # these bytes do not start a character
             whole = max(whole, len(text) - LONGEST_CHARACTER + 1)
         piece = text[self._emitted : whole]
         self._emitted = max(self._emitted, whole)
@@ -77,7 +77,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """The sequence is over: what was held back, broken characters as U+FFFD."""
+        """The sequence has ended: what was held back, with broken characters as U+FFFD."""
         text = self._decode(self._window)
         piece = text[self._emitted :]
         self._emitted = len(text)
@@ -99,22 +99,22 @@ class Detokenizer:
 
 
 class StopSearch:
-    """Cuts a growing text at the first stop string, and holds back only what could be the beginning of one.
+    """Cuts a growing text at the first stop string, and holds back only possible beginnings of one.
 
-    The first is the one that ends earliest (the longest of those), so the cut depends on the text alone and not on how
-    it was split into pieces. include: whether the stop string itself stays in the text. Each character is read once for
-    each stop string, however much is held: of a stop string only the length is kept that the text ends with.
+    The first is the one that ends earliest (the longest of those), so the cut depends only on the text and not on how
+    it was split. include: whether the stop string stays in the text. Each character is read once per stop string,
+    however much is held: for each stop string only the length of the matched prefix is kept.
     """
 
     def __init__(self, stops: Sequence[str] = (), include: bool = False) -> None:
         self._stops = [(stop, _fallbacks(stop)) for stop in sorted(stops, key=len, reverse=True)]
         self._include = include
-        self._begun = [0] * len(self._stops)  # how much of each stop string the text ends with
+        self._begun = [0] * len(self._stops)  # length of each stop string's prefix that the text ends with
         self._held: deque[str] = deque()
         self._held_length = 0
 
     def feed(self, piece: str) -> tuple[str, str | None]:
-        """Add text; return the text that may go out and the stop string found, if any. After that, feed no more."""
+        """Add text; return the text that may be sent and the stop string found, if any. After that, feed no more."""
         if not self._stops:
             return piece, None
         for end, character in enumerate(piece, start=1):
@@ -126,14 +126,14 @@ class StopSearch:
         return self._released(piece), None
 
     def flush(self) -> str:
-        """The text is over: what was held back."""
+        """The text has ended: what was held back."""
         held = "".join(self._held)
         self._held.clear()
         self._held_length, self._begun = 0, [0] * len(self._stops)
         return held
 
     def _released(self, piece: str) -> str:
-        """Hold a piece; give what no stop string can begin in."""
+        """Hold a piece; return the text in which no stop string can begin."""
         self._held.append(piece)
         self._held_length += len(piece)
         surplus, released = self._held_length - max(self._begun), []
@@ -147,9 +147,9 @@ class StopSearch:
         return "".join(released)
 
 
-@lru_cache(16)  # all choices of a request look for the same ones
+@lru_cache(16)  # all choices of a request search for the same ones
 def _fallbacks(stop: str) -> tuple[int, ...]:
-    """For each beginning of ``stop``, the longest shorter one that it ends with, as Knuth, Morris and Pratt have it."""
+    """For each prefix of ``stop``, the length of the longest shorter prefix that it ends with (Knuth-Morris-Pratt)."""
     lengths, longest = [0], 0
     for character in stop[1:]:
         longest = _further(stop, lengths, longest, character)
@@ -158,7 +158,7 @@ def _fallbacks(stop: str) -> tuple[int, ...]:
 
 
 def _further(stop: str, fallbacks: Sequence[int], begun: int, character: str) -> int:
-    """How much of ``stop`` the text ends with, one character after it ended with ``begun`` of it."""
+    """The matched length of ``stop`` after another character, given the matched length ``begun`` before."""
     while begun and stop[begun] != character:
         begun = fallbacks[begun - 1]
     return begun + (stop[begun] == character)
@@ -169,8 +169,8 @@ _SPACE = "\u2581"
 
 
 class SpelledToken(NamedTuple):
-    r"""raw: the token's bytes. text: those that are no whole character as ``\xf0`` escapes. whole: whether there are
-    none such. numbers: the bytes for JSON; shared, so nobody may change them.
+    r"""raw: the token's bytes. text: with incomplete characters as ``\xf0`` escapes. whole: whether there are none.
+    numbers: the bytes for JSON; shared, so not to be modified.
     """
 
     raw: bytes
@@ -180,7 +180,7 @@ class SpelledToken(NamedTuple):
 
     @classmethod
     def of(cls, spelled: bytes) -> SpelledToken:
-        """From the bytes."""
+        """Make it from the bytes."""
         try:
             text, whole = spelled.decode(), True
         except UnicodeDecodeError:
@@ -198,18 +198,18 @@ class Spelling:
         self._known: dict[int, SpelledToken] = {}
 
     def of(self, token: int) -> SpelledToken:
-        """The token's bytes; none if it is no piece of text (a placeholder id)."""
+        """The token's bytes; empty if it has no text (a placeholder id)."""
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = SpelledToken.of(self.raw(token))
         return known
 
     def is_stray(self, token: int) -> bool:
-        """Whether it stands for one byte that no other token of the text has (sentencepiece's byte fallback)."""
+        """Whether it is a byte-fallback token, which stands for a single byte (sentencepiece)."""
         return "ByteFallback" in self._decoders and bool(_BYTE_TOKEN.fullmatch(self._backend.id_to_token(token) or ""))
 
     def raw(self, token: int) -> bytes:
-        """Its bytes alone; nothing is kept of it."""
+        """Its bytes, without caching."""
         if token in self._literal:
             return str(self._literal[token]).encode()
         piece = self._backend.id_to_token(token)
@@ -226,12 +226,12 @@ class Spelling:
 
 
 def _decoders(state: dict[str, Any]) -> frozenset[str]:
-    """The kinds of a decoder and of those it is made of."""
+    """The types of a decoder and of its parts."""
     return frozenset({state["type"]}).union(*(_decoders(one) for one in state.get("decoders", ())))
 
 
 def _of_byte_level(piece: str) -> bytes:
-    """GPT-2's alphabet, in which every byte is a printable character; others stand for themselves."""
+    """Bytes from GPT-2's alphabet, in which every byte is a printable character; other text is encoded as UTF-8."""
     alphabet = _byte_level_alphabet()
     if all(character in alphabet for character in piece):
         return bytes(alphabet[character] for character in piece)

@@ -1,4 +1,4 @@
-"""Where a long prompt differs from one that was sent before, in words: what follows has to be read again."""
+"""Where a long prompt differs from an earlier one, in words: everything after that must be prefilled again."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ if TYPE_CHECKING:
     from foresay.server.text.conversation import Offer
     from foresay.server.text.tokenizer import Tokenizer
 
-#: Prompts that are compared, of all clients together, and tokens of one that is long.
+#: How many prompts are kept for comparison, of all clients together, and from how many tokens a prompt is long.
 MOST_PROMPTS, LONG = 16, 1024
-#: A prompt that goes on where another ends may say its last few tokens otherwise: so many are nothing to speak of.
+#: A prompt that continues another may tokenize its last few tokens differently: up to this many are ignored.
 FEW = 64
 _WIDTH = array("I").itemsize
-#: Characters of a message that are looked for.
+#: Characters of a message to search for.
 _SHOWN = 200
 
 
 class LastPrompts:
-    """The last long prompts, each with whose it is. Threads may share one."""
+    """The last long prompts, each with its owner. Thread-safe."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[str, bytes]] = deque(maxlen=MOST_PROMPTS)
 
     def compare(self, prompt: Sequence[int], owner: str) -> int | None:
-        """Where a prompt differs from the one most like it among the owner's last ones, and keep it as the last. None
-        if there is none like it, it is one of them, or it goes on where one ends; so for short prompts, which are not
-        kept."""
+        """Where a prompt differs from the most similar of the owner's last ones; it is then kept as the last. None if
+        there are none, if it equals or continues one of them, or if it is short; short prompts are not kept."""
         if len(prompt) < LONG:
             return None
         data = array("I", prompt).tobytes()
@@ -41,7 +40,7 @@ class LastPrompts:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many tokens two prompts begin with."""
+    """The number of tokens in the common prefix of two prompts."""
     low, high = 0, min(len(one), len(other)) // _WIDTH
     while low < high:
         middle = (low + high + 1) // 2
@@ -55,7 +54,7 @@ def _common(one: bytes, other: bytes) -> int:
 def difference(
     prompt: Sequence[int], at: int, tokenizer: Tokenizer, text: str, messages: Sequence[dict[str, Any]], offer: Offer
 ) -> str:
-    """In words, where token ``at`` of a prompt is. text: all of the prompt's, made of ``messages`` and ``offer``."""
+    """Where token ``at`` of a prompt is, in words. text: the whole prompt's, made of ``messages`` and ``offer``."""
     before = len(tokenizer.decode(prompt[:at], skip_special_tokens=False))
     return f"differs at token {at:,} of {len(prompt):,}, in {_place(before, text, messages, offer)}"
 

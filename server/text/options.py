@@ -1,6 +1,6 @@
-"""The options of a request that need more than a copy: understood here, whatever route they came through.
+"""Request options that need checks or conversion, for all routes.
 
-Errors name the field as the client wrote it.
+Errors name the client's field.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import check_range, derive_seed
 
-#: Of all bad words together: each is spelled in three ways, on the event loop.
+#: Most characters of all bad words together: each is tokenized in three ways, on the event loop.
 MOST_BAD_CHARACTERS = 8192
 MOST_BIASES = 4096
-#: What an answer tells of its prompts, over all choices: entries of logprobs (5 MB of JSON), and tokens said again.
+#: Limits on what a response repeats of its prompts, over all choices: logprobs entries (5 MB of JSON), and tokens.
 MOST_PROMPT_ENTRIES = 100_000
 MOST_REPEATED_TOKENS = 1 << 20
-#: Digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
+#: Most digits of a token id. Python reads numbers of thousands of digits slowly or not at all.
 _LONGEST_ID = 20
 
 
 def choices(request: GenerationRequest) -> int:
-    """How many answers to each prompt."""
+    """The number of choices per prompt."""
     count = 1 if request.n is None else request.n
     if request.best_of not in (None, 1, count):
         raise InvalidRequest(
@@ -42,18 +42,18 @@ def choices(request: GenerationRequest) -> int:
 
 
 def checked_count(n: int) -> int:
-    """``n``, if a request may have so many choices."""
+    """``n``, if a request may have that many choices."""
     check_range("n", n, Choices)
     return n
 
 
 def scores_only(request: GenerationRequest) -> bool:
-    """Whether nothing shall be written: ``echo`` with ``max_tokens`` 0, for the logprobs of the prompt."""
+    """Whether nothing is to be generated: ``echo`` with ``max_tokens`` 0, for the logprobs of the prompt."""
     return isinstance(request, CompletionRequest) and bool(request.echo) and request.max_tokens == 0
 
 
 def logprobs(request: GenerationRequest) -> int | None:
-    """How many of the likeliest tokens to report beside each token; None if nothing is to be reported."""
+    """How many of the likeliest tokens to report with each token; None if no logprobs are requested."""
     if isinstance(request, ChatRequest):
         if request.logprobs:
             return request.top_logprobs or 0
@@ -66,18 +66,18 @@ def logprobs(request: GenerationRequest) -> int | None:
 
 
 def echoed_logprobs(request: GenerationRequest) -> int | None:
-    """The same for the prompt's tokens, which ``echo`` puts in front of the text."""
+    """The same for the prompt's tokens, which ``echo`` prepends to the text."""
     return logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
 
 
 def prompt_logprobs(request: GenerationRequest) -> int | None:
-    """How many of the likeliest tokens the engine has to report beside each token of the prompt."""
+    """How many of the likeliest tokens the engine must report with each token of the prompt."""
     own, echoed = request.prompt_logprobs, echoed_logprobs(request)
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 
 def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int) -> None:
-    """Raise where ``count`` answers to each prompt would tell so much of the prompts that writing it takes long."""
+    """Raise if ``count`` choices per prompt would repeat so much of the prompts that writing it takes long."""
     tokens, listed = count * sum(map(len, prompts)), prompt_logprobs(request)
     each = 0 if listed is None else listed + 1
     if tokens * each > MOST_PROMPT_ENTRIES:
@@ -104,12 +104,12 @@ def logit_bias(request: GenerationRequest) -> dict[int, float]:
 
 
 def bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that spell the unwanted words: at the beginning of a text, after a space, in mid-word."""
+    """The token sequences of the unwanted words: at the beginning of a text, after a space, within a word."""
     return spelled_words(request.bad_words or (), tokenizer)
 
 
 def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The same for words from anywhere."""
+    """The same for words from any source."""
     check_count(given, MOST_BAD_WORDS, "bad_words", "words")
     check_count("".join(given), MOST_BAD_CHARACTERS, "bad_words", "characters")
     words = [word.lstrip() for word in given]
@@ -121,14 +121,15 @@ def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int
 
 
 def _spelled(word: str, newline: list[int], tokenizer: Tokenizer) -> list[list[int]]:
-    """Tokenizers that put a space in front of every text spell the bare word only behind something."""
+    """The tokenizations of a word. Tokenizers that prepend a space to every text give the bare word only after other
+    text."""
     ways = [tokenizer.encode(word, False), tokenizer.encode(f" {word}", False)]
     behind = tokenizer.encode(f"\n{word}", False)
     return [*ways, behind[len(newline) :]] if behind[: len(newline)] == newline else ways
 
 
 def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[int]:
-    """The end of the prompt that ``truncate_prompt_tokens`` leaves; -1: as much as there is ``room`` for."""
+    """The end of the prompt that ``truncate_prompt_tokens`` keeps; -1: as much as ``room`` allows."""
     most = request.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -138,19 +139,20 @@ def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[
 
 
 def stream_interval(request: GenerationRequest) -> int:
-    """The fewest tokens of a chunk, its first and last one excepted."""
+    """The fewest tokens of a chunk, except for the first and last chunk."""
     return 1 if request.stream_interval is None else request.stream_interval
 
 
-#: Seeds go out as JSON numbers, and JavaScript reads those beyond 2**53 inexactly.
+#: Seeds are sent as JSON numbers, and JavaScript reads those beyond 2**53 inexactly.
 _INEXACT_BITS = 64 - 53
 _DRAWN_BITS = 32
 
 
 def forked(request: Request, count: int) -> list[Request]:
-    """``request`` and its forks, ``count`` together. If it has no seed, one is drawn: sent again it gives all of them.
+    """``request`` and its forks, ``count`` in total. Without a seed one is drawn; sent again, it reproduces all of
+    them.
 
-    The prompt is scored once, by the first.
+    Prompt logprobs are computed once, by the first.
     """
     if count == 1:
         return [request]
@@ -165,18 +167,19 @@ def _fork(leader: Request, seed: int, number: int) -> Request:
 
 
 def choice_seed(seed: int, number: int) -> int:
-    """The seed of choice ``number``; the first one's is the request's own. Sent by itself it repeats that choice."""
+    """The seed of choice ``number``; the first one's is the request's own. Sent on its own, it reproduces that
+    choice."""
     return derive_seed(seed, number) >> _INEXACT_BITS if number else seed
 
 
 def check_choices(prompts: int, count: int) -> None:
-    """Raise for more choices, over all prompts, than one answer may have."""
+    """Raise for more choices, over all prompts, than one response may have."""
     if prompts * count > MOST_CHOICES:
         asked = f"{prompts} prompts with n = {count} are {prompts * count} choices"
         raise InvalidRequest("n", f"{asked}; at most {MOST_CHOICES} are allowed")
 
 
-#: To msgspec these are texts in base64.
+#: msgspec would encode these as base64 text.
 _AS_THEY_ARE = (bytes, bytearray, memoryview)
 
 
@@ -193,7 +196,8 @@ def typed(value: object, kind: Any, field: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know: an array, a tensor, one of their numbers, a range, an iterator, a mapping."""
+    """Convert what msgspec does not support: an array, a tensor, one of their numbers, a range, an iterator, a
+    mapping."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else list(value)

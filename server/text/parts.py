@@ -1,13 +1,13 @@
-"""What an answer is made of for a client: text, reasoning, tool calls, how output is split into them, and where from.
+"""The parts of an answer: text, reasoning, tool calls; the interface of parsers; and provenance.
 
-A parser sees the output as a growing text, in pieces of any size, and special tokens that it asked for by id; what it
-says depends on the whole alone, never on how it was cut into pieces.
+A parser sees the output as a growing text, in pieces of any size, and the special tokens that it registered by id; its
+result depends only on the whole, never on how it was cut into pieces.
 
-From the engine's word of a run to what a client is told of its steps and tokens::
+From the tokens of an engine step to a client's provenance of steps and tokens::
 
-    run         a  b  c  d          d is the target's own, behind three accepted drafts
+    step        a  b  c  d          d is the target's own, after three accepted drafts
     the text    a  b|               it ends with b: a stop string
-    told        step: accepted 2, discarded 2      tokens: a (depth 1), b (depth 2)
+    reported    step: accepted 2, discarded 2      tokens: a (depth 1), b (depth 2)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TextPart(msgspec.Struct, frozen=True):
 
 
 class ReasoningPart(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it answers."""
+    """More of the reasoning before the answer."""
 
     text: str
 
@@ -51,7 +51,7 @@ class OutputParser(Protocol):
 
     @property
     def markers(self) -> frozenset[int]:
-        """Token ids that are told to :meth:`marker` instead of becoming text."""
+        """Token ids that are passed to :meth:`marker` instead of becoming text."""
         ...
 
     @property
@@ -61,11 +61,11 @@ class OutputParser(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is wanted: the answer ends here, as at a stop string."""
+        """Whether the answer ends here, as at a stop string."""
         ...
 
     def feed(self, text: str) -> list[Part]:
-        """More text; returns the parts that are certain now."""
+        """Take more text; returns the parts that are now certain."""
         ...
 
     def marker(self, token: int) -> list[Part]:
@@ -73,7 +73,7 @@ class OutputParser(Protocol):
         ...
 
     def flush(self) -> list[Part]:
-        """The output is over: what was held back."""
+        """The output has ended: what was held back."""
         ...
 
 
@@ -98,14 +98,14 @@ class PlainText:
 
 
 def continues(part: Part, more: Part) -> bool:
-    """Whether ``more`` is of the same text, thought or call as ``part``."""
+    """Whether ``more`` continues the same text, reasoning or call as ``part``."""
     if isinstance(part, ToolCallPart) and isinstance(more, ToolCallPart):
         return part.index == more.index
     return type(part) is type(more)
 
 
 def said_by(part: Part) -> str:
-    """A part's text; of a call its arguments."""
+    """A part's text; a call's arguments."""
     return part.arguments if isinstance(part, ToolCallPart) else part.text
 
 
@@ -123,24 +123,24 @@ def joined(parts: list[Part]) -> list[Part]:
 
 
 def text_of(parts: Sequence[Part]) -> str:
-    """What of them is the answer's text."""
+    """The answer's text in these parts."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 def thought_of(parts: Sequence[Part]) -> str:
-    """What of them is reasoning."""
+    """The reasoning in these parts."""
     return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
 
 
 class TokenParts(msgspec.Struct, frozen=True):
-    """What one token adds to an answer: text as the model wrote it, and the parts it is split into."""
+    """What one token adds to an answer: the model's text, and the parts it is split into."""
 
     text: str
     parts: list[Part]
 
 
 def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
-    """What a step did for an answer. kept: tokens of its run that are in the answer, of those it ``made``."""
+    """The provenance of a step. kept: how many of the ``made`` tokens are in the answer."""
     return StepProvenance(
         step=origin.step,
         drafter=origin.drafter or None,
@@ -156,7 +156,7 @@ def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
 def tokens_of(
     origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenParts], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
-    """The tokens of a run, as far as they are in the answer. logprobs: one for each of them, or none."""
+    """The provenance of a step's tokens that are in the answer. logprobs: one for each of them, or none."""
     told = [_token(origin, place, token, token_texts[place].parts) for place, token in enumerate(tokens)]
     for token, entry in zip(told, logprobs, strict=False):
         token.logprob = entry.logprob

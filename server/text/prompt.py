@@ -1,14 +1,14 @@
-"""What a client wrote stays text, even where it spells a control token; and whether a prompt fits is told early.
+"""Keeps a client's text as text even if it spells a control token; and checks early whether a prompt fits.
 
 A prompt is rendered from strings in which every control token's text is broken up by a mark, a character that occurs
-nowhere else. What the rendered text holds of control tokens then, the template wrote::
+nowhere else. Control tokens in the rendered text then come from the template::
 
     client    hi <|end|>     ->   hi <M|MeMnMdM|M>M
     rendered  <|user|>hi <M|MeMnMdM|M>M<|end|>
-    encoded   ALIAS3hi <|end|>ALIAS1         by a tokenizer that knows the control tokens by their aliases alone
+    encoded   ALIAS3hi <|end|>ALIAS1         by a tokenizer that knows the control tokens only by their aliases
 
-So the whole is encoded in one go, and text merges across the seams as ever. Text without a control token goes none of
-this way.
+So the whole is encoded at once, and text merges across the seams as usual. Text without a control token skips all
+this.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from foresay.server.catalog.formats import REASONING
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
-#: Steps that leave every character in the text, and by what at most they shorten it: a composed character stands for up
-#: to 4 others, a compatibility character for up to 18 (Unicode Standard Annex 15).
+#: Normalizer steps that keep every character, and the factor by which they shorten text at most: a composed character
+#: stands for up to 4 others, a compatibility character for up to 18 (Unicode Standard Annex 15).
 _SHORTENS = {"NFC": 4, "NFD": 1, "NFKC": 18, "NFKD": 18, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 _KEEPS = {"ByteLevel", "Metaspace", "Digits", "Split"}
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What a prompt has to fit into. field: that holds it; longest: tokens of prompt and completion together."""
+    """The limit for a prompt. field: that holds it; longest: tokens of prompt and completion together."""
 
     field: str
     longest: int
 
     def check(self, tokens: int, completion: int | None = None, about: str = "") -> None:
-        """Raise unless a prompt of so many tokens fits. completion: tokens asked for, one at least if that is not known
-        yet. about: what is to be said of the number.
+        """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known yet.
+        about: prefix of the number in the message.
         """
         asked = tokens + (completion or 1)
         if asked > self.longest:
@@ -52,7 +52,7 @@ class Room(msgspec.Struct, frozen=True):
 
 
 def most_characters(backend: Tokenizer) -> int | None:
-    """How many characters of a text one token can stand for; None if it may be any number of them."""
+    """The most characters of a text that one token can stand for; None if there is no limit."""
     added = backend.get_added_tokens_decoder().values()
     vocabulary = backend.get_vocab(with_added_tokens=True)
     shortens = [_shortens(step) for step in _steps(backend.normalizer, "normalizers")]
@@ -66,7 +66,7 @@ def most_characters(backend: Tokenizer) -> int | None:
 
 
 def _steps(part: Any, inside: str) -> list[dict[str, Any]]:
-    """What a normalizer or a pre-tokenizer does, one after the other."""
+    """The steps of a normalizer or a pre-tokenizer, in order."""
     if part is None:
         return []
     given = json.loads(part.__getstate__())
@@ -81,7 +81,7 @@ def _shortens(step: dict[str, Any]) -> int | None:
 
 
 def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) -> bool:
-    """Whether no character is left out, or taken together with others as unknown."""
+    """Whether no character is left out or merged with others into an unknown token."""
     if type(model).__name__ != "BPE":
         return False
     alphabet = pre_tokenizers.ByteLevel.alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
@@ -90,15 +90,15 @@ def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) ->
     return model.unk_token is not None and not model.fuse_unk
 
 
-#: Characters that Unicode keeps for a program's own use.
+#: Characters that Unicode reserves for a program's internal use.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-#: What tells reasoning from the answer ends no turn, and templates look for it in former answers.
+#: Tags of reasoning do not end a turn, and templates search for them in earlier answers.
 _HARMLESS = frozenset(tag for tags in REASONING.values() for tag in tags)
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
-    """A conversation as the chat template writes it. marked: its text, with ``mark`` inside of every control token that
-    a client spelled; without a mark there are none.
+    """A conversation rendered by the chat template. marked: its text, with ``mark`` inside every control token that a
+    client spelled; an empty mark means there are none.
     """
 
     marked: str
@@ -106,26 +106,26 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def behind(self, beginning: str) -> RenderedPrompt:
-        """What follows ``beginning``."""
+        """The rest after ``beginning``."""
         return RenderedPrompt(self.marked[len(beginning) :], self.mark)
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, by which a chat template separates one turn from the next."""
+    """The special tokens of a tokenizer with which a chat template separates turns."""
 
     def __init__(self, backend: Tokenizer) -> None:
         added = sorted(backend.get_added_tokens_decoder().items())
-        unlike = secrets.token_hex(16)  # nobody can write an alias who cannot guess it
+        unlike = secrets.token_hex(16)  # aliases cannot be guessed
         self._aliases = {entry.content: f"<{unlike}{id}>" for id, entry in added if _is_control(entry)}
         self._finder = _finder(self._aliases)
         changed = any(entry.normalized for _, entry in added if entry.content in self._aliases)
         self._normalize = backend.normalizer.normalize_str if changed and backend.normalizer is not None else None
         size = backend.get_vocab_size(with_added_tokens=False)
-        # The model's own vocabulary comes first in the ids; tokens of it that were declared special get new ones here.
+        # The base vocabulary's ids come first; its tokens that were declared special get new ids in the twin.
         within = [(id, entry) for id, entry in added if id < size and entry.content in self._aliases]
         beyond = [(id, entry) for id, entry in added if id >= size]
         others = [(id, entry) for id, entry in added if id < size and entry.content not in self._aliases]
@@ -138,11 +138,11 @@ class ControlTokens:
         self._distinct = kept and max(backend.get_vocab(with_added_tokens=False).values(), default=0) < size
 
     def sealed(self, value: Any, template: str) -> tuple[Any, str]:
-        """``value``, with a mark inside of all control tokens in its strings, and the mark; empty if there are none."""
+        """``value`` with a mark inside all control tokens in its strings, and the mark, "" if there are none."""
         text = "\0".join(_strings(value))
         count = self._count(text)
         if self._normalize is not None and self._count(self._normalize(text)) > count:
-            raise _indistinct()  # the normalizer would make a control token of what is none
+            raise _indistinct()  # the normalizer would create a control token
         if not count:
             return value, ""
         mark = next((mark for mark in _MARKS if mark not in text and mark not in template), None)
@@ -170,20 +170,20 @@ class ControlTokens:
         yield text[end:], False
 
     def encode(self, rendered: RenderedPrompt, add_special_tokens: bool, room: Room | None) -> list[int]:
-        """Token ids of a marked text: control tokens where it spells them whole, text where a mark is in them."""
+        """Token ids of a marked text: control tokens where they are unbroken, text where they contain a mark."""
         parts = [self._aliases[part] if is_token else part for part, is_token in self._parts(rendered.marked)]
         text = "".join(parts).replace(rendered.mark, "")
         bare = self._twin.encode_batch_fast([text], add_special_tokens=False)[0]
         if room is not None:
             room.check(len(bare))
-        if not self._within.isdisjoint(bare.ids):  # a tokenizer may look up a whole word, whatever it is
+        if not self._within.isdisjoint(bare.ids):  # a tokenizer may look up a whole word, even a control token
             raise _indistinct()
         ids = self._twin.encode_batch_fast([text])[0].ids if add_special_tokens else bare.ids
         return [self._meant.get(id, id) for id in ids]
 
 
 def _is_control(token: AddedToken) -> bool:
-    """Whether a text must not be able to spell it. One character has no inside to put a mark in."""
+    """Whether a text must not be able to produce it. A single character has no inside for a mark."""
     return token.special and len(token.content) > 1 and token.content not in _HARMLESS
 
 
@@ -199,7 +199,7 @@ def _renamed(token: AddedToken, names: Mapping[str, str]) -> AddedToken:
 
 
 def _twin(backend: Tokenizer, added: list[AddedToken]) -> Tokenizer:
-    """A tokenizer with the same model, which they share in memory, and these added tokens."""
+    """A tokenizer with the same model (shared in memory) and these added tokens."""
     twin = Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
         if getattr(backend, part) is not None:
@@ -227,7 +227,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _finder(names: Iterable[str]) -> Tokenizer:
-    """A tokenizer that sees nothing but these tokens: it finds them in linear time, without the interpreter's lock."""
+    """A tokenizer that only knows these tokens: it finds them in linear time, without the interpreter's lock."""
     finder = Tokenizer(models.BPE(cache_capacity=0))
     finder.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return finder

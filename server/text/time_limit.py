@@ -1,7 +1,7 @@
-"""A limit to how long a block of code may compute, such as the chat template of somebody else's checkpoint.
+"""A limit on the CPU time of a block of code, such as the chat template of an untrusted checkpoint.
 
-Time is the processor time of the block's own thread: none passes while the process is stopped, or while the thread
-waits for a processor or for the interpreter's lock.
+Time is the CPU time of the block's own thread: none passes while the process is stopped, or while the thread waits for
+a core or for the interpreter's lock.
 
 ::
 
@@ -19,23 +19,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-#: How long the interpreter's lock may be held once the time is over: :func:`interrupted_after` says what happens then.
+#: How long the interpreter's lock may be held after the limit: see :func:`interrupted_after`.
 LOCKED_SECONDS = 5.0
-#: Between two looks at a block whose time is nearly over.
+#: Shortest time between two checks of a block near its limit.
 _SHORTEST_LOOK = 0.01
-_STDERR = 2  # the file, which is there whatever sys.stderr is
+_STDERR = 2  # the descriptor, whatever sys.stderr is
 
 
 class TimeIsUp(BaseException):
-    """Raised inside of what runs when its time is over; no ``except Exception`` in there is to swallow it."""
+    """Raised inside a block at its limit; a BaseException, so that no ``except Exception`` in there swallows it."""
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeIsUp` in the block if it computes for longer, between two of its instructions.
+    """Raise :class:`TimeIsUp` in the block, between two of its instructions, if it computes for longer.
 
-    One instruction that does not end, such as a power of a power, holds the interpreter's lock, so that nobody could be
-    served, nor stop the server: after ``LOCKED_SECONDS`` more the process ends by SIGVTALRM, and says where it was.
+    A single endless instruction, such as a power of a power, holds the interpreter's lock, so that the server could
+    neither serve nor stop: after ``LOCKED_SECONDS`` more the process ends by SIGVTALRM, printing where it was.
     """
     thread = threading.get_ident()
     clock = time.pthread_getcpuclockid(thread)
@@ -47,12 +47,12 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         finally:
             _WATCH.end(thread)
     finally:
-        guard.close()  # whatever else happens: a guard that is left ends the process
+        guard.close()  # in any case: a remaining guard ends the process
 
 
 class _Watch(threading.Thread):
-    """Looks after all such blocks of the process, one for each thread at most. until: by thread, its clock, and what
-    that may show."""
+    """Watches all such blocks of the process, at most one per thread. until: by thread, its clock, and its limit on
+    that clock."""
 
     def __init__(self) -> None:
         super().__init__(name="watch over templates", daemon=True)
@@ -69,7 +69,7 @@ class _Watch(threading.Thread):
     def end(self, thread: int) -> None:
         with self._changed:
             self._until.pop(thread, None)
-            _interrupt(thread, None)  # one that came in the last moment
+            _interrupt(thread, None)  # clears one that came at the last moment
 
     def run(self) -> None:
         with self._changed:
@@ -77,7 +77,7 @@ class _Watch(threading.Thread):
                 self._changed.wait(self._look())
 
     def _look(self) -> float | None:
-        """Interrupt what is over its time; returns how long to sleep, since no other can be over sooner."""
+        """Interrupt blocks over their limit; returns how long to sleep until the next could be."""
         left = {thread: until - time.clock_gettime(clock) for thread, (clock, until) in self._until.items()}
         for thread in [thread for thread, seconds in left.items() if seconds <= 0]:
             del self._until[thread], left[thread]
@@ -94,7 +94,7 @@ def _interrupt(thread: int, error: type[BaseException] | None) -> None:
 _WATCH = _Watch()
 
 
-# -- where no thread of Python's can do anything -----------------------------------------------------------------------
+# -- when no Python thread can act -----------------------------------------------------------------------
 
 
 class _Event(ctypes.Structure):
@@ -109,19 +109,19 @@ class _Event(ctypes.Structure):
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: between two signals (0: there is one), and until the first."""
+    """``struct itimerspec``: between two signals (0: only one), and until the first."""
 
     _fields_ = tuple((name, ctypes.c_long) for name in ("again", "again_ns", "seconds", "nanoseconds"))
 
 
 class _Guard:
-    """Has the kernel end the process when a clock has gone on for so long, unless this is closed before."""
+    """Lets the kernel end the process after ``seconds`` on a clock, unless it is closed before."""
 
     def __init__(self, clock: int, seconds: float) -> None:
         self._timer = ctypes.c_void_p()
         event, times = _Event(signal=signal.SIGVTALRM), _Times(seconds=int(seconds), nanoseconds=int(seconds % 1 * 1e9))
         self._set = _timers().timer_create(clock, ctypes.byref(event), ctypes.byref(self._timer)) == 0
-        if self._set:  # a sandbox may have no such timers
+        if self._set:  # a sandbox may lack such timers
             _timers().timer_settime(self._timer, 0, ctypes.byref(times), None)
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class _Guard:
 
 @cache
 def _timers() -> ctypes.CDLL:
-    """The library that has the timers (before glibc 2.34 librt); from now on their signal shows where all threads are
-    before it ends the process, which takes no lock."""
+    """The library with the timers (librt before glibc 2.34). From now on their signal prints all threads' stacks,
+    without taking a lock, before it ends the process."""
     faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=True, chain=True)
     library = ctypes.CDLL(None)
     return library if hasattr(library, "timer_create") else ctypes.CDLL("librt.so.1")

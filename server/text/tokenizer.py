@@ -1,7 +1,7 @@
-"""The target's tokenizer as the server uses it: text to ids, ids to text, messages to a prompt.
+"""The target's tokenizer: text to ids, ids to text, messages to a prompt.
 
-Everything here may run in a thread beside the event loop: the Rust tokenizer is shared and never reconfigured. It is
-asked for batches of one, since these alone are made without the interpreter's lock.
+Everything here may run in other threads: the Rust tokenizer is shared and never reconfigured. It is called with batches
+of one, since only batches release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from foresay.verifier.model.errors import ModelError, code_refused
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-#: Processor time, longer than any honest template takes for a conversation that fits a request's body.
+#: CPU time, more than any reasonable template takes for a conversation that fits a request's body.
 RENDERING_SECONDS = 10.0
 
 
-#: What people expect of a model that recommends nothing.
+#: Usual values for a model without recommendations.
 _USUAL = {"temperature": 0.7, "top_p": 0.95}
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What the model's ``generation_config.json`` recommends; None where it says nothing."""
+    """Recommendations of the model's ``generation_config.json``; None for missing ones."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -57,19 +57,19 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
             raise ModelError(f"{path} cannot be read: {error}") from error
 
     def for_people(self) -> SamplingDefaults:
-        """With what is usual where the model recommends nothing, as chat, generate and the page sample. The API has
-        OpenAI's defaults instead."""
+        """With usual values for missing recommendations, as chat, generate and the page sample. The API has OpenAI's
+        defaults instead."""
         unset = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
         return msgspec.structs.replace(self, **unset)
 
 
-#: The class of transformers' that takes tokenizer.json as it is, and its names in checkpoints.
+#: The class of transformers that uses tokenizer.json unchanged, and its names in checkpoints.
 AS_STORED = "PreTrainedTokenizerFast"
 _NO_CLASS_OF_ITS_OWN = (AS_STORED, "TokenizersBackend")
 
 
 class _About(msgspec.Struct):
-    """Of tokenizer_config.json or config.json."""
+    """Fields of tokenizer_config.json or config.json."""
 
     tokenizer_class: str | None = None
     model_type: str | None = None
@@ -77,27 +77,27 @@ class _About(msgspec.Struct):
 
 
 def loader_of(directory: Path) -> str:
-    """Which class of transformers' reads the tokenizer of a checkpoint. ``AutoTokenizer`` takes half a second to
-    import; where a checkpoint names no class of its own it ends up with this one, save for some families of which it
-    knows better."""
+    """The transformers class for a checkpoint's tokenizer. ``AutoTokenizer`` takes half a second to import; for a
+    checkpoint without a class of its own it chooses the plain one anyway, except for some families that it
+    overrides."""
     try:
         about, model = (
             msgspec.json.decode((directory / name).read_bytes(), type=_About)
             for name in ("tokenizer_config.json", "config.json")
         )
-    except (OSError, msgspec.MsgspecError):  # it says what is wrong
+    except (OSError, msgspec.MsgspecError):  # AutoTokenizer reports it
         return "AutoTokenizer"
     plain = about.tokenizer_class in _NO_CLASS_OF_ITS_OWN and model.model_type in ("llama", "qwen3")
     return AS_STORED if plain and not (about.auto_map or model.auto_map) else "AutoTokenizer"
 
 
 class Tokenizer:
-    """Encodes, decodes and renders chat templates. Safe to use from several threads."""
+    """Encodes, decodes and renders chat templates. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._templates = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._backend.no_truncation()  # tokenizer.json may ask for either
+        self._backend.no_truncation()  # tokenizer.json may enable either
         self._backend.no_padding()
         self._control = ControlTokens(self._backend)
         self._most_characters = most_characters(self._backend)
@@ -109,7 +109,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Load from a checkpoint directory; :class:`ModelError` if there is no usable tokenizer in it."""
+        """Load from a checkpoint directory. Raises :class:`ModelError` if it has no usable tokenizer."""
         import transformers  # costs seconds: not before a server needs it
 
         loader = getattr(transformers, loader_of(directory))
@@ -117,7 +117,7 @@ class Tokenizer:
         special = SPECIAL if file is not None and file.name != "tokenizer.json" else {}
         try:
             tokenizer = loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **special)
-        except Exception as error:  # of a damaged tokenizer.json the library raises nothing more special
+        except Exception as error:  # for a damaged tokenizer.json the library raises nothing more specific
             reason = code_refused("tokenizer_config.json", error) or error
             raise ModelError(f"the tokenizer in {directory} cannot be loaded: {reason}") from error
         if not getattr(tokenizer, "is_fast", False):
@@ -127,9 +127,9 @@ class Tokenizer:
         return cls(cast("PreTrainedTokenizerFast", tokenizer))
 
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
-        """Token ids of ``text``; with special tokens, what the tokenizer puts around a text (often a begin token).
+        """Token ids of ``text``; add_special_tokens: with those that the tokenizer adds (often a begin token).
 
-        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a text that ``room`` does not hold.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a text that exceeds ``room``.
         """
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if room is not None:
@@ -138,16 +138,16 @@ class Tokenizer:
         return ids
 
     def fewest(self, text: str) -> int:
-        """As few tokens as ``text`` may have, without looking at it."""
+        """A lower bound on the tokens of ``text``, from its length only."""
         return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
 
     def encode_after(
         self, spoken: Sequence[int], prompt: RenderedPrompt, add_special_tokens: bool = True, room: Room | None = None
     ) -> list[int]:
-        """Token ids of ``prompt`` that begin with ``spoken``, if that is how the text begins; otherwise as ever.
+        """Token ids of ``prompt`` that begin with ``spoken``, if the text begins with theirs; else as usual.
 
-        A model may spell what it says in other tokens than the tokenizer would. What it has read and said is taken
-        over as it was, so that its KV serves again.
+        A model may generate other tokens than the tokenizer would for the same text. Tokens that it has read or
+        generated are reused unchanged, so that their KV is reused.
         """
         begun = self.decode(spoken, skip_special_tokens=False) if spoken else ""
         if begun and prompt.marked.startswith(begun):
@@ -167,7 +167,7 @@ class Tokenizer:
         return str(text)
 
     def spelled(self, token: int) -> SpelledToken:
-        """One token by itself, be it half a character; nothing for a mere placeholder."""
+        """A single token, even half a character; empty for a placeholder."""
         return self._spelling.of(token)
 
     def token_bytes(self, token: int) -> bytes:
@@ -175,31 +175,31 @@ class Tokenizer:
         return self._spelling.of(token).raw
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it; a pure placeholder of the model's embedding has no spelling."""
+        """Each token as the vocabulary spells it; "" for placeholders of the model's embedding."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
     @property
     def templates(self) -> str:
-        """All of the checkpoint's chat templates, one behind the other."""
+        """All of the checkpoint's chat templates, concatenated."""
         template = self._templates.chat_template
         return "\n".join(map(str, template.values())) if isinstance(template, dict) else str(template or "")
 
     def special_id(self, token: str) -> int | None:
-        """The id of a special token by its text; None if there is none such."""
+        """The id of a special token by its text; None if there is none."""
         id: int | None = self._backend.token_to_id(token)
         return id if id in self.special_ids else None
 
     def added_id(self, token: str) -> int | None:
-        """The id of a token that was added to the vocabulary as a whole, special or not; None if there is none such."""
+        """The id of an added token by its text, special or not; None if there is none."""
         return self._added.get(token)
 
     @property
     def declares_output(self) -> bool:
-        """Whether the checkpoint says how its output is to be read (``response_template``)."""
+        """Whether the checkpoint declares how to parse its output (``response_template``)."""
         return getattr(self._templates, "response_template", None) is not None
 
     def output_regions(self, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
-        """transformers' parser of the output that follows ``prompt``; :class:`ConfigurationError` if there is none."""
+        """transformers' parser of the output after ``prompt``. Raises :class:`ConfigurationError` if there is none."""
         try:
             return self._templates.get_response_parser(prefix=prompt, tools=list(tools) or None)
         except (AttributeError, ValueError, TypeError, KeyError) as error:
@@ -207,7 +207,7 @@ class Tokenizer:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its class and its special tokens by name, as the vocabulary spells them; those there are."""
+        """Its class, and its special tokens by name, as the vocabulary spells them."""
         named = {name: str(token) for name, token in self._templates.special_tokens_map.items() if token}
         return {"tokenizer_class": type(self._templates).__name__} | named
 
@@ -218,13 +218,13 @@ class Tokenizer:
 
     @property
     def template(self) -> str:
-        """The chat template; empty where there is none. A checkpoint may have several: the default one."""
+        """The chat template, the default one if there are several; empty if there is none."""
         template = self._templates.chat_template
         return template if isinstance(template, str) else str((template or {}).get("default", ""))
 
     @cached_property
     def hoists_system(self) -> bool:
-        """Whether the chat template writes a system message at the beginning wherever it is in the conversation."""
+        """Whether the chat template moves system messages to the beginning of the conversation."""
         roles = {"user": "first", "assistant": "second", "system": "third"}
         said = [{"role": role, "content": f"what is said {place}"} for role, place in roles.items()]
         with suppress(InvalidRequest):
@@ -240,13 +240,13 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> RenderedPrompt:
-        """The prompt the chat template makes of ``messages``; :class:`InvalidRequest` if it refuses them.
+        """The prompt that the chat template makes of ``messages``. Raises :class:`InvalidRequest` if it refuses them.
 
-        Takes as long as the template does: at most ``RENDERING_SECONDS`` of its thread's processor time.
+        Takes at most ``RENDERING_SECONDS`` of CPU time.
         """
         if not self.has_template:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
-        # A template's own variables are the client's; chat_template, tools and the like are not passed on unchecked.
+        # Clients may set a template's own variables; chat_template, tools and the like are not passed on unchecked.
         for name in sorted(set(template_kwargs or ()) & set(signature(self._templates.apply_chat_template).parameters)):
             raise InvalidRequest("chat_template_kwargs", f" must not hold {name}")
         given = (messages, list(tools) or None, dict(template_kwargs or {}))
@@ -264,7 +264,7 @@ class Tokenizer:
                 )
         except TimeIsUp:
             raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None
-        except Exception as error:  # a template is a program: anything that Python raises may come of it
+        except Exception as error:  # a template is a program: it may raise anything
             reason = str(error).replace(mark, "") if mark else error
             raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error
         return RenderedPrompt(str(prompt), mark)

@@ -1,4 +1,4 @@
-"""What is done otherwise than a request asks: told in its answer, in a header of the response and in the log."""
+"""Warnings about what is not done as requested: in the response's body, in a header and in the log."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from foresay.server.schemas.shared import RequestWarning, WarningCode
 from foresay.spec.errors import Path, path_of, spelled
 
 HEADER = "X-Foresay-Warnings"
-#: Proxies refuse headers of more than some kilobytes; the answer's body has all of it.
+#: Proxies refuse headers of more than some kilobytes; the response's body has all warnings.
 LONGEST_HEADER, MOST_TOLD = 2000, 16
-#: Of the tools of one request. The others are counted.
+#: Most tools of one request that are named. The others are counted.
 MOST_TOOLS_NAMED = 16
-#: Agents send the same tools with every request: the log tells of a field once in so many seconds.
+#: Agents send the same tools with every request: the log repeats a field's warning only after this many seconds.
 QUIET_SECONDS = 60.0
 _LONGEST_WORD = 64
-#: What a sentence needs and no client wrote.
+#: Values for sentences that are never a client's text.
 _OURS = ("name", "why")
 log = logging.getLogger("foresay.server")
 
 
-#: What is said of each, behind the field.
+#: The sentence for each code, after the field's name.
 _SENTENCES: dict[WarningCode, str] = {
     "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
     "max_tokens_clamped": (
@@ -45,7 +45,7 @@ _SENTENCES: dict[WarningCode, str] = {
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """What is done otherwise than the field at ``path`` asks. said: in a sentence, after the field's name."""
+    """A warning about the field at ``path``. said: the sentence, after the field's name."""
 
     code: WarningCode
     path: Path
@@ -53,18 +53,18 @@ class Warned(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> str:
-        """All of the sentence."""
+        """The whole sentence."""
         return f"{spelled(self.path)}: {self.said}"
 
     @property
     def told(self) -> RequestWarning:
-        """As a client reads it."""
+        """The warning in a response."""
         return RequestWarning(code=self.code, param=spelled(self.path), message=self.message)
 
 
 def warning(code: WarningCode, field: str | Path, **said: object) -> Warned:
-    """What is done otherwise than ``field`` asks. said: what the sentence needs; texts that may be a client's are
-    shortened and quoted."""
+    """A warning about ``field``. said: values for the sentence; those that may be a client's text are shortened and
+    quoted."""
     words = {
         name: _quoted(word) if isinstance(word, str) and name not in _OURS else word for name, word in said.items()
     }
@@ -72,7 +72,7 @@ def warning(code: WarningCode, field: str | Path, **said: object) -> Warned:
 
 
 def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...]:
-    """Of tools that cannot be run here. tools: the field and the type of each."""
+    """Warnings about tools that cannot be run here. tools: the field and the type of each."""
     told = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
     if more := len(tools) - len(told):
         said = f"{more:,} more of types that cannot be run here; the model does not see them"
@@ -86,12 +86,12 @@ def _quoted(text: str) -> str:
 
 
 def together(warnings: Iterable[Warned]) -> tuple[Warned, ...]:
-    """Each of them once."""
+    """Without duplicates."""
     return tuple(dict.fromkeys(warnings))
 
 
 def headers(warnings: Sequence[Warned]) -> dict[str, str]:
-    """The header of a response: a JSON list of sentences, as many as fit."""
+    """The response header: a JSON list of as many sentences as fit."""
     if not warnings:
         return {}
     count = len(warnings)
@@ -107,13 +107,13 @@ def _counted(told: list[str], count: int) -> list[str]:
 
 
 class WarningLog:
-    """Writes warnings into the log: of each code and field one a minute, however often agents repeat themselves."""
+    """Writes warnings to the log: at most one a minute for each code and field."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def note(self, warnings: Iterable[Warned]) -> None:
-        """Write what has not been said lately."""
+        """Log warnings that were not logged recently."""
         now = time.monotonic()
         for one in warnings:
             about = one.code, tuple(step for step in one.path if isinstance(step, str))

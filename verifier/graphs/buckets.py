@@ -1,6 +1,6 @@
-"""Which captured steps there are: by number of sequences, by pages of a table, with drafts and without.
+"""The captured steps: by number of sequences, by pages of a table, with and without drafts.
 
-Of a step on its way to the GPU or back: what has to be known before one is launched.
+Also the state of a launched step, and the checks before launching one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from foresay.verifier.model_runner import ModelRunner
 SIZES, DRAFTING = (1, 2, 4, 8, 16), 4
 #: Rows of a captured pass over whatever trees there are, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
-#: Rows of a captured pass over one stretch of a prompt, as far as a step takes so many; read when an engine is made.
+#: Rows of captured passes over one chunk of a prompt, up to a step's limit; read when an engine is created.
 CHUNKS = (128, 512)
-#: Tokens of a context, from one bucket to the next.
+#: Context lengths, in tokens, of the buckets.
 _CONTEXTS = (1024, 4096, 16384)
 
-#: Makes the proposers of steps with so many sequences: of what drafts nothing, then of drafts, the smallest first.
+#: Makes the proposers of steps with this many sequences: first one that drafts nothing, then by size, the smallest
+#: first.
 MakeProposers = Callable[[int], Sequence[Proposer]]
 
 
 def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> MakeProposers:
-    """Where there is one drafter at most, whose trees have one shape."""
+    """The proposers for at most one drafter, whose trees have one shape."""
 
     def made(size: int) -> list[Proposer]:
         proposer = make(size)
@@ -47,7 +48,7 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 
 @dataclass(slots=True)
 class Captured:
-    """One step of one bucket, ready to be launched. The two of a bucket share their state.
+    """One step of one bucket, ready to be launched. The steps of a bucket share their state.
 
     with_stop: the same step with a stop, where requests edit their logits; None where there is no such. drafting: what
     part of its time drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
@@ -65,24 +66,24 @@ class Captured:
 
     @property
     def proposer(self) -> Proposer:
-        """Who proposes in it."""
+        """Its proposer."""
         return self.step.proposer
 
 
 def sizes(max_seqs: int) -> list[int]:
-    """Numbers of sequences that are captured for an engine with so many."""
+    """Numbers of sequences that are captured for an engine with at most ``max_seqs``."""
     return [size for size in SIZES if size == 1 or size // 2 < max_seqs]
 
 
 def widths(max_tokens: int, page_size: int) -> list[int]:
-    """Pages of the tables that are captured; the last takes the longest text with its scratch."""
+    """Pages of the tables that are captured; the last fits the longest text with its scratch rows."""
     contexts = [tokens for tokens in _CONTEXTS if 2 * tokens <= max_tokens]
     return [-(-tokens // page_size) for tokens in (*contexts, max_tokens)]
 
 
 def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
-    """The passes over trees that are captured for an engine of so many sequences, the smallest first: a larger one runs
-    op by op."""
+    """The passes over trees that are captured for an engine with at most ``max_seqs``, the smallest first: a larger one
+    runs op by op."""
     most = min(max_seqs, MAX_NODES)
     found = {
         Sizes(rows, sequences, pages, rows)
@@ -95,8 +96,8 @@ def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
 
 
 def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
-    """The passes over one stretch of a prompt that are captured where a step takes ``most`` rows of it, the smallest
-    first: without a logit, as long as more of the prompt is to come, and with its last row's."""
+    """The passes over one prompt chunk that are captured if a step takes at most ``most`` rows of it, the smallest
+    first: without logits, if more of the prompt follows, and with its last row's."""
     pages = -(-max_tokens // page_size)
     return [Sizes(rows, 1, pages, wanted) for rows in CHUNKS if rows <= most for wanted in (0, 1)]
 
@@ -128,13 +129,13 @@ def buckets(
             yield (size, pages), [Captured(s, capture(without_stops(s)), p) for s, p in zip(steps, parts, strict=True)]
 
 
-#: Rows past what two steps may write, for which pages are kept too.
+#: Rows past what two steps may write for which pages are reserved too.
 _MORE_ROWS = 64
 
 
 @dataclass(slots=True)
 class Launched:
-    """A step on its way, or the last that arrived.
+    """A launched step, or the last whose outcome arrived.
 
     lengths: committed tokens of each sequence before it (of the last one: after it). pages: the tables as it sees them.
     raw: of one with a stop, each sequence's logits before they were edited.
@@ -149,15 +150,15 @@ class Launched:
 
     @property
     def sequences(self) -> list[SequenceState]:
-        """Those it runs."""
+        """The sequences that it runs."""
         return [scheduled.sequence for scheduled in self.batch]
 
     def knows(self, sequences: list[SequenceState]) -> bool:
-        """Whether the device has these sequences, as long as the host has them."""
+        """Whether the device has these sequences, with the same lengths as the host."""
         return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
 
     def stands(self, sequences: list[SequenceState]) -> bool:
-        """Whether it runs on what the host has: its outcome is that of a step launched now."""
+        """Whether it is still valid: its outcome is that of a step launched now."""
         return self.knows(sequences) and all(
             sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
         )
@@ -187,23 +188,23 @@ def reach(captured: Captured) -> int:
 
 
 def kept_rows(captured: Captured) -> int:
-    """The same and some more: pages that are there already need not be sent to the device while it runs."""
+    """The same and some more: pages reserved in advance need not be sent to the device while it runs."""
     return reach(captured) + _MORE_ROWS
 
 
 def between_drafts(captured: Captured, sequences: list[SequenceState]) -> bool:
-    """Whether this is a step without drafts that drafting ones come before and after."""
+    """Whether this is a step without drafts between steps with drafts."""
     proposer = captured.proposer
     return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
 
 
 def pages_for(sequence: SequenceState, rows: int) -> int:
-    """Pages of a table that has room for so many rows past the committed ones."""
+    """Pages of a table with room for this many rows past the committed ones."""
     return sequence.table.pool.pages_for(sequence.table.length + rows)
 
 
 def reserved(sequences: list[SequenceState], rows: int) -> bool:
-    """Make so many rows past each text writable; False if there are too few pages."""
+    """Make this many rows past each text writable; False if there are too few pages."""
     try:
         for sequence in sequences:
             sequence.table.reserve(rows)

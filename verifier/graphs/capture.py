@@ -1,7 +1,7 @@
-"""How work is launched that is the same every time: replayed from what was captured of it, or called as it is.
+"""How repeated work is launched: replayed from a capture, or called directly.
 
-What is captured may stop on its way: there the host looks at what is there, and may change it, before it goes on. And
-how inputs are sent before a replay, and how an outcome reaches the host.
+Captured work may stop on its way: there the host reads intermediate results, and may change them, before it continues.
+Also how inputs are sent before a replay, and how an outcome is copied to the host.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.launch import Recording, recording
 
-#: Runs of a step before it is captured: kernels are compiled and libraries make their handles.
+#: Runs of a step before it is captured: kernels are compiled and libraries create their handles.
 _WARM_UP = 2
 
-#: What is captured: it yields at the end of each part. It reads and writes static tensors.
+#: Work to be captured: it yields at the end of each part, and reads and writes static tensors.
 Work = Callable[[], Iterator[object]]
 
 
 class Replay(Protocol):
-    """Launches on the current stream what was captured. It owns all that its kernels touch."""
+    """Launches captured work on the current stream. It owns all memory that its kernels use."""
 
     def __call__(self) -> None:
         """All of it."""
         ...
 
     def run(self, part: int, end: int | None = None) -> None:
-        """What lies between two stops; the parts are run in order. end: run all before this one without a stop."""
+        """The part between two stops; parts are run in order. end: run all parts before this one without a stop."""
         ...
 
 
-#: Captures work, which runs on places that are only padding meanwhile.
+#: Captures work, which meanwhile runs on batch slots that are only padding.
 Capture = Callable[[Work], Replay]
 
 
 def without_stops(step: Callable[[], object]) -> Work:
-    """Work that does not stop, and yields what the step returns."""
+    """Work without stops, which yields what the step returns."""
 
     def work() -> Iterator[object]:
         yield step()
@@ -52,7 +52,7 @@ def without_stops(step: Callable[[], object]) -> Work:
 def recorded(work: Work) -> Replay:
     """A :data:`Capture` for a CPU, which runs nothing.
 
-    It is recorded twice: what is made when it is first needed is there then, and not made again by each replay.
+    It is recorded twice: so what is created on first use exists already, and is not created again by each replay.
     """
     for _ in range(2):
         with recording() as replay:
@@ -62,12 +62,12 @@ def recorded(work: Work) -> Replay:
 
 
 def recorded_bytes(replay: Replay) -> int:
-    """Memory that a CPU's recording keeps; 0 for other replays."""
+    """Bytes that a CPU's recording holds; 0 for other replays."""
     return replay.nbytes if isinstance(replay, Recording) else 0
 
 
 class Eager:
-    """A :data:`Capture` that captures nothing: the work is called as it is."""
+    """A :data:`Capture` that captures nothing: the work is called directly."""
 
     def __init__(self, work: Work) -> None:
         self._work, self._going = work, work()
@@ -78,7 +78,7 @@ class Eager:
             pass
 
     def run(self, part: int, end: int | None = None) -> None:
-        """On to the next stop, or over those before ``end``."""
+        """Run to the next stop, or past those before ``end``."""
         if not part:
             self._going = self._work()
         for _ in range(part, end or part + 1):
@@ -86,7 +86,7 @@ class Eager:
 
 
 class CudaGraphs:
-    """A :data:`Capture`: a graph for each part. All share one pool of memory, since no two of them run at once."""
+    """A :data:`Capture`: a CUDA graph for each part. All share one memory pool, since no two of them run at once."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -109,11 +109,11 @@ class CudaGraphs:
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraphs:
-    """Graphs of some work, one for each part, with all that their kernels touch: a graph alone keeps addresses, and
-    whose memory it was may be gone.
+    """The graphs of some work, one for each part, with all memory that their kernels use: a graph only keeps addresses,
+    whose memory may have been freed.
 
-    work: where it stopped last, so that all tensors it holds stay where they are. results: what it yielded, which each
-    replay writes anew.
+    work: the generator at its last stop, so that all its tensors stay allocated. results: what it yielded, which each
+    replay overwrites.
     """
 
     graphs: list[torch.cuda.CUDAGraph]
@@ -126,30 +126,31 @@ class CapturedGraphs:
             graph.replay()
 
     def run(self, part: int, end: int | None = None) -> None:
-        """One of them, or all before ``end``."""
+        """Run one of them, or all before ``end``."""
         for graph in self.graphs[part : end or part + 1]:
             graph.replay()
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An outcome on its way to the host. host: where it arrives. event: when it has; None: it is there."""
+    """An outcome being copied to the host. host: the destination. event: set when the copy is done; None: it already
+    is."""
 
     host: Tensor
     event: torch.cuda.Event | None
 
     def wait(self) -> Tensor:
-        """The outcome, once it is there."""
+        """Wait for the outcome and return it."""
         if self.event is not None:
             self.event.synchronize()
         return self.host
 
 
 def fetched(out: Tensor) -> Arrival:
-    """Start to copy a step's outcome to the host, behind the step itself."""
+    """Start to copy a step's outcome to the host, after the step itself."""
     if out.device.type != "cuda":
         return Arrival(out.cpu().clone(), None)
-    # Pinned memory comes from torch's own cache, which waits for the copy before it gives a block out again.
+    # Pinned memory comes from torch's cache, which waits for the copy before it reuses a block.
     host = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
     host.copy_(out, non_blocking=True)
     event = torch.cuda.Event()
@@ -158,7 +159,7 @@ def fetched(out: Tensor) -> Arrival:
 
 
 def packed(parts: Sequence[Tensor]) -> Tensor:
-    """uint8: all of them in one, so that they reach the host in one copy."""
+    """uint8: all of them in one tensor, so that they reach the host in one copy."""
     return torch.cat([parts[index].flatten().view(torch.uint8) for index in _order(parts)])
 
 
@@ -170,26 +171,26 @@ def unpacked(whole: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def on_host(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors on the host: of a device in one copy, of a CPU as they are."""
+    """The same tensors on the host: copied at once from a device; unchanged on a CPU."""
     return list(parts) if parts[0].device.type == "cpu" else unpacked(packed(parts).cpu(), parts)
 
 
 def _order(parts: Sequence[Tensor]) -> list[int]:
-    """Those of the widest numbers first: each begins at a multiple of what its numbers take."""
+    """Tensors with the widest numbers first, so that each is aligned to the size of its numbers."""
     return sorted(range(len(parts)), key=lambda index: -parts[index].itemsize)
 
 
-#: Bytes that a column begins at a multiple of: kernels of a GPU are compiled for how their pointers are aligned.
+#: The alignment of columns in bytes: GPU kernels are compiled for the alignment of their pointers.
 _ALIGNED = 64
 
 Column = tuple[Sequence[int], torch.dtype]
 
 
 class Staged:
-    """Columns, by name: ``arrays`` are the host's, ``tensors`` what kernels read.
+    """Columns, by name: ``arrays`` for the host, ``tensors`` for kernels.
 
-    On a CPU both are the same memory. What a device reads is sent there in one copy, which may still be under way when
-    the host goes on: it writes again only what :meth:`writable` returns.
+    On a CPU both are the same memory. To a device they are sent in one copy, which may still be running when the host
+    continues: so it only writes to what :meth:`writable` returns.
     """
 
     def __init__(self, device: torch.device, columns: Mapping[str, Column]) -> None:
@@ -208,13 +209,13 @@ class Staged:
             self.arrays[name], self.tensors[name] = host.numpy(), there
 
     def writable(self) -> dict[str, NDArray[Any]]:
-        """``arrays``, once what was sent last has arrived."""
+        """``arrays``, after the last copy has finished."""
         if self._event is not None:
             self._event.synchronize()
         return self.arrays
 
     def send(self) -> None:
-        """What was written is there for whatever is launched next."""
+        """Send what was written, for whatever is launched next."""
         if self._event is not None:
             self._there.copy_(self._host, non_blocking=True)
             self._event.record()

@@ -1,6 +1,6 @@
-"""Drafting inside a captured step: what a drafter has to be able to do, and the tree it hands over.
+"""Drafting inside a captured step: the interface of drafters, and the tree they return.
 
-Everything but :meth:`Proposer.prepare` and :meth:`Proposer.collected` is captured: it may launch what it likes, but
+Everything but :meth:`Proposer.prepare` and :meth:`Proposer.collected` is captured: it may launch any kernels, but
 shapes are fixed, no number is read on the host, and inputs are the tensors of the
 :class:`~foresay.verifier.graphs.state.StepState` or tensors that live as long as the proposer.
 
@@ -27,13 +27,13 @@ from foresay.verifier.ops.records import AcceptedPaths
 
 @dataclass(frozen=True, slots=True)
 class DeviceTree:
-    """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as :class:`~foresay.spec.tree.DraftTree` has
-    them, the last bit of a word as the sign.
+    """One tree for each sequence. tokens, parents, ancestors: int64[S, N] as in :class:`~foresay.spec.tree.DraftTree`,
+    the last bit of a word as the sign.
 
-    depths: int32[S, N]. counts: int64[S], how many nodes there are really; what comes after them is padding. chain:
-    whether each node is the child of the one before, in every tree, so that accepted rows need no move. rows: int64[S,
-    N], which row of the proposer's own passes each node was, -1 for none; None: each that of its number. more: what
-    else the host wants to know of the trees.
+    depths: int32[S, N]. counts: int64[S], the actual number of nodes; after them comes padding. chain: whether each
+    node is the child of the one before, in every tree, so that accepted rows need no move. rows: int64[S, N], the row
+    of the proposer's own passes that each node was, -1 for none; None: the same as its number. more: further data about
+    the trees for the host.
     """
 
     tokens: Tensor
@@ -48,9 +48,9 @@ class DeviceTree:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedTree:
-    """What a step came to, on the device, before the state moves on.
+    """A step's outcome on the device, before the state advances.
 
-    paths: what was accepted. slots: int64[S, N], where the KV of each node was written; the accepted rows now are in
+    paths: the accepted paths. slots: int64[S, N], where the KV of each node was written; the accepted rows are now in
     the first ``paths.lengths`` of them. features: the target's, of all rows [R, H], those of the trees first.
     """
 
@@ -60,7 +60,7 @@ class AcceptedTree:
     features: Features
 
     def own_rows(self) -> tuple[Tensor, Tensor]:
-        """int64[S, N], where the proposer's own rows of each path are, and int64[S], how many of it there are."""
+        """int64[S, N], where the proposer's own rows of each path are, and int64[S], how many of them there are."""
         rows = self.tree.rows
         if rows is None:
             return self.paths.sources, self.paths.lengths
@@ -70,10 +70,10 @@ class AcceptedTree:
 
 
 class Proposer(Protocol):
-    """Whoever proposes inside a captured step.
+    """A proposer inside captured steps.
 
-    shape: of its trees, always the same. needs: what it reads of the target. reach: how much of a text's end it reads,
-    the root among it.
+    shape: of its trees, always the same. needs: the target's features that it reads. reach: how many tokens of a text's
+    end it reads, including the root.
     """
 
     name: str
@@ -82,19 +82,19 @@ class Proposer(Protocol):
     reach: int
 
     def propose(self, state: StepState) -> DeviceTree:
-        """Captured: a tree below every root. Rows of its own go to slots past ``state.lengths``."""
+        """Captured: a tree below every root. Its own rows go to slots past ``state.lengths``."""
         ...
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """Captured: bring own caches up to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
+        """Captured: update its own caches to the accepted paths. ``state`` is still as it was for :meth:`propose`."""
         ...
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """Host: make what :meth:`propose` reads complete for sequences that join. False: not possible now."""
+        """Host: complete what :meth:`propose` reads for sequences that join. False: not possible now."""
         ...
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
-        """Host: whether it drafts what is planned for a sequence."""
+        """Host: whether it can draft what is planned for a sequence."""
         ...
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
@@ -102,16 +102,18 @@ class Proposer(Protocol):
         ...
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """Host: what is known of a sequence's tree. more: of all trees, as in :class:`DeviceTree`; index: its own."""
+        """Host: a sequence's tree with what else is known of it. more: of all trees, as in :class:`DeviceTree`; index:
+        its own."""
         ...
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Host: this path of a captured step's tree was committed to ``sequence.table``: set marks, learn."""
+        """Host: this path of a captured step's tree was committed to ``sequence.table``: set marks, and learn."""
         ...
 
 
 def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains; the caller's own, to write to."""
+    """Parents and ancestors, int64[S, N], and depths, int32[S, N], of chains; new tensors that the caller may
+    modify."""
     tree = DraftTree.chain([0] * nodes)
     columns = torch.tensor(tree.parents), torch.from_numpy(signed(tree.ancestors)), torch.tensor(tree.depths).int()
     parents, ancestors, depths = (c.expand(sequences, nodes).clone().to(device) for c in columns)
@@ -121,7 +123,7 @@ def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tup
 class RootOnly:
     """Implements :class:`~foresay.verifier.graphs.proposer.Proposer`: plain decoding.
 
-    beside: a proposer whose turn comes again, so that its caches have to follow the text.
+    beside: a proposer that will draft again later, so its caches have to follow the text.
     """
 
     shape: TreeShape = ROOT_ONLY
@@ -135,33 +137,33 @@ class RootOnly:
         self._counts = torch.ones(sequences, dtype=torch.int64, device=device)
 
     def propose(self, state: StepState) -> DeviceTree:
-        """The roots."""
+        """Only the roots."""
         parents, ancestors, depths = self._columns
         return DeviceTree(state.roots[:, None].contiguous(), parents, ancestors, depths, self._counts, True)
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """What the other reads of the text is kept for it."""
+        """Update the other proposer's caches."""
         if self.beside is not None:
             self.beside.committed(state, taken)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """Nothing is needed; the other is told who sits where."""
+        """Nothing is needed; prepares the other proposer."""
         if self.beside is not None:
             self.beside.prepare(sequences)
         return True
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
-        """Where nothing is drafted."""
+        """Whether nothing is drafted."""
         return scheduled.shape is not None and not scheduled.shape.levels
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Nothing is read."""
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """The root."""
+        """Only the root."""
         return tree
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """The other's marks follow."""
+        """Update the other proposer's marks."""
         if self.beside is not None:
             self.beside.collected(sequence, tree, path)

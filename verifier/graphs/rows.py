@@ -1,4 +1,4 @@
-"""Rows of a captured pass: nodes below the committed texts of a bucket's sequences, the same number for each."""
+"""The rows of a captured pass: nodes after the committed texts of a bucket's sequences, the same number for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foresay.verifier.ops.trees import lay_out, text_ends
 class Nodes(NamedTuple):
     """F nodes of each sequence that one pass computes.
 
-    tokens: int64[S, F]. numbers: int64[S, F], which node each is: its slot past the text. words: int64[S, F], its path.
+    tokens: int64[S, F]. numbers: int64[S, F], of the nodes: their slots past the text. words: int64[S, F], their paths.
     depths: int32[S, F].
     """
 
@@ -43,9 +43,9 @@ def rows_of(
     """The rows of a pass, and int64[S, F], the slot of each.
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. logits_indices: int64[W], the
-    rows whose logits are needed, one for each sequence if not all of them; None: all. live: leave padding out where a
-    CPU's kernels do so: what is in its rows, their slots too, is then undefined. tables: int32[S, P], the pages that
-    the rows are in; None: those of the pool.
+    rows whose logits are needed, one for each sequence if not all; None: all. live: leave padding out if a CPU's
+    kernels support it: its rows and their slots are then undefined. tables: int32[S, P], the pages that the rows are
+    in; None: those of the pool.
     """
     size, count = nodes.tokens.shape
     lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
@@ -59,7 +59,7 @@ def rows_of(
         depths=nodes.depths.flatten(),
     )
     known: Tensor | None = None
-    if compiled(lengths):  # its attention has to find both anyway
+    if compiled(lengths):  # its attention computes both anyway
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
         places = find_places(paged, rows, known)
@@ -79,7 +79,7 @@ def rows_of(
 
 
 def live_rows(state: StepState, nodes: Nodes, store: KVStore, logits_indices: Tensor | None = None) -> StaticRows:
-    """The same, padding left out, as the layers that keep their rows in a store read them."""
+    """The same without padding, for the layers that keep their rows in a store."""
     rows, _ = rows_of(state, nodes, None, logits_indices, live=True)
     if store.windows is not None:
         rows = replace(rows, windowed=rows_of(state, nodes, live=True, tables=state.window_tables)[0])
@@ -87,11 +87,11 @@ def live_rows(state: StepState, nodes: Nodes, store: KVStore, logits_indices: Te
 
 
 class TextEnds:
-    """Passes over the last tokens of every text, the roots last among them: what a drafter of its own KV begins with.
+    """Passes over the last tokens of every text, ending with the roots: the first pass of a drafter with its own KV.
 
-    It need not know which of these rows are new: one that was right already is written as it was, for it is a function
-    of the text alone. count: how many tokens. first: the position below which there are no rows. A text with fewer
-    tokens than that has its root further to the front; what comes after it there is scratch, as its slots are.
+    It need not know which of these rows are new: a valid one is rewritten with the same values, since it is a function
+    of only the text. count: how many tokens. first: the position below which there are no rows. A text with fewer
+    tokens has its root further in front; the rows after it are scratch, as their slots are.
     """
 
     def __init__(self, sequences: int, count: int, first: int, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class TextEnds:
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
 
     def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False) -> StaticRows:
-        """The rows, of which the roots' logits are wanted. known: makes a model's tokens of the text's. live: see
+        """The rows; the roots' logits are wanted. known: maps the text's tokens to the model's. live: see
         :func:`rows_of`."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
         nodes = Nodes(end.tokens if known is None else known(end.tokens), self._numbers, self._words, self._depths)

@@ -1,14 +1,14 @@
-"""GraphStepRunner: steps of a few sequences from captured graphs, one ahead of the host; all others in parts.
+"""GraphStepRunner: runs steps of a few sequences from captured graphs, one step ahead of the host; all others in parts.
 
 ::
 
     host     launch 1, 2   wait 1   deltas 1 ..   launch 3   wait 2   deltas 2 ..
     GPU      |  step 1     |  step 2       |  step 3      |  step 4 ...
 
-When a step is launched, the next one is launched after it: all it needs is on the device. The host then hands out
-tokens while the GPU runs on. Should the next plan be another one (a text ended, a request came), what ran ahead is
-dropped: it has only written past the committed texts, in pages that were kept for it, and a sequence that gets one of
-those pages later writes after it, on the same stream.
+When a step is launched, the next one is launched right after it: all its inputs are on the device. The host then emits
+tokens while the GPU continues. If the next plan differs (a text ended, a request arrived), the step that ran ahead is
+dropped: it has only written past the committed texts, in pages reserved for it, and a sequence that gets one of those
+pages later writes after it, on the same stream.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from foresay.verifier.ops.sample import edit_logits
 class GraphStepRunner(StepRunner):
     """buckets: captured steps by number of sequences and pages of a table.
 
-    run_ahead: whether the next step is launched before the host has seen this one. counts: steps that were launched
-    from graphs, that ran ahead and were dropped, and that ran in parts.
+    run_ahead: whether the next step is launched before the host has this one's outcome. counts: steps that were
+    launched from graphs, that ran ahead and were dropped, and that ran in parts.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GraphStepRunner(StepRunner):
         self._before: Captured | None = None
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
-        """Launch the step, unless it runs already, and the one after it; wait for its outcome and commit that."""
+        """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
         launched = self._launched(batch)
         if launched is None:
             self.rest()
@@ -83,13 +83,13 @@ class GraphStepRunner(StepRunner):
         return results
 
     def _arrived(self, launched: Launched, batch: list[ScheduledSequence], outcome: Outcome) -> list[VerifyResult]:
-        """Commit what came of a step."""
+        """Commit a step's outcome."""
         self._last = launched
         before = [sequence.table.length for sequence in launched.sequences]
         results = [self._collect(launched, index, scheduled, outcome) for index, scheduled in enumerate(batch)]
         launched.lengths = [sequence.table.length for sequence in launched.sequences]
         rows = [after - length for after, length in zip(launched.lengths, before, strict=True)]
-        if rows != outcome.rows[: len(rows)]:  # the host took fewer tokens than the device has
+        if rows != outcome.rows[: len(rows)]:  # the host committed fewer tokens than the device
             self.rest()
             self._last = None
         elif self._ahead is not None:
@@ -97,7 +97,7 @@ class GraphStepRunner(StepRunner):
         return results
 
     def ahead(self, sequence: SequenceState) -> int:
-        """What the step ahead may write, and the one that will be launched after it."""
+        """Rows that the step ahead may write, and the one that will be launched after it."""
         ahead = self._ahead
         return kept_rows(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
 
@@ -108,7 +108,7 @@ class GraphStepRunner(StepRunner):
             self._ahead = self._last = None
 
     def _launched(self, batch: list[ScheduledSequence]) -> Launched | None:
-        """The step of this plan, launched; None if it has to run in parts."""
+        """Launch the step of this plan; None if it has to run in parts."""
         captured, sequences = self._captured(batch), [scheduled.sequence for scheduled in batch]
         if captured is None:
             return None
@@ -137,7 +137,7 @@ class GraphStepRunner(StepRunner):
         return ()
 
     def _begin(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched | None:
-        """Launch the step of a plan; what the device does not have yet is written first."""
+        """Launch the step of a plan; inputs that the device does not have yet are written first."""
         sequences, state = [scheduled.sequence for scheduled in batch], captured.state
         if not reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
             return None
@@ -179,7 +179,7 @@ class GraphStepRunner(StepRunner):
         return raw
 
     def _may_run_ahead(self, launched: Launched) -> bool:
-        """Whether the step after this one can be launched now, and its pages are there."""
+        """Whether the step after this one can be launched now, and its pages are reserved."""
         captured, sequences = launched.captured, launched.sequences
         if not self.run_ahead or any(map(needs_stop, launched.batch)):
             return False
@@ -190,8 +190,8 @@ class GraphStepRunner(StepRunner):
         return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
 
     def _stays(self, launched: Launched) -> bool:
-        """Whether the next plan is likely to be the same: always, unless a budget makes it, which took the same
-        before; never where the host looks things up first."""
+        """Whether the next plan is likely to be the same: always without a budget; with one, if it was the same before;
+        never if the host does lookups first."""
         before, self._before = self._before, launched.captured
         if all(scheduled.plan.why is None for scheduled in launched.batch):
             return True

@@ -1,7 +1,7 @@
-"""What a captured step reads of the sequences it serves, and how that moves on from step to step.
+"""The state of sequences that a captured step reads, and how it advances from step to step.
 
 The tensors live as long as the engine. The host writes them when a sequence joins or its pages change; after that each
-step leaves them as the next one needs them, so that the next can start before the host has seen what came of this one.
+step updates them for the next one, so that the next can start before the host has this one's outcome.
 
 Legend: S sequences, P pages of a table, T tokens of a text's end, N nodes of a tree.
 """
@@ -24,8 +24,8 @@ from foresay.verifier.ops.trees import advance, positions_below
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """One sequence as the host knows it when it joins a captured step. text: its end, the root last. states: the state
-    pages before the text's last row, and behind it."""
+    """One sequence when it joins a captured step. text: its end, the root last. states: the state pages before and
+    after the text's last row."""
 
     pages: list[int]
     length: int
@@ -36,7 +36,7 @@ class BatchSlot:
 
     @property
     def sampled(self) -> tuple[object, ...]:
-        """What decides how its rows are sampled, but for their positions."""
+        """Everything that determines how its rows are sampled, except their positions."""
         return self.sampling, self.seed, self is _PADDING
 
 
@@ -44,8 +44,8 @@ _PADDING = BatchSlot([], 0, (), SamplingParams(temperature=0.0), 0)
 
 
 class StateColumns:
-    """The states that drafters' passes of recurrent layers begin from, on a CPU: before the last row of each text, and
-    behind it, before nodes."""
+    """The states that drafters' passes with recurrent layers start from, on a CPU: before the last row of each text,
+    and after it, before nodes."""
 
     def __init__(self, sequences: int) -> None:
         def column(*row: int) -> Tensor:
@@ -55,24 +55,24 @@ class StateColumns:
         self._nodes = column(NONE, NONE, NONE), column(0, 0), column(0).flatten()
 
     def write(self, place: int, before: int, page: int) -> None:
-        """Of one sequence, the state pages of :class:`BatchSlot`."""
+        """Write the state pages of one sequence's :class:`BatchSlot`."""
         write(self._text[0][place], [before, NONE, page])
         write(self._nodes[0][place], [page, NONE, NONE])
 
     def with_states(self, rows: StaticRows, text: bool = False) -> StaticRows:
-        """The rows of nodes, or of a text's last row and a node."""
+        """Add the states to the rows of nodes, or of a text's last row and a node."""
         (group,), states = rows.groups, self._text if text else self._nodes
         return replace(rows, states=StateRows(replace(group.paged, is_prefill=states[-1]), *states))
 
 
 class StepState:
-    """The sequences of one bucket; all tensors on the device, none ever replaced.
+    """The sequences of one bucket; all tensors are on the device, and never replaced.
 
     tables: int32[S, P], page ids, 0 (the padding page) where there is none. lengths: int32[S], committed tokens, whose
     KV the target has. ends: int64[S, 1], the position after the root. live: int32[S], 1, or 0 for a batch slot that is
-    only padding. recent: int64[S, T], the ends of the texts, the root last. Nothing is known of a text before its
-    ``length + 1 - T``-th token. window_tables: int32[S, P], the same for layers with window pages; None where there are
-    none. states: of recurrent layers; None where there are none.
+    only padding. recent: int64[S, T], the ends of the texts, the root last; tokens before the ``length + 1 - T``-th are
+    not known. window_tables: int32[S, P], the same for layers with window pages; None if there are none. states: of
+    recurrent layers; None if there are none.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class StepState:
         return self.recent[:, -1]
 
     def offsets(self, count: int) -> Tensor:
-        """int32[S + 1]: where the rows of each sequence begin if each has ``count``."""
+        """int32[S + 1]: the row offset of each sequence if each has ``count`` rows."""
         if count not in self._offsets:
             self._offsets[count] = (torch.arange(self.size + 1, dtype=torch.int32) * count).to(self.device)
         return self._offsets[count]
 
     def live_rows(self, count: int) -> Tensor:
-        """int64[1]: how many rows come before those of padding if each sequence has ``count``."""
+        """int64[1]: the number of rows before padding if each sequence has ``count``."""
         if count not in self._rows_of_live:
             self._rows_of_live[count] = torch.tensor([count * self._live]).to(self.device)
         return self._rows_of_live[count]
@@ -129,7 +129,7 @@ class StepState:
     def sampling(self, depths: Tensor) -> RowSampling:
         """How the tokens below nodes of these depths are sampled, N rows for each sequence.
 
-        depths: int32[S, N], contiguous. The tensors but for the positions are filled by the host (:meth:`join`).
+        depths: int32[S, N], contiguous. All tensors except the positions are filled by the host (:meth:`join`).
         """
         nodes = depths.shape[-1]
         if nodes not in self._sampling:
@@ -161,10 +161,11 @@ class StepState:
 
     @torch.inference_mode()
     def write_tables(self, pages: Sequence[list[int]], lengths: Sequence[int]) -> None:
-        """The page ids of the first batch slots, of which only the first P matter; nothing is copied if they are there.
+        """Write the page ids of the first batch slots, of which only the first P matter; nothing is copied if they are
+        unchanged.
 
-        What comes after them is not read, except where there are none: rows of padding go to the padding page.
-        lengths: of their texts, at least so many tokens.
+        Entries after them are not read, except without any: rows of padding go to the padding page. lengths: at least
+        how many tokens their texts have.
         """
         width = self.tables.shape[1]
         for place, row in enumerate(pages):
@@ -179,7 +180,7 @@ class StepState:
                 self._write_window(self._windows, place, row[:width], self._windows.first(length))
 
     def _write_window(self, windows: WindowPages, place: int, row: list[int], first: int) -> None:
-        """The window pages of a batch slot, from the first that is seen on."""
+        """Write the window pages of a batch slot, from the first that is attended to."""
         assert self.window_tables is not None
         own = windows.of[row[first:]].tolist()
         if self._seen[place] != [first, *own]:
@@ -201,13 +202,13 @@ class StepState:
         return [*[0] * (reach - len(end)), *end]
 
     def advance(self, taken: AcceptedPaths) -> None:
-        """The accepted paths become text; the last emitted token of each is its new root."""
-        # Of a broken sample the host takes nothing, and drops what runs ahead.
+        """The accepted paths become text; the last emitted token of each is the new root."""
+        # The host does not emit a broken sample, and drops the step that runs ahead.
         advance(self.recent, self.lengths, self.ends, taken.emitted, taken.lengths)
 
 
 def write(target: Tensor, values: Tensor | Sequence[object]) -> None:
-    """Copy from the host without waiting for what the device is doing: through pinned memory, kept until it is read."""
+    """Copy from the host without waiting for the device: through pinned memory, kept until it is read."""
     if target.device.type == "cpu":
         target.numpy()[:] = values
         return

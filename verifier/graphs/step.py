@@ -5,10 +5,10 @@
     propose     the proposer's trees below the roots                        its own passes, if it is a model
     forward     one pass of the target over all nodes of all sequences
     sample      at every node; accept; rows of accepted nodes move down
-    committed   the proposer's caches follow; the state becomes that of the next step
-    out         what the host wants to know, in one tensor
+    committed   the proposer's caches are updated; the state becomes that of the next step
+    out         the outcome for the host, in one tensor
 
-Nothing here reads a number on the host, so the next step can be launched before this one is done.
+Nothing here reads a number on the host, so the next step can be launched before this one has finished.
 
 Legend: S sequences, N nodes of a tree, V vocabulary.
 """
@@ -36,7 +36,7 @@ from foresay.verifier.ops.trees import real_parents, report
 
 
 class Drawing(Protocol):
-    """Samples at every node; benchmarks replace it by a recorded acceptance."""
+    """Samples at every node; benchmarks replace it with recorded acceptance."""
 
     def __call__(self, logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
         """int64[S, N]. logits: fp32[S * N, V]."""
@@ -50,8 +50,9 @@ def sampled_ids(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the host reads of a step. table: int64[S, 1 + 4 N], of each sequence path length, path, tokens, parents,
-    samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
+    """A step's outcome for the host. table: int64[S, 1 + 4 N], for each sequence path length, path, tokens, parents,
+    samples.
+    more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
 
     table: Tensor
     more: Sequence[Tensor] = ()
@@ -63,7 +64,7 @@ class Outcome:
         return lengths
 
     def of(self, index: int, drafter: str) -> tuple[DraftTree, Verified]:
-        """One sequence's tree, and what came of it."""
+        """One sequence's tree, with its samples and accepted path."""
         length, *rest = self.table[index].tolist()
         count = len(rest) // 4
         path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
@@ -72,7 +73,7 @@ class Outcome:
 
 
 def seen(row: Tensor, drafter: str) -> DraftTree:
-    """The tree of a sequence at the cut. row: int64[2 N], tokens and parents."""
+    """The tree of a sequence at the stop. row: int64[2 N], tokens and parents."""
     tokens, parents = row.view(2, -1).tolist()
     return _tree(tokens, parents, drafter)
 
@@ -82,13 +83,13 @@ def _tree(tokens: list[int], parents: list[int], drafter: str) -> DraftTree:
     return DraftTree.build(tokens[:nodes], parents[:nodes], drafter)
 
 
-#: Written instead of a parent where there is no node.
+#: The parent of entries that are not nodes.
 _NO_NODE = -2
 
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """What there is at the cut: trees, their slots (windowed: in window pages), and what the target made of them."""
+    """The state at the stop: trees, their slots (windowed: in window pages), and the target's results for them."""
 
     tree: DeviceTree
     slots: Tensor
@@ -98,7 +99,7 @@ class _Passed:
 
 
 class SpeculativeStep:
-    """The step of one bucket. Calling it launches the step on the current stream; its outcome is then in ``out``.
+    """The step of one bucket. Calling it launches the step on the current stream; the outcome is then in ``out``.
 
     Where a request changes its logits or wants to know them, it is launched in :meth:`with_stop`: at the stop ``seen``
     holds the trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of
@@ -163,18 +164,18 @@ class SpeculativeStep:
         state.advance(paths)
 
     def _pack(self, parts: tuple[Tensor, ...]) -> None:
-        """Write all that the host is to know of the step side by side."""
+        """Write everything that the host needs of the step into one tensor."""
         whole, self._parts = packed(parts), parts
-        if self._whole is self.out:  # in the first of all runs
+        if self._whole is self.out:  # in the very first run
             self._whole = torch.zeros_like(whole)
         self._whole.copy_(whole)
 
     def fetched(self) -> Arrival:
-        """Start to copy the outcome to the host, behind the step itself."""
+        """Start to copy the outcome to the host, after the step itself."""
         return fetched(self._whole)
 
     def outcome(self, whole: Tensor) -> Outcome:
-        """What arrived."""
+        """The outcome that arrived."""
         if len(self._parts) == 1:
             return Outcome(whole)
         table, *more = unpacked(whole, self._parts)

@@ -1,4 +1,4 @@
-"""What a head over paged KV computes, from the config.json of its directory (:mod:`foresay.verifier.heads.layouts`)."""
+"""The shape and arithmetic of a head over paged KV, from its config.json (:mod:`foresay.verifier.heads.layouts`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import Stack
 from foresay.verifier.model.predicting import EMBEDDING, FUSED, HIDDEN, LAST, Beside, layer_beside
 
-#: A target shallower than this has no three distinct default layers.
+#: A target with fewer layers has no three distinct default layers.
 _LEAST_LAYERS = 6
-#: What DSpark's Markov head may be.
+#: The kinds of DSpark's Markov head.
 KINDS = ("vanilla", "gated", "rnn")
-#: EAGLE's flags in config.json. Of EAGLE-3: the residual is the hidden state behind ``hidden_norm``; all features are
-#: normed before they are mixed, as one or each by itself; what is fed back is the state behind ``norm``. Of EAGLE-1,
-#: what its file must have: a bias beside ``fc``, three norms more.
+#: EAGLE's flags in config.json. EAGLE-3: the residual is the hidden state after ``hidden_norm``; all features are
+#: normalised before ``fc``, together or each separately; the state after ``norm`` is fed back. EAGLE-1, what its file
+#: must
+#: have: a bias of ``fc``, three more norms.
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
-#: That a head came with the target's checkpoint: EAGLE-1's arithmetic, and hidden states are normed too; and that these
-#: are those before a last norm.
+#: A head from the target's checkpoint: EAGLE-1's arithmetic, but hidden states are normalised too; and one that reads
+#: those before the last norm.
 BESIDE, RAW = "beside", "raw"
 Scales = tuple[float, float, float | None]
 _MORE_NORMS = (EMBEDDING, FUSED, LAST)
@@ -44,11 +45,11 @@ class HeadConfig:
     """Shape and arithmetic of one head.
 
     layer: the shape of its layers. draft_vocab: rows of its output matrix. names: the features it reads, in the order
-    in which they are concatenated. generation: of EAGLE, 1 (and 2: one feature, the target's output matrix) or 3; 0 of
-    DFlash. flags: those of :data:`FLAGS` that hold.
-    mask, guesses: of P-EAGLE and DFlash, the token of rows that have none, and how many are guessed at once.
-    anchored: whether the row of DFlash's anchor guesses too. causal: its layers whose rows see none behind them.
-    markov: what DSpark adds; None of DFlash. scales: of an embedding of its own, and of logits, which may have a cap.
+    of their concatenation. generation: of EAGLE, 1 (and 2: one feature, the target's output matrix) or 3; 0 for DFlash.
+    flags: those of :data:`FLAGS` that are set. mask, guesses: of P-EAGLE and DFlash, the mask token, and how many
+    tokens are guessed at once. anchored: whether the row of DFlash's anchor guesses too. causal: the layers with causal
+    attention. markov: what DSpark adds; None for DFlash. scales: of its own embedding, and of logits, which may have a
+    cap.
     """
 
     layer: ModelConfig
@@ -75,19 +76,19 @@ class HeadConfig:
 
     @property
     def needs(self) -> FeatureRequest:
-        """What the target's passes must hand over."""
+        """The features that the target's passes must return."""
         return FeatureRequest("final" in self.names, self.layers)
 
     @property
     def first(self) -> int:
-        """The first position that has keys, and the first layer that norms what its attention reads: EAGLE's rows are
-        made of the feature before, normed apart from their tokens."""
+        """The first position that has keys, and the first layer that normalises its attention's input: EAGLE's rows use
+        the feature of the position before, normalised separately from their tokens."""
         return int(self.generation > 0)
 
     @classmethod
     def beside(cls, target: ModelConfig, layout: Beside) -> HeadConfig:
-        """Of the layer that a checkpoint has beside the target's: one that attends, of what is normed of a token and of
-        the state behind the last norm, or before it."""
+        """The configuration of a checkpoint's extra (MTP) layer: one with attention, over the normalised token
+        embedding and the state after or before the last norm."""
         own = layer_beside(target)
         assert own is not None, "a layout was found"
         return cls(
@@ -99,8 +100,9 @@ class HeadConfig:
         )
 
     def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
-        """Those outside the layers, and their sizes; with the two of EAGLE-3 that its first layer has. width: of a
-        feature. stored: the tensors that there are."""
+        """The norms outside the layers, with their sizes; including the two in EAGLE-3's first layer. width: of a
+        feature.
+        stored: the existing tensors."""
         hidden, count = self.layer.hidden_size, len(self.names)
         if self.generation == 0:
             return dict.fromkeys(("hidden_norm", "norm"), hidden)
@@ -115,11 +117,12 @@ class HeadConfig:
         return {**sizes, **dict.fromkeys(each, width), **whole}
 
     def reading(self, layers: Sequence[int]) -> HeadConfig:
-        """The same, of a head that reads the inputs of these layers."""
+        """The same for a head that reads the inputs of these layers."""
         return replace(self, names=tuple(f"layer.{layer}" for layer in layers))
 
     def other_layers(self, depth: int) -> list[tuple[int, ...]]:
-        """How else the layers might be meant, for a target of ``depth``: counted otherwise, or the authors' choice."""
+        """Other possible meanings of the layers, for a target of ``depth`` layers: counted differently, or the authors'
+        choice."""
         if BESIDE in self.flags:
             return []
         named = [tuple(layer + shift for layer in self.layers) for shift in (1, -1)]
@@ -132,7 +135,7 @@ class HeadConfig:
     def read(cls, directory: Path, target: ModelConfig, layers: Sequence[int] | None = None) -> HeadConfig:
         """The configuration in ``directory``; ``layers`` overrides the target layers it names.
 
-        Raises ConfigError naming the file and the key.
+        Raises ConfigError, which names the file and the key.
         """
         read = Published.read(directory)
         fields, layer = read.fields, ModelConfig.of_llama(read.layer)
@@ -169,7 +172,7 @@ def _eagle(read: Published, layer: ModelConfig, target: ModelConfig, layers: Seq
 
 
 def _proposed(fields: Fields) -> int:
-    """As many tokens as the proposal has."""
+    """The number of tokens that the head proposes."""
     proposed = (fields.section("speculators_config") or fields).get("proposal_methods")
     first = proposed[0] if isinstance(proposed, list) and proposed else {}
     said = Fields(first if isinstance(first, dict) else {}, fields.where)
@@ -183,7 +186,7 @@ def _dflash(read: Published, layer: ModelConfig, target: ModelConfig, layers: Se
     layer, causal = _windows(read, layer)
     if (mask := fields.integer("mask_token_id", minimum=0)) >= target.vocab_size:
         raise fields.error(f"mask_token_id is {mask}, but the target has {target.vocab_size} tokens")
-    # The authors' choice: as many as there are layers, from the second to the third from the end.
+    # The authors' choice: as many as the head has layers, from the second to the third from the end.
     most = max(1, layer.num_layers - 1)
     chosen = [1 + round(number * (depth - 4) / most) for number in range(layer.num_layers)]
     anchored = fields.flag("sample_from_anchor", read.layout.anchored)
@@ -206,7 +209,7 @@ def _check(fields: Fields, what: str, made: int, target: int) -> None:
 
 
 def _scales(fields: Fields, target: Stack) -> Scales:
-    """As the target's, which may be shared."""
+    """The same as the target's, which may be shared."""
     keys = "input_embedding_scale", "output_multiplier", "final_logit_softcapping"
     theirs = [fields.optional_number(key) for key in keys]
     ours = target.embedding_scale, target.logit_scale, target.logit_cap
@@ -217,7 +220,7 @@ def _scales(fields: Fields, target: Stack) -> Scales:
 
 
 def _markov(fields: Fields) -> MarkovConfig | None:
-    """By the defaults of speculators."""
+    """With speculators' defaults."""
     kind = str(fields.get("markov_head_type") or "vanilla")
     if kind not in KINDS:
         raise fields.error(f"markov_head_type {kind!r} is not supported; supported: {', '.join(KINDS)}")
@@ -226,7 +229,8 @@ def _markov(fields: Fields) -> MarkovConfig | None:
 
 
 def _windows(read: Published, layer: ModelConfig) -> tuple[ModelConfig, tuple[bool, ...]]:
-    """The layers with their windows, and which are causal: sliding ones, unless the configuration says otherwise."""
+    """The layers with their windows, and which are causal: sliding-window ones, unless the configuration says
+    otherwise."""
     fields, count = read.fields, layer.num_layers
     slides = layer_types(read.layer) or (read.layout.slides,) * count
     window = read.layer.integer("sliding_window") if any(slides) else None

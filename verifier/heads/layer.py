@@ -1,5 +1,5 @@
-"""What heads over paged KV are made of: an embedding, the decoder's layer with whatever biases and norms it has, and an
-output matrix."""
+"""The parts of heads over paged KV: an embedding, decoder layers with optional biases and norms, and an output
+matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Finish = tuple[float, float | None]
 
 
 class MarkovHead:
-    """What DSpark adds to a block's marginals: a bias of low rank by the token before each, and by how deep it is.
+    """What DSpark adds to a block's marginals: a low-rank bias that depends on the token before each, and on the depth.
 
     ::
 
@@ -49,8 +49,8 @@ class MarkovHead:
         return hidden.new_zeros(len(hidden), self.config.rank) if self.config.kind == "rnn" else None
 
     def bias(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """fp32[N, V'] below nodes of these tokens, int64[N], and the states below. hidden: [N, H], of the rows that
-        guess."""
+        """fp32[N, V'], the bias below nodes with these tokens, int64[N], and the states there. hidden: [N, H], of the
+        rows that guess."""
         before = take_rows(self._before, tokens)
         if self._joint is None:
             return self._after.wide(before), None
@@ -65,9 +65,9 @@ class MarkovHead:
 class HeadWeights:
     """All weights of a head, in the target's dtype.
 
-    embed: [V, H]. fc: [H, F], None where one feature of the right width is read as it is. head: H to V'. norms: those
-    outside the layers, by name. token_ids: int64[V'], the target's id of each draft id; None where they are the same.
-    mask: [F], of P-EAGLE, what stands in for features. finish: the target's, where the output matrix is.
+    embed: [V, H]. fc: [H, F], None if one feature of the right width is read as it is. head: H to V'. norms: those
+    outside the layers, by name. token_ids: int64[V'], the target's id of each draft id; None if they are the same.
+    mask: [F], of P-EAGLE, the replacement for features. finish: the target's, if the output matrix is.
     """
 
     embed: Tensor
@@ -83,10 +83,10 @@ class HeadWeights:
 
 
 class PagedHead:
-    """One head over paged KV. Owns its weights, but for what it shares with the target; the store is the caller's.
+    """One head over paged KV. Owns its weights, except those shared with the target; the caller owns the store.
 
     vocab_size: how many tokens it can read, the target's. dtype: of weights and activations. vocabulary: the tokens
-    that it drafts, where those change.
+    that it drafts, if those change.
     """
 
     vocabulary: DraftVocabulary | None = None
@@ -101,7 +101,7 @@ class PagedHead:
         self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
 
     def drafting(self, vocabulary: DraftVocabulary | None) -> Self:
-        """The same head, with logits of these tokens alone; None: of all."""
+        """The same head, with logits of only these tokens; None: of all."""
         other = copy.copy(self)
         if vocabulary is not None:
             other.vocabulary, other.token_ids, other._head = vocabulary, vocabulary.token_ids, vocabulary.head
@@ -115,7 +115,7 @@ class PagedHead:
 
     @torch.inference_mode()
     def fuse(self, features: Features) -> Tensor:
-        """[R, H]: what the head reads of each position, of the target's features, each [R, H']."""
+        """[R, H]: the head's input of each position, from the target's features, each [R, H']."""
         return self._mixed([features[name] for name in self.config.names])
 
     def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
@@ -127,21 +127,21 @@ class PagedHead:
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
 
     def named(self, logits: Tensor) -> Tensor:
-        """The target's ids of the likeliest tokens, on the host."""
+        """The target's ids of the tokens with the largest logits, on the host."""
         ids = logits.argmax(dim=-1).cpu()
         return ids if self.token_ids is None else self.token_ids.cpu()[ids]
 
     def logits(self, normed: Tensor) -> Tensor:
-        """fp32[W, V'], of what the last norm leaves."""
+        """fp32[W, V'], from the last norm's output."""
         return finish_logits(self._head.wide(normed), *self._finish)
 
     def _walk(
         self, x: Tensor, mixed: Tensor, rows: StaticRows, store: KVStore, causal: StaticRows | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the last norm leaves of the wanted rows, and the residual stream there, [W, H] both.
+        """The last norm's output of the wanted rows, and their residual stream, [W, H] both.
 
-        x: the stream. mixed: what the first attention reads. causal: the same rows, none of which sees what is behind
-        it; for layers that are so.
+        x: the stream. mixed: the first attention's input. causal: the same rows with causal attention, for the layers
+        that use it.
         """
         rotation = self._rope.rows(rows.positions)
         norms = [*(layer.before_attention for _, layer in self._layers[1:]), self._last]

@@ -1,11 +1,11 @@
-"""The layouts that heads are published in, as data: by what each is known, and what its files put where.
+"""The layouts that heads are published in, as data: how each is recognised, and where its files have what.
 
-The layers' own keys are those of a Llama or Qwen3 configuration. Layers, heads and blocks are counted from the tensor
+The layers' keys are those of a Llama or Qwen3 configuration. Layers, heads and blocks are counted from the tensor
 names, since published configurations are wrong about them.
 
-The tensors of a head's directory are read whatever its author saved them as: safetensors where there are any, in one
-file or several; else a PyTorch pickle, read with ``weights_only`` so that nothing in it can run. Heads are small: a
-directory's tensors are read whole and checked by the caller.
+The tensors of a head's directory are read in any format: safetensors if there are any, in one file or several; else a
+PyTorch pickle, read with ``weights_only`` so that nothing in it can run. Heads are small: all tensors of a directory
+are read, and checked by the caller.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ NAMES = ("medusa_lm_head.safetensors", SINGLE, INDEX, "medusa_lm_head.pt", "pyto
 
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
-    """All tensors of a head by name, and where they come from, for messages."""
+    """All tensors of a head by name, and their source, for messages."""
 
     tensors: dict[str, Tensor]
     where: str
 
     @classmethod
     def read(cls, directory: Path, prefix: str = "") -> HeadTensors:
-        """Raises WeightsError, naming the file, where none is there or one is broken.
+        """Raises WeightsError, which names the file, if there is none or one is broken.
 
-        prefix: if any name begins so, the others (a whole model's) are left where they are.
+        prefix: if any name begins with it, the others (a whole model's) are not read.
         """
         if (directory / LINK).is_symlink():
             return cls(*_of_gguf((directory / LINK).readlink(), prefix))
@@ -55,7 +55,7 @@ class HeadTensors:
 
 
 def _of_gguf(path: Path, prefix: str) -> tuple[dict[str, Tensor], str]:
-    """The floats that the tensors of a GGUF file stand for whose names begin so."""
+    """The dequantised tensors of a GGUF file whose names begin with the prefix."""
     file, found = GgufFile.read(path), dict[str, Tensor]()
     for part in file.files:
         tensors = GgufTensors.open(file, part)
@@ -67,8 +67,8 @@ def _of_gguf(path: Path, prefix: str) -> tuple[dict[str, Tensor], str]:
 
 
 def quantize(directory: Path, out: Path) -> None:
-    """Write a head of floats with its matrices in int8. Raises WeightsError if its files are broken, or it is so
-    already."""
+    """Write a head with its float matrices in int8. Raises WeightsError if its files are broken, or it is already
+    quantised."""
     head = HeadTensors.read(directory)
     if any(name.endswith("_scale") for name in head.tensors):
         raise WeightsError(f"{head.where}: is quantised already")
@@ -76,7 +76,7 @@ def quantize(directory: Path, out: Path) -> None:
 
 
 def stored_names(directory: Path) -> list[str]:
-    """The tensors' names, from headers alone; empty for a pickle, or for a broken file, which its loader will name."""
+    """The tensors' names, only from headers; empty for a pickle, or for a broken file, which its loader will report."""
     try:
         if (directory / SINGLE).exists():
             with safe_open(directory / SINGLE, framework="pt") as stored:
@@ -92,7 +92,7 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _inside(names: Iterable[str], prefix: str) -> list[str]:
-    """Those that begin with the prefix; all if there are none."""
+    """The names that begin with the prefix; all if there are none."""
     known = list(names)
     return [name for name in known if name.startswith(prefix)] or known
 
@@ -120,7 +120,7 @@ def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # on a damaged file the reader may fail in any way
+    except Exception as error:  # with a damaged file the reader may fail in any way
         raise WeightsError(
             f"{path}: not a complete file of tensors only: it is cut off or damaged, or holds code, which is never run"
         ) from error
@@ -130,10 +130,10 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 
 
 Kind = Literal["medusa", "eagle", "dflash"]
-#: Keys of config.json, one of which suffices; and their values that count, None for any that is neither null nor false.
+#: Keys of config.json, any one of which suffices, with their values; None for any value but null and false.
 Marks = Mapping[str, tuple[object, ...] | None]
 
-#: Files that a head's repository may hold beside those of a model.
+#: Files that a head's repository may hold besides those of a model.
 PATTERNS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
@@ -163,8 +163,8 @@ class Layout:
     causal: bool = True
 
 
-#: The section in which a head's configuration may say how often its first choice was right, as a judge saw it: lists by
-#: depth, given that all above were right, "greedy" and "sampled" at temperature 1. Drafting begins with that.
+#: The section of a head's configuration with how often its first choice was right in an evaluation: lists by depth,
+#: given that all above were right, "greedy" and "sampled" at temperature 1. Drafting starts from these.
 ACCEPTANCE = "acceptance"
 
 _TYPE, _NESTED = "speculators_model_type", "transformer_layer_config"
@@ -174,9 +174,9 @@ _DSPARK = {"architectures": ("Qwen3DSparkModel",), "markov_rank": None, "project
 _DFLASH2 = {"architectures": ("DFlash2DraftModel",)}
 _DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "dflash_config": None}
 
-#: The first one that a configuration bears a mark of.
+#: The first one with a matching mark is used.
 LAYOUTS = (
-    # The authors' (Medusa-2 too), vLLM's.
+    # The authors' (also Medusa-2), vLLM's.
     Layout("medusa", {"model_type": ("medusa",), "medusa_num_heads": None}),
     # speculators'.
     Layout("eagle", {_TYPE: ("eagle",)}, layer=_NESTED, generation=1),
@@ -198,10 +198,10 @@ LAYOUTS = (
         "eagle_config", mixes=_EAGLE_AUX, counts="either",
     ),
 )  # fmt: skip
-#: EAGLE-1, EAGLE-2 and HASS, a Llama configuration: known by the matrix that mixes feature and embedding.
+#: EAGLE-1, EAGLE-2 and HASS, a Llama configuration: recognised by the matrix that mixes feature and embedding.
 EAGLE1 = Layout("eagle", {}, generation=1)
 
-#: What would be computed otherwise, by marks.
+#: Marks of heads that compute something unsupported.
 REFUSED: tuple[tuple[Marks, str], ...] = (
     ({"kv_lora_rank": None, "attention_mode": ("mla",)}, "multi-head latent attention (kv_lora_rank)"),
     (
@@ -212,10 +212,10 @@ REFUSED: tuple[tuple[Marks, str], ...] = (
 )
 _TYPES = "a head of type {} is not supported; supported: eagle, eagle3, peagle, dflash, dspark and Medusa heads"
 
-#: What nested configurations leave out, since it is the class's default: by model_type.
+#: Class defaults that nested configurations leave out: by model_type.
 _QWEN3 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "head_dim": 128}
 _DEFAULTS: dict[object, dict[str, Any]] = {"qwen3": {**_QWEN3, "max_position_embeddings": 32_768}}
-#: Beginnings of tensor names, and what they are here; the first that fits. ``model.`` before them is left out.
+#: Prefixes of tensor names, and their names here; the first match counts. ``model.`` before them is removed.
 RENAMED = (
     ("midlayer.", "layers.0."),
     ("transformer.input_layernorm.", "fused_layernorm."),
@@ -227,20 +227,20 @@ RENAMED = (
     ("encoder.fc.", "fc."),
     ("encoder.output_norm_enc.", "hidden_norm."),
 )
-#: The same of Medusa's heads, as patterns: vLLM's blocks, and its output matrices, which the authors number as blocks.
+#: The same for Medusa's heads, as patterns: vLLM's blocks, and its output matrices, which the authors number as blocks.
 MEDUSA_NAMES = (
     (r"^(medusa_heads?\.)+", ""),
     (r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$", r"\1.\2.linear.\3"),
     (r"^lm_heads\.(\d+)\.weight$", r"\1.weight"),
 )
-#: What nobody computes with: buffers, parts of the target, what estimates acceptance (chances are calibrated by what
-#: comes, :mod:`foresay.drafters.calibration`).
+#: Unused tensors: buffers, parts of the target, estimators of acceptance (chances are calibrated online,
+#: :mod:`foresay.drafters.calibration`).
 IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight|confidence_head\.proj\.(weight|bias))$")
 _LAYER = re.compile(r"^(?:model\.)*layers\.(\d+)\.")
 
 
 def short(name: str) -> str:
-    """A tensor's name, of whatever layout, as it is here."""
+    """A tensor's name here, from any layout."""
     while name.startswith("model."):
         name = name.removeprefix("model.")
     return next((ours + name[len(first) :] for first, ours in RENAMED if name.startswith(first)), name)
@@ -248,7 +248,7 @@ def short(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A head's configuration. fields: its own keys, of its section before those at the top. layer: its layers'."""
+    """A head's configuration. fields: its own keys; its section overrides the top level. layer: its layers' keys."""
 
     layout: Layout
     fields: Fields
@@ -256,7 +256,7 @@ class Published:
 
     @classmethod
     def read(cls, directory: Path) -> Published:
-        """Of the head in ``directory``. Raises ConfigError, naming the file, for what is not computed."""
+        """Read the head in ``directory``. Raises ConfigError, which names the file, for unsupported heads."""
         fields = Fields.read(directory / "config.json")
         layout = _layout_of(fields) or EAGLE1
         fields = _joined(fields, layout.own)
@@ -271,8 +271,8 @@ class Published:
         return cls(layout, fields, Fields({**values, "num_hidden_layers": _layer_count(directory)}, layer.where))
 
     def features(self, default: list[int], depth: int, layers: Sequence[int] | None = None) -> tuple[str, ...]:
-        """The target's features that are read. default: the layers where none are listed. depth: how many there are.
-        layers: whose inputs are read, whatever is listed."""
+        """The target's features that are read. default: the layers if none are listed. depth: the number of layers.
+        layers: overrides the listed ones."""
         layout, ids = self.layout, self.fields.get(self.layout.mixes) if layers is None else list(layers)
         ids = default if ids is None else ids
         if not isinstance(ids, list) or not ids or not all(type(number) is int for number in ids):
@@ -287,14 +287,14 @@ class Published:
 
 
 def kind_of(directory: Path) -> Kind | None:
-    """The kind of head in ``directory``; None for a model (or something unknown)."""
+    """The kind of head in ``directory``; None for a model or anything unknown."""
     fields = Fields.read(directory / "config.json")
     if any(directory.glob("medusa_lm_head.*")):
         return "medusa"
     if layout := _layout_of(fields):
         return layout.kind
     names = stored_names(directory)
-    # A pickle is not opened for that: models are not read from pickles, so one layer tells enough.
+    # A pickle is not opened for this: models are not read from pickles, so one layer is enough evidence.
     return "eagle" if ("fc.weight" in names if names else fields.get("num_hidden_layers") == 1) else None
 
 
@@ -312,13 +312,13 @@ def _bears(fields: Fields, marks: Marks) -> bool:
 
 
 def _joined(fields: Fields, section: str | None) -> Fields:
-    """A section's keys before those at the top."""
+    """A section's keys, which override the top level."""
     own = fields.get(section) if section else None
     inside = {key: value for key, value in own.items() if value is not None} if isinstance(own, dict) else {}
     return Fields({**fields.values, **inside}, fields.where)
 
 
 def _layer_count(directory: Path) -> int:
-    """The layers by the tensors' names; a pickle, whose names are not read here, has one."""
+    """The number of layers by the tensors' names; 1 for a pickle, whose names are not read here."""
     found = (_LAYER.match(name) for name in stored_names(directory))
     return max((int(match[1]) for match in found if match), default=0) + 1

@@ -1,15 +1,15 @@
-"""Medusa heads: head i guesses the token i + 2 places past the hidden state it reads.
+"""Medusa heads: head i guesses the token i + 2 positions past the hidden state it reads.
 
 ::
 
-    h    hidden state behind the final norm, [R, H]             the target's own head makes token t + 1 of it
+    h    hidden state after the final norm, [R, H]              the target's own head predicts token t + 1 from it
     r  = h, then r = r + silu(W r + b) for each block           head i, as many blocks as its file holds
     U r                                                         logits of token t + 2 + i
 
 Two published layouts, told apart by their tensor names: the authors' (``0.0.linear.weight``, ``0.1.weight``, perhaps
-behind ``medusa_head.``) and vLLM's (``blocks.0.layers.0.weight``, ``lm_heads.0.weight``, a ``token_map`` where the
+after ``medusa_head.``) and vLLM's (``blocks.0.layers.0.weight``, ``lm_heads.0.weight``, a ``token_map`` where the
 vocabulary is truncated). Heads and blocks are counted from the names, since published configurations are wrong about
-them. A head without a U of its own uses the target's output head.
+them. A head without its own U uses the target's output head.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.rows import finish_logits
 
 _SHARED = "lm_head.weight"
-#: How heads begin that lie in one file with the model they were trained with (Medusa-2).
+#: The prefix of heads in one file with the model they were trained with (Medusa-2).
 BESIDE_MODEL = "medusa_head."
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    """One head: residual blocks and an output matrix, [V', H] (V' the truncated vocabulary, or all of it). finish: what
-    is done to its logits."""
+    """One head: residual blocks and an output matrix, [V', H] (V' the truncated vocabulary, or all of it). finish:
+    scale and cap of its logits."""
 
     blocks: tuple[Linear, ...]
     output: Linear
@@ -57,7 +57,7 @@ class MedusaHead:
 class MedusaHeads:
     """All heads of a set. Owns their weights.
 
-    token_map: int64[V'], the target's id of each output row; None where they are the same.
+    token_map: int64[V'], the target's id of each output row; None if they are the same.
     """
 
     def __init__(self, heads: list[MedusaHead], token_map: Tensor | None) -> None:
@@ -69,11 +69,11 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, depth: int) -> Tensor:
-        """fp32[R, V']: logits of the token ``depth + 2`` places past each row of ``hidden`` [R, H]."""
+        """fp32[R, V']: logits of the token ``depth + 2`` positions past each row of ``hidden`` [R, H]."""
         return self.heads[depth](hidden)
 
     def hits(self, features: Features, wanted: Tensor) -> Tensor:
-        """bool[R - 1]: whether the first head, at each position, names the target's choice one token later.
+        """bool[R - 1]: whether the first head, at each position, predicts the target's choice one token later.
 
         features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
         """
@@ -82,7 +82,8 @@ class MedusaHeads:
 
     @classmethod
     def load(cls, directory: Path, target: Decoder) -> MedusaHeads:
-        """The heads in ``directory``, in the target's dtype. Raises WeightsError or ConfigError naming the file."""
+        """The heads in ``directory``, in the target's dtype. Raises WeightsError or ConfigError, which name the
+        file."""
         return _Loader(directory, target).heads()
 
 
@@ -93,7 +94,7 @@ def _short(name: str) -> str:
 
 
 class _Loader:
-    """Reads one directory, by the authors' names."""
+    """Reads one directory, using the authors' names."""
 
     def __init__(self, directory: Path, target: Decoder) -> None:
         self.config, self.target, vocab = Fields.read(directory / "config.json"), target, target.config.vocab_size
@@ -130,7 +131,7 @@ class _Loader:
         return MedusaHead(tuple(blocks), *self._output(number))
 
     def _output(self, number: int) -> tuple[Linear, Finish]:
-        """Its own output matrix; or, of heads that have none, one in the file, head 0's, or the target's."""
+        """Its own output matrix; or, if it has none, one in the file, head 0's, or the target's."""
         tensors, scale = self.reader.files.tensors, self.config.optional_number("logit_scale")
         own = [f"{head}.weight" for one in (number, 0) for head in (f"{one}.{self.blocks[one]}", str(one))]
         name = next((name for name in (*own[:2], _SHARED, *own[2:]) if name in tensors), None)
@@ -146,7 +147,7 @@ class _Loader:
         return Linear(mapped), (scale or 1.0, None)
 
     def _token_map(self) -> Tensor:
-        """Only a set that says its vocabulary is truncated uses its map, as in vLLM."""
+        """The map is only used if the configuration says that the vocabulary is truncated, as in vLLM."""
         stored = self.reader.stored("token_map", self.reader.vocab)
         if stored is None:
             raise WeightsError(f"{self.where}: token_map is missing, but truncated_vocab_size is {self.reader.vocab}")

@@ -1,29 +1,29 @@
-"""Heads with layers, and keys and values of their own: EAGLE and DFlash.
+"""Heads with layers, and their own keys and values: EAGLE and DFlash.
 
-Of EAGLE a decoder layer (seldom more) guesses on from the target's own hidden state::
+In EAGLE a decoder layer (rarely more) continues from the target's hidden state::
 
     f(t-1)  features of position t - 1 ── fuse ── h        x(t)  the token at t ── embedding ── e
     EAGLE-3   a = [norm e; norm h],  s = h + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U norm(y)
     EAGLE-1   a = fc [e; h],         s = a + attention(a),  y = s + mlp(norm s),  logits of x(t+1) = U y
     MTP       a = fc [norm e; norm h],  s = a + attention(norm a),  y = norm(s + mlp(norm s)),  logits = U y
-              (MiMo's goes on from s + mlp(norm s), and reads the target's state before the last norm)
+              (MiMo's continues from s + mlp(norm s), and reads the target's state before the last norm)
 
-P-EAGLE drafts in parallel: rows behind the root's are made of a mask token and a learnt feature, each of which guesses
-the token behind its own place. Further layers are plain Llama layers over y. An EAGLE-1 head may have norms besides: of
-e, of what its attention reads, and of y, which is then what U reads and what is fed back.
+P-EAGLE drafts in parallel: rows after the root's have a mask token and a learnt feature, and each guesses the token
+after its own position. Further layers are plain Llama layers over y. An EAGLE-1 head may also have norms: of e, of its
+attention's input, and of y, which is then U's input and fed back.
 
-Row t stands in slot t of the head's own store and is made of (feature t - 1, token t), so a page depends on its own
-text alone; slot 0 holds nothing. Where there is no feature yet (drafted tokens), the row before's own y stands in.
+Row t is in slot t of the head's own store and is computed from (feature t - 1, token t), so a page depends only on its
+own text; slot 0 is unused. Where there is no feature yet (drafted tokens), y of the row before replaces it.
 
-Of DFlash a few layers guess a whole block of tokens in one pass, over masks (arXiv 2602.06036)::
+In DFlash a few layers guess a whole block of tokens in one pass, over masks (arXiv 2602.06036)::
 
     position   0      1      ..  length - 1 | length   length + 1   length + 2  ..
     keys of    c(0)   c(1)       c(l - 1)   | root     mask         mask             c(t) = norm(fc [features of t])
     guesses                                   -        x(l + 1)     x(l + 2)
 
-What the target thought of a committed token is injected: each layer makes keys and values of c(t), and never a query.
-So a committed position is read once, when its features come, and whoever shares its page finds it. A block's rows see
-all of it and, unless a layer is causal, each other; their keys are scratch.
+The target's features of committed tokens are injected: each layer computes keys and values from c(t), but no query. So
+a committed position is processed once, when its features arrive, and shared with its page. A block's rows attend to all
+of these and, unless a layer is causal, to each other; their keys are scratch.
 
 Legend: R rows, W rows whose logits are wanted, H hidden width, F width of all features, V' draft vocabulary.
 """
@@ -57,18 +57,18 @@ class EagleHead(PagedHead):
         self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
 
     def _fused_mask(self, mask: Tensor) -> Tensor:
-        """[1, H]: of P-EAGLE, what stands in for the fused feature of rows that have none. Nothing of an outline."""
+        """[1, H]: P-EAGLE's replacement for the fused feature of mask rows. Empty for a head without weights."""
         if mask.is_meta:
             return mask.new_empty(1, self.layer.hidden_size)
         return self._mixed(mask[None].chunk(len(self.config.names), dim=1)).clone()
 
     def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], as the rows are given."""
+        """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], in the order of the rows."""
         return self.paged(ForwardBatch.of(rows, self.device), hidden, store)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """fp32[W, V'] logits of the wanted rows and the states to go on from, [W, H]; as :meth:`states`."""
+        """fp32[W, V'] logits of the wanted rows and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
         if not len(normed):
             return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state
@@ -78,8 +78,8 @@ class EagleHead(PagedHead):
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
 
-        hidden: [R, H], the fused feature (or the state) behind each row's token. Returns of the wanted rows what the
-        output matrix reads and the states to go on from, [W, H] both.
+        hidden: [R, H], the fused feature (or the state) for each row's token. Returns for the wanted rows the output
+        matrix's input and the states to continue from, [W, H] both.
         """
         mixed, x = self._inputs(rows.tokens, hidden)
         normed, x = self._walk(x, mixed, rows, store)
@@ -87,7 +87,7 @@ class EagleHead(PagedHead):
         return normed, normed if fed_back or "norm_output" in self.config.flags else x
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first attention reads, and what its result is added to; a token that is none counts as one."""
+        """The first attention's input, and what its result is added to; invalid token ids are clamped."""
         if self.config.generation == 3:
             weights = self._norms["input_layernorm"].weight, self._norms["hidden_norm"].weight
             normed = "norm_before_residual" in self.config.flags
@@ -103,10 +103,10 @@ class EagleHead(PagedHead):
         return (norm(fused, self._norms["fused_layernorm"]) if self._norms else fused), fused
 
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R - 1]: whether each row, made of the true feature before it, names the target's choice.
+        """bool[R - 1]: whether each row, computed from the true feature before it, predicts the target's choice.
 
         features, tokens: of a text, int64[R]. wanted: int64[R], the target's most likely token after each. table: a
-        sequence whose R pages are reserved; nothing in ``store`` counts as filled by this.
+        sequence whose R positions are reserved; nothing in ``store`` is marked as filled.
         """
         store.clear(table.slots(0, 1))
         logits, _ = self.run([Rows(table, tokens[1:], 1)], self.fuse(features)[:-1], store)
@@ -114,9 +114,9 @@ class EagleHead(PagedHead):
 
 
 class MaskBlock:
-    """A root and masks, ``count`` rows for each of S sequences, at the ends of their texts.
+    """A root and masks, ``count`` rows for each of S sequences, after their texts.
 
-    anchored: whether the root's row guesses too. The rows that guess are wanted, depth by depth.
+    anchored: whether the root's row guesses too. The logits of the rows that guess are wanted, depth by depth.
     """
 
     def __init__(self, sequences: int, count: int, config: HeadConfig, device: torch.device) -> None:
@@ -130,7 +130,7 @@ class MaskBlock:
         self._wanted = guessing.flatten().to(device)
 
     def rows(self, state: StepState, roots: Tensor, causal: bool = False) -> StaticRows:
-        """Each sees all of its block; causal: none of what is behind it. roots: int64[S], tokens."""
+        """The rows, each of which attends to all of its block; causal: only up to itself. roots: int64[S], tokens."""
         size, count = self._numbers.shape
         paged = AttentionMetadata(
             tables=state.tables,
@@ -150,35 +150,35 @@ class DFlashHead(PagedHead):
 
     @torch.inference_mode()
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
-        """Store keys and values of committed positions, int64[R] as their slots. features: the target's, [R, H']."""
+        """Store keys and values of committed positions, int64[R] like their slots. features: the target's, [R, H']."""
         context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
         for number, (_, layer) in enumerate(self._layers):
             placed(layer, context, rotation, slots, store.layer(number))
 
     def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
-        """[W, H]: of the rows of a block that guess. roots: int64[S], known tokens."""
+        """[W, H]: the states of a block's rows that guess. roots: int64[S], known tokens."""
         causal = block.rows(state, roots, causal=True) if any(self.config.causal) else None
         return self.paged(block.rows(state, roots), store, causal)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, store: KVStore, causal: StaticRows | None = None) -> Tensor:
-        """The states behind the last norm of a block's wanted rows, [W, H].
+        """The states after the last norm of a block's wanted rows, [W, H].
 
-        causal: the same rows, none of which sees what is behind it; for layers that are so.
+        causal: the same rows with causal attention, for the layers that use it.
         """
         x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
         return self._walk(x, mixed, rows, store, causal)[0]
 
     @torch.inference_mode()
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R / 2 - 1]: as of EAGLE heads, for the first guess of blocks at every other position."""
+        """bool[R / 2 - 1]: as for EAGLE heads, for the first guess of blocks at every other position."""
         count = len(tokens)
         slots = table.slots(0, count).to(self.device)
         self.inject(features, torch.arange(count, device=self.device), slots, store)
         block = MaskBlock(1, 1 if self.config.anchored else 2, self.config, self.device)
         state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
         guesses, anchors = [], range(1, count - 1, 2)
-        for anchor in reversed(anchors):  # a block's rows take the place of what was injected behind its root
+        for anchor in reversed(anchors):  # a block's rows overwrite what was injected after its root
             state.join([BatchSlot(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
             guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
         return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

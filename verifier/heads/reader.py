@@ -1,4 +1,4 @@
-"""A head's tensors, read from whatever layout it is published in and fused for the products.
+"""A head's tensors, read from any published layout and fused for the products.
 
 The embedding and the output matrix are the target's unless the file has its own.
 """
@@ -30,12 +30,12 @@ from foresay.verifier.ops.records import Norm
 
 
 def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWeights:
-    """The weights in ``directory``; raises WeightsError naming the file and the tensor."""
+    """The weights in ``directory``; raises WeightsError, which names the file and the tensor."""
     return weights_of(HeadTensors.read(directory), config, target)
 
 
 def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
-    """The layer beside the target's in its own ``directory``; its norms' weights are kept as the target's are."""
+    """The extra layer in the target's own ``directory``; its norms' weights are stored as the target's are."""
     layout = beside(header_names(directory), target.config)
     less_one = target.config.stack.norm.less_one and not (directory / LINK).is_symlink()
     assert layout is not None, "there is one"
@@ -53,7 +53,7 @@ def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeigh
 
 
 def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWeights:
-    """The same of tensors, by the names of any layout."""
+    """The same from tensors, with the names of any layout."""
     named = {short(name): tensor for name, tensor in read.tensors.items() if not IGNORED.search(name)}
     reader = HeadReader(HeadTensors(named, read.where), config.layer, config.draft_vocab, target)
     embed, fc = reader.embed(config.scales[0]), reader.mixer(2 if config.generation == 1 else len(config.names))
@@ -75,7 +75,7 @@ def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWe
 
 
 class HeadReader:
-    """Takes tensors by their names here, and remembers which were asked for.
+    """Returns tensors by their names here, and records which were requested.
 
     shape: of the head's layers. vocab: rows of its output matrix.
     """
@@ -86,19 +86,19 @@ class HeadReader:
         self.known: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor of that name and shape."""
+        """The tensor with this name and shape."""
         tensor = self.maybe(name, *shape)
         if tensor is None:
             raise WeightsError(f"{self.files.where}: {name} is missing")
         return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
-        """The same, None where absent."""
+        """The same; None if absent."""
         tensor = self.stored(name, *shape)
         return None if tensor is None else tensor.to(self.target.embedding.device, self.target.dtype)
 
     def stored(self, name: str, *shape: int) -> Tensor | None:
-        """The same, as it is in the file."""
+        """The same, unchanged from the file."""
         self.known.add(name)
         tensor = self.files.tensors.get(name)
         if tensor is not None and tuple(tensor.shape) != shape:
@@ -106,14 +106,14 @@ class HeadReader:
         return tensor
 
     def check_known(self) -> None:
-        """Raise WeightsError for a tensor that nobody asked for: the head computes something else then."""
+        """Raise WeightsError for a tensor that was not requested: the head then computes something unsupported."""
         unknown = sorted(set(self.files.tensors) - self.known)
         if unknown:
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise WeightsError(f"{self.files.where}: {', '.join(unknown[:3])}{more}: not known in this layout")
 
     def matrix(self, name: str, outer: int, inner: int) -> Matrix:
-        """A weight [O, K] in the target's dtype, or in int8 where ``NAME_scale`` has a scale for each group."""
+        """A weight [O, K] in the target's dtype, or in int8 if ``NAME_scale`` has a scale for each group."""
         scales = self.files.tensors.get(f"{name}_scale")
         if scales is None:
             return self.take(name, outer, inner)
@@ -157,14 +157,14 @@ class HeadReader:
         return whole
 
     def _node(self, number: int, normed: bool) -> Layer:
-        """Llama's layer with what the files have of it: norms of heads or none."""
+        """Llama's layer with the optional parts that the files have, such as norms of heads."""
         node = self.shape.stack.layers[number]
         if f"layers.{number}.self_attn.q_norm.weight" in self.files.tensors:
             node = replace(node, mixer=replace(node.attention, norm=HeadNorm(node.norm)))
         return node if normed else replace(node, norms=replace(node.norms, before_attention=None))
 
     def _stacked(self, name: str, parts: list[Matrix]) -> Matrix:
-        """Rows of several matrices as one."""
+        """Several matrices, concatenated by rows."""
         whole = [part for part in parts if isinstance(part, QuantizedMatrix)]
         if not whole:
             return torch.cat([part for part in parts if isinstance(part, Tensor)])
@@ -190,8 +190,8 @@ class HeadReader:
         return self.target.embedding if own is None else own if scale == 1.0 else own * scale
 
     def mixer(self, count: int) -> Matrix | None:
-        """[H, F]: the matrix that mixes so many features of the target. None where one of the right width is read as
-        it is."""
+        """[H, F]: the matrix that mixes ``count`` features of the target. None if one of the right width is read as it
+        is."""
         hidden, features = self.hidden, self.width * count
         stored = tuple(self.files.tensors["fc.weight"].shape) if "fc.weight" in self.files.tensors else ()
         if not stored and features == hidden:
@@ -204,8 +204,8 @@ class HeadReader:
         return self.matrix("fc.weight", hidden, features)
 
     def head(self, plain: Finish) -> tuple[Linear, Finish]:
-        """The file's matrix; else its embedding, if they are tied; else, over the whole vocabulary, the target's. And
-        what is done to its logits: ``plain``, or what is done to the target's."""
+        """The file's matrix; else its embedding, if they are tied; else, for the whole vocabulary, the target's. Also
+        scale and cap of its logits: ``plain``, or the target's."""
         target, vocab = self.target.config, self.vocab
         names = ["lm_head.weight"]
         if self.shape.tie_word_embeddings and vocab == target.vocab_size:
@@ -218,9 +218,9 @@ class HeadReader:
         return self.target.head, (target.stack.logit_scale, target.stack.logit_cap)
 
     def token_ids(self) -> Tensor | None:
-        """int64[V'], the target's id of each draft id; None where they are the same.
+        """int64[V'], the target's id of each draft id; None if they are the same.
 
-        A file has their distances (``d2t``) and mostly a mask of the target's ids, which of them are drafted (``t2d``).
+        A file has their differences (``d2t``) and usually a mask over the target's ids of which are drafted (``t2d``).
         """
         vocab, target, where = self.vocab, self.target.config.vocab_size, self.files.where
         offsets, mask = self.stored("d2t", vocab), self.stored("t2d", target)
@@ -236,7 +236,7 @@ class HeadReader:
         return ids.to(self.target.embedding.device) if vocab != target or bool(offsets.any()) else None
 
     def markov(self, config: MarkovConfig) -> MarkovHead:
-        """What DSpark adds."""
+        """DSpark's Markov head."""
         rank, name, joint = config.rank, "markov_head.", None
         widths = {"gated": ("gate_proj", rank, self.hidden), "rnn": ("joint_proj", 3 * rank, self.hidden + rank)}
         if config.kind in widths:
@@ -248,7 +248,7 @@ class HeadReader:
 
 
 def known_ids(ids: Tensor, vocab: int, what: str) -> Tensor:
-    """The same. Raises WeightsError where they are not all of the target's ``vocab`` tokens."""
+    """The ids. Raises WeightsError if one is not among the target's ``vocab`` tokens."""
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
         raise WeightsError(f"{what} names tokens that the target does not have")
     return ids

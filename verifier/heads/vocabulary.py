@@ -1,12 +1,12 @@
-"""The tokens that a head drafts where an output matrix of all would cost more than its layer: those said lately.
+"""The tokens that a head drafts if an output matrix over all tokens would cost more than its layer: the recent ones.
 
-A tokenizer's ids are in the order of its merges: how often they came in what it was made of. So, language and subject
-aside, the first ids are the likeliest. What is said, in prompts or answers, takes the place of what was not said for
-longest::
+A tokenizer's ids are in the order of its merges, that is, of frequency in its training text. So, apart from language
+and
+subject, the first ids are the likeliest. Tokens of prompts and answers replace the least recently used ones::
 
-    the next to go        ..  id 32,767  ..  id 0    the ends of texts    what was said, the last last
+    next to be replaced   ..  id 32,767  ..  id 0    the ends of texts    tokens used, the latest last
 
-Rows of the target's own matrix are copied where they are needed: a product reads the few alone.
+The rows of the target's matrix for these tokens are copied, so that a product reads only them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 
-#: Tokens that are drafted at once; a vocabulary of less than twice as many is drafted whole.
+#: The size of the drafted vocabulary; a vocabulary of less than twice this size is drafted whole.
 DRAFTED = 1 << 15
 
 
 def drafted(target: ModelConfig) -> int:
-    """How many of its tokens: on a CPU, of whose output matrix there are floats."""
+    """How many of the target's tokens are drafted: fewer than all only on a CPU with a float output matrix."""
     floats = target.tie_word_embeddings or target.quantization is None
     return DRAFTED if floats and target.vocab_size >= 2 * DRAFTED else target.vocab_size
 
 
 class DraftVocabulary:
-    """Some of a target's tokens on a CPU, and its output matrix of them.
+    """Some of a target's tokens on a CPU, with the output matrix for them.
 
     token_ids: int64[N], the target's id of each. head: H to N.
     """
@@ -51,13 +51,13 @@ class DraftVocabulary:
 
     @classmethod
     def of(cls, target: Decoder) -> DraftVocabulary | None:
-        """None where all are drafted."""
+        """None if all tokens are drafted."""
         count = drafted(target.config)
         whole = count == target.config.vocab_size or target.device.type != "cpu"
         return None if whole else cls(target, count)
 
     def _rows_of(self, tokens: Tensor) -> Tensor:
-        """[N, H]: what the target's output matrix has of these."""
+        """[N, H]: the rows of the target's output matrix for these tokens."""
         packed, _ = self._target.head.packed
         if isinstance(packed, PackedFloats):
             return packed.rows(tokens)
@@ -68,7 +68,7 @@ class DraftVocabulary:
         return token in self._rows
 
     def said(self, tokens: Iterable[int]) -> None:
-        """Those of them that are not there take the place of others."""
+        """Tokens among these that are missing replace the least recently used ones."""
         for token in tokens:
             if token not in self._rows:
                 _, row = self._rows.popitem(last=False)

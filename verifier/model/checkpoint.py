@@ -1,9 +1,8 @@
-"""The weight files of a model directory by their headers: which tensors, where, of what shape and type.
+"""The weight files of a model directory, from their headers: which tensors, where, of what shape and type.
 
 Nothing but headers is read here, so a checkpoint that does not fit its configuration is refused in milliseconds.
 
-A model is known by its last norm, whatever its files are called and however few bits its matrices have. Imports no
-torch.
+A model is identified by its last norm, whatever its files' names and its matrices' bits. Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
 E4M3 = "F8_E4M3"
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
-#: GGUF's types beside floats: bytes for each number, scales among them.
+#: GGUF's block types: bytes per number, including scales.
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
-#: How the names of tensors begin in models of texts and images, and how they do in one of texts; and what belongs to
-#: images, which are not read.
+#: Prefixes of tensor names in models of texts and images, and the corresponding ones in text models; and the prefixes
+#: of image tensors, which are not read.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
@@ -67,15 +66,15 @@ _ALONE = tuple(
 )
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
-# Buffers that old checkpoints carry and every decoder computes itself; scales by which activations would be rounded,
-# which stay as they are, and keys and values, which get scales of their own.
+# Buffers of old checkpoints that every decoder computes itself; scales for rounding activations, which are not rounded
+# here, and keys and values, which get their own scales.
 IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale",
            ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor's entry in a file's header; ``dtype`` in safetensors' words, or in GGUF's."""
+    """One tensor's entry in a file's header; ``dtype`` is safetensors' name, or GGUF's."""
 
     file: Path
     shape: tuple[int, ...]
@@ -91,8 +90,8 @@ class StoredTensor:
 class Checkpoint:
     """The weight files of a directory, and all their tensors by name.
 
-    index: file name of each tensor by model.safetensors.index.json, empty where a single file holds them all. gguf: the
-    file if it is llama.cpp's; then messages call tensors what they are called there.
+    index: file name of each tensor in model.safetensors.index.json, empty if a single file holds them all. gguf: the
+    file if it is llama.cpp's; then messages use its tensor names.
     """
 
     directory: Path
@@ -103,7 +102,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """Read the headers; raises WeightsError where a file is absent or broken or a tensor stands in two files."""
+        """Read the headers; raises WeightsError if a file is absent or broken, or a tensor is in two files."""
         if (directory / LINK).is_symlink():
             return cls._of_gguf(directory)
         index = {} if (directory / SINGLE).exists() else _index(directory)
@@ -134,7 +133,7 @@ class Checkpoint:
         return cls(directory, file.files, tensors, {}, file)
 
     def opened(self, file: Path) -> Any:
-        """A reader of one of the files, to be entered: it has ``offset_keys()`` and ``get_tensor(name)``."""
+        """A reader of one of the files, a context manager with ``offset_keys()`` and ``get_tensor(name)``."""
         if self.gguf is None:
             return _Renamed(safe_open(file, framework="pt"))
         from foresay.verifier.model.gguf.weights import GgufTensors  # imports torch
@@ -142,7 +141,7 @@ class Checkpoint:
         return GgufTensors.open(self.gguf, file)
 
     def check(self, tensors: Mapping[str, Expected], optional: Mapping[str, Expected]) -> None:
-        """Raise WeightsError unless the tensors are those of ``tensors``, perhaps ``optional`` ones, and no others."""
+        """Raise WeightsError unless the tensors are those of ``tensors``, possibly ``optional`` ones, and no others."""
         missing = (self._missing(name) for name in tensors if name not in self.tensors)
         known = {**optional, **tensors}
         wrong = (self._wrong(name, tensor, known.get(name)) for name, tensor in self.tensors.items())
@@ -159,7 +158,7 @@ class Checkpoint:
         return f"{name} is missing from {self.directory / place}"
 
     def _wrong(self, name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
-        """What is wrong with a stored tensor for which something is expected (None: it is not expected)."""
+        """What is wrong with a stored tensor, given what is expected (None: it is not expected)."""
         if expected is None:
             return (
                 None
@@ -167,7 +166,7 @@ class Checkpoint:
                 else f"{theirs(name, self.gguf) if self.gguf else name} in {tensor.file} is unexpected"
             )
         shape, kinds = expected
-        if self.gguf:  # of other types the file was refused as it was opened
+        if self.gguf:  # files with other types were refused when opened
             name, kinds = theirs(name, self.gguf), (*kinds, *(BLOCK_BYTES if len(shape) > 1 else ()))
         if tensor.shape != shape and (shape, tensor.shape) != ((1,), ()):
             return f"{name} in {tensor.file} has shape {list(tensor.shape)}, expected {list(shape)}"
@@ -177,7 +176,7 @@ class Checkpoint:
 
 
 def files_of(directory: Path) -> tuple[Path, ...]:
-    """The files that hold the weights. Raises WeightsError where nothing says which."""
+    """The files that hold the weights. Raises WeightsError if they cannot be determined."""
     if (directory / LINK).is_symlink():
         return parts_of((directory / LINK).readlink())
     return _files(directory, {} if (directory / SINGLE).exists() else _index(directory))
@@ -188,7 +187,7 @@ def _files(directory: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    """What a file calls its tensors, by what they are called here."""
+    """A file's tensor names, by their names here."""
     found: dict[str, str] = {}
     for name in stored:
         begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
@@ -204,7 +203,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 
 
 class _Renamed:
-    """A file's reader, by our names."""
+    """A file's reader that uses our names."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -222,7 +221,7 @@ class _Renamed:
         return list(self._own)
 
     def get_tensor(self, name: str) -> Any:
-        """The tensor of this name."""
+        """The tensor with this name."""
         return self._reader.get_tensor(self._own[name])
 
 
@@ -243,7 +242,7 @@ def _index(directory: Path) -> dict[str, str]:
 
 
 def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
-    """Each tensor: its name here, and in the file."""
+    """For each tensor: its name here, its name in the file, and its entry."""
     if not file.exists():
         raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
     try:
@@ -256,8 +255,8 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
 
 
 def header_names(directory: Path) -> list[str]:
-    """The names of a model's tensors, from the headers of safetensors alone; none where those cannot be read. Of a GGUF
-    file one of what predicts further tokens, if it has that."""
+    """The names of a model's tensors, only from safetensors headers; none if those cannot be read. For a GGUF file one
+    name of its MTP layer, if it has one."""
     try:
         if (directory / LINK).is_symlink():
             return [PREDICTS] if Fields.read(directory / "config.json").get(PREDICTED) else []
@@ -273,8 +272,8 @@ _NAME, _GGUF_NAME = "model.norm.weight", "output_norm.weight"
 
 
 def final_norm_digest(directory: Path) -> str:
-    """The sha256 of the last norm's weight in fp32, in hex; "" where there is none that can be read. No quantiser
-    changes it, and training does."""
+    """The sha256 of the last norm's weight in fp32, in hex; "" if it cannot be read. Quantising does not change it,
+    training does."""
     try:
         if (directory / LINK).is_symlink():
             numbers = np.array(GgufFile.read((directory / LINK).readlink()).floats(_GGUF_NAME), np.float32)

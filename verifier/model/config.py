@@ -1,7 +1,7 @@
-"""What the decoder needs to know of a checkpoint, from its config.json and generation_config.json; and how large it is.
+"""A checkpoint's configuration for the decoder, from its config.json and generation_config.json; and its size.
 
-The raw JSON is read, as transformers 4 and as transformers 5 write it, without importing torch or transformers. A model
-that the decoder would not compute exactly is refused by name here, before any weight is read.
+The raw JSON is read, in the formats of transformers 4 and 5, without importing torch or transformers. A model that the
+decoder would not compute exactly is refused here, before any weight is read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class ModelConfig:
     """One decoder.
 
     stack: its layers and their arithmetic.
-    max_positions: context length the checkpoint is meant for (with YaRN the extended one).
-    dtype: of the checkpoint, in config.json's words ("bfloat16"); "float32" where it names none.
+    max_positions: the checkpoint's context length (with YaRN the extended one).
+    dtype: of the checkpoint, as in config.json ("bfloat16"); "float32" if it names none.
     eos_token_ids: of generation_config.json, else of config.json, else none.
-    quantization: of its matrices; None where they are floats.
+    quantization: of its matrices; None if they are floats.
     """
 
     architecture: str
@@ -53,12 +53,12 @@ class ModelConfig:
 
     @property
     def first(self) -> Layer:
-        """The first layer, where all are of one shape."""
+        """The first layer, for models whose layers have one shape."""
         return self.stack.layers[0]
 
     @property
     def attention(self) -> Attention:
-        """Of the first layer that has one."""
+        """The attention of the first layer that has one."""
         return self.stack.attentions[0]
 
     @property
@@ -82,17 +82,17 @@ class ModelConfig:
 
     @property
     def rope(self) -> RopeConfig:
-        """Of the layers that rotate; of those that see everything if others have one of their own."""
+        """The rotary embedding; that of the full-attention layers, if others have their own."""
         whole = [one.rope for one in self.stack.attentions if one.window is None]
         return next(rope for rope in (*whole, *self.ropes) if rope is not None)
 
     @property
     def sliding_window(self) -> int | None:
-        """The widest window of its layers; None if none slides."""
+        """The widest sliding window of its layers; None if there is none."""
         return max((one.window or 0 for one in self.stack.attentions), default=0) or None
 
     def with_windows(self, windows: Sequence[int | None]) -> ModelConfig:
-        """The same, of layers that see so many positions each."""
+        """The same, with these windows for the layers."""
         layers = (
             replace(layer, mixer=replace(layer.attention, window=window))
             for layer, window in zip(self.stack.layers, windows, strict=True)
@@ -101,17 +101,17 @@ class ModelConfig:
 
     @property
     def rms_norm_eps(self) -> float:
-        """Of the last norm."""
+        """The epsilon of the last norm."""
         return self.stack.norm.eps
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """The rotary embeddings of its layers, each once; None where there is a layer that has none."""
+        """The distinct rotary embeddings of its layers; None is included if a layer has none."""
         return tuple(dict.fromkeys(one.rope for one in self.stack.attentions))
 
     @property
     def less_one(self) -> frozenset[str]:
-        """The tensors that safetensors files keep less one, and GGUF files whole."""
+        """The tensors that safetensors files store minus one, and GGUF files as they are."""
         inside = (
             (f"model.layers.{number}.{vector.name}", vector)
             for number, layer in enumerate(self.stack.layers)
@@ -122,7 +122,7 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
-        """Read the model directory ``path``; raises ConfigError, UnsupportedArchitecture among them."""
+        """Read the model directory ``path``; raises ConfigError, for example UnsupportedArchitecture."""
         directory = Path(path)
         fields = Fields.read(directory / "config.json")
         own = unwrapped(fields)
@@ -132,12 +132,12 @@ class ModelConfig:
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
-        """What these keys of a config.json say of a model's layers."""
+        """The model's layers, from these keys of a config.json."""
         return _model_config(FAMILIES[_architecture(fields)], fields)
 
     @classmethod
     def of_llama(cls, fields: Fields) -> ModelConfig:
-        """The shape of Llama layers that are no model of their own (a head), with Llama's defaults where keys lack."""
+        """The shape of Llama layers that are not a whole model (a head), with Llama's defaults for missing keys."""
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
         found = read_quantization(filled)
@@ -148,7 +148,7 @@ class ModelConfig:
         return _model_config(FAMILIES["LlamaForCausalLM"], filled)
 
 
-#: What transformers leaves out of a nested configuration, since it is the class's default.
+#: Class defaults that transformers leaves out of a nested configuration.
 _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -184,7 +184,7 @@ def _model_config(family: Family, given: Fields) -> ModelConfig:
 
 
 def _max_positions(fields: Fields, stack: Stack) -> int:
-    """YaRN checkpoints may give the length before the extension (Qwen) or after it; the longer one holds."""
+    """YaRN checkpoints may give the length before the extension (Qwen) or after it; the longer one counts."""
     positions = fields.integer("max_position_embeddings")
     for rope in {one.rope for one in stack.attentions}:
         match rope and rope.parameters:
@@ -196,7 +196,7 @@ def _max_positions(fields: Fields, stack: Stack) -> int:
 
 
 def _eos_token_ids(directory: Path, fields: tuple[Fields, ...], vocab_size: int) -> tuple[int, ...]:
-    """Those the model has: others can never be sampled, and must not be looked up."""
+    """Only those in the vocabulary: others can never be sampled, and must not be looked up."""
     generation = directory / "generation_config.json"
     sources = [Fields.read(generation)] if generation.exists() else []
     for source in (*sources, *fields):
@@ -215,27 +215,28 @@ def _eos_token_ids(directory: Path, fields: tuple[Fields, ...], vocab_size: int)
 
 
 def products(model: ModelConfig) -> Iterator[tuple[int, Product]]:
-    """Those of all layers, each with the number of its layer."""
+    """The products of all layers, each with the number of its layer."""
     for number, layer in enumerate(model.stack.layers):
         for product in layer.products(model.hidden_size):
             yield number, product
 
 
 def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
-    """Each product's first module, and its inner and outer width; the output head last."""
+    """Each product's first module, with its inner and outer width; the output head last."""
     for number, product in products(model):
         yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 
 
 def parameters(model: ModelConfig) -> int:
-    """The number of weights, near enough to plan with; an output head tied to the embedding is packed beside it."""
+    """The approximate number of weights, for planning; an output head tied to the embedding is packed in addition to
+    it."""
     inside = sum(product.inner * product.outer for _, product in products(model))
     return inside + 2 * model.vocab_size * model.hidden_size
 
 
 def idle_parameters(model: ModelConfig) -> int:
-    """The number of those that a row does not meet: of experts that are not chosen."""
+    """The number of weights that a row does not use: those of experts that are not chosen."""
     return sum(
         product.inner * product.outer * (product.experts - product.chosen) // product.experts
         for _, product in products(model)
@@ -244,14 +245,15 @@ def idle_parameters(model: ModelConfig) -> int:
 
 
 def stored_parameters(model: ModelConfig) -> int:
-    """The number of weights in the files, near enough: a tied output head is not stored."""
+    """The approximate number of weights in the files: a tied output head is not stored."""
     return parameters(model) - model.vocab_size * model.hidden_size * model.tie_word_embeddings
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a layer keeps of a token: so many heads, each a key and a value of these widths. window: how many positions
-    a row sees, its own included; None: all before it. state: what a recurrent layer, without heads, keeps of a text."""
+    """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths. window: how many
+    positions a row attends to, including its own; None: all up to it. state: what a recurrent layer, without heads,
+    keeps of a text."""
 
     heads: int
     key_dim: int
@@ -261,12 +263,12 @@ class KVShape:
 
     @property
     def numbers(self) -> int:
-        """How many numbers that is."""
+        """How many numbers per token."""
         return self.heads * (self.key_dim + self.value_dim)
 
 
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
-    """What each layer of a model keeps, and sees."""
+    """What each layer of a model keeps and attends to."""
     return tuple(
         KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
         if isinstance(one, Attention)
@@ -276,7 +278,7 @@ def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
 
 
 def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
-    """The same, of whole texts."""
+    """The same, for whole texts."""
     return tuple(replace(shape, window=None) for shape in window_shapes(model))
 
 

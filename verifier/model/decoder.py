@@ -1,4 +1,4 @@
-"""One lean decoder for targets and draft models of all families (:mod:`foresay.verifier.model.families`).
+"""One decoder for targets and draft models of all families (:mod:`foresay.verifier.model.families`).
 
 The forward pass is :func:`foresay.verifier.model.forward.forward`. Legend: H hidden width, Q query heads, G kv
 heads, D head dim, I inner width, V vocabulary.
@@ -48,8 +48,8 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 
 @dataclass(slots=True)
 class PackedExperts:
-    """What a layer of experts has besides their own products. router: H to a logit of each expert, and of the shared
-    one's gate, in fp32. correction: fp32[experts]. shared: into and out of the shared one."""
+    """The parts of a mixture layer besides the experts' products. router: H to a logit of each expert, and of the
+    shared one's gate, in fp32. correction: fp32[experts]. shared: the products into and out of the shared expert."""
 
     routing: Routing
     router: Linear
@@ -58,12 +58,12 @@ class PackedExperts:
 
     @property
     def gated(self) -> bool:
-        """Whether the shared one has a gate."""
+        """Whether the shared expert has a gate."""
         return self.router.out_features > self.routing.experts
 
     @classmethod
     def of(cls, node: Experts, vectors: Mapping[str, Tensor], shared: tuple[Linear, Linear] | None) -> PackedExperts:
-        """vectors: of the layer."""
+        """vectors: the layer's."""
         how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
         bias = vectors.get(f"{how.module}.bias")
         if node.shared_gate is not None:
@@ -185,7 +185,7 @@ def _rates_apart(node: Mamba2, weights: LayerWeights) -> LayerWeights:
 
 
 def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
-    """The same, with heads of values that have a key in common side by side, but in what reads what they put out."""
+    """The same, with value heads of the same key adjacent, except in the product that reads their output."""
     whole = torch.arange(node.values, device=weights.vectors[DECAY].device)
     heads = whole[: node.value_heads].view(-1, node.key_heads).t().flatten()
     wide = whole.view(-1, node.key_heads, node.value_dim).transpose(0, 1).flatten()
@@ -200,8 +200,7 @@ def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
 
 
 def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
-    """The same, with all queries first, then all keys, values, gates; and how much heads learn before how much they
-    forget."""
+    """The same, with all queries first, then all keys, values, gates; and the learning rates before the decays."""
     own = node.value_heads // node.key_heads
     kinds = {MIXED: (node.key_dim, node.key_dim, own * node.value_dim, own * node.value_dim), RATES: (own, own)}
     matrices = dict(weights.matrices)
@@ -213,7 +212,7 @@ def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
-    """The same, with the rows of gates as a product of their own where they lie behind each head's queries."""
+    """The same, with the rows of gates as a separate product if they are interleaved with each head's queries."""
     if not attention.interleaved:
         return weights
     whole, rows = weights.matrices[QKV], torch.arange(weights.matrices[QKV].shape[0])
@@ -228,7 +227,7 @@ def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
 
 
 def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor) -> Norm:
-    """The norm of that module. ones: the weight of one that has none."""
+    """The norm of that module. ones: the weight of a norm without one."""
     return Norm(vectors.get(f"{module}.weight", ones), kind.eps, vectors.get(f"{module}.bias"), kind.centred)
 
 
@@ -244,8 +243,8 @@ def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: T
 
 
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
-    """The same, with the numbers of queries and keys in an order in which every head is rotated as a whole, in halves:
-    their products stay."""
+    """The same, with the numbers of queries and keys reordered so that every head is rotated as a whole, in halves:
+    their products are unchanged."""
     order = None if attention.rope is None else pairs_apart(attention.rope, attention.head_dim)
     if order is None:
         return weights
@@ -259,7 +258,7 @@ def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
 
 
 def _turned_norms(attention: Attention, vectors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    """Those of heads, in the same order."""
+    """The norms of heads, in the same order."""
     names = () if attention.norm is None else (f"{name}.weight" for name in attention.norm.names)
     found = {name: vectors[name] for name in names if name in vectors}
     return {name: each.view(-1, len(order))[:, order.to(each.device)].flatten() for name, each in found.items()}
@@ -267,7 +266,7 @@ def _turned_norms(attention: Attention, vectors: Mapping[str, Tensor], order: Te
 
 @dataclass(slots=True)
 class Packed:
-    """All weights of a decoder, as they are multiplied by. embed: (V, H), scaled where the model does that."""
+    """All weights of a decoder, packed for the kernels. embed: (V, H), scaled if the model does that."""
 
     embed: Tensor
     layers: list[PackedLayer]
@@ -277,14 +276,14 @@ class Packed:
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False) -> Packed:
-        """Pack them one by one, so that no second copy of the model stands. rounds: see
+        """Pack them one by one, so that there is never a second copy of the model. rounds: see
         :class:`~foresay.verifier.model.linear.Linear`."""
         embed, dtype, layers = weights.embed, weights.embed.dtype, list[PackedLayer]()
         for index, layer in enumerate(config.stack.layers):
             layers.append(PackedLayer.of(layer, weights.layers[index], dtype, rounds))
             weights.layers[index] = None  # type: ignore[call-overload]
         head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
-        if config.stack.embedding_scale != 1.0:  # which the head, made of the same matrix, is not
+        if config.stack.embedding_scale != 1.0:  # the head, made from the same matrix, is not scaled
             embed = embed * torch.tensor(config.stack.embedding_scale).to(embed)
         ones, first = embed.new_ones(embed.shape[1]), config.stack.embedding_norm
         final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, ones)
@@ -292,8 +291,8 @@ class Packed:
 
 
 class Decoder:
-    """A decoder-only model. Owns its weights, and is run where they are. rounds: how weights are packed that are not
-    yet."""
+    """A decoder-only model. Owns its weights, and runs on their device. rounds: how weights that are not packed yet are
+    packed."""
 
     def __init__(
         self, config: ModelConfig, weights: ModelWeights | Packed, max_positions: int, rounds: bool = False
@@ -317,21 +316,21 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where weights and activations are."""
+        """The device of weights and activations."""
         return self._embed.device
 
     @property
     def embedding(self) -> Tensor:
-        """[V, H]: the input embedding, scaled where the model does that. Heads share it."""
+        """[V, H]: the input embedding, scaled if the model does that. Heads share it."""
         return self._embed
 
     @property
     def rope(self) -> RopeTable:
-        """The rotary table of the layers that see everything."""
+        """The rotary table of the full-attention layers."""
         return next(table for (rope, _), table in self.ropes.items() if rope == self.config.rope)
 
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
-        """By layer that attends: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
+        """For each attention layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
         return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
 
@@ -342,7 +341,7 @@ class Decoder:
 
     @property
     def linears(self) -> list[Linear]:
-        """Every matrix of the model but routers, the output head last."""
+        """Every matrix of the model except routers, the output head last."""
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
         beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         return [*(one for products in inside for one in products if one is not None), *beside, self._head]

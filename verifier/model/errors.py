@@ -1,4 +1,4 @@
-"""What can go wrong between a model's name and its weights in memory.
+"""The errors of loading a model, from its name to its weights in memory.
 
 ModelError                     the model cannot be loaded; the message says why, for the person who named it
 ├── ModelNotFound              neither a model directory nor a repository that can be fetched
@@ -27,7 +27,7 @@ class ConfigError(ModelError):
 
 
 class UnsupportedArchitecture(ConfigError):
-    """config.json names an architecture that is none of the supported ones."""
+    """config.json names an architecture that is not supported."""
 
     def __init__(self, architecture: str, supported: Iterable[str], where: str) -> None:
         super().__init__(f"{where}: architecture {architecture} is not supported; supported: {', '.join(supported)}")
@@ -39,6 +39,6 @@ class WeightsError(ModelError):
 
 
 def code_refused(file: str, error: Exception) -> str | None:
-    """Why transformers could not load what ``file`` describes, if that asks for code of the model's repository."""
+    """Why transformers could not load what ``file`` describes, if that needs code of the model's repository."""
     asked = "trust_remote_code" in str(error)
     return f"{file} asks by its auto_map for code that comes with the model, which is never run" if asked else None

@@ -1,4 +1,4 @@
-"""A JSON object read as configuration: typed values by name, errors that name the key and the file."""
+"""A JSON object read as configuration: typed values by name, with errors that name the key and the file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from foresay.verifier.model.errors import ConfigError
 
-#: Whatever is counted is a side of a tensor or a position in a text, which kernels number in 32 bits.
+#: Counts are sizes of tensors or positions in texts, for which kernels use 32 bits.
 LARGEST = (1 << 31) - 1
-#: Whatever is measured is computed with in float32.
+#: Real values are used in float32.
 LARGEST_FLOAT = 3e38
 
 
 def _short(value: Any) -> str:
-    """A value for a message, the middle of a long one left out."""
+    """A value for a message, without the middle of a long one."""
     text = repr(value) if not isinstance(value, int) or value.bit_length() < 128 else "a larger one"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-12:]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object and where it stands. A key that is null counts as absent; a key without default is required."""
+    """A JSON object and its location. A key that is null counts as absent; a key without default is required."""
 
     values: Mapping[str, Any]
     where: str
@@ -43,11 +43,11 @@ class Fields:
         return cls(values, str(path))
 
     def error(self, message: str) -> ConfigError:
-        """A ConfigError that says where."""
+        """A ConfigError with the location."""
         return ConfigError(f"{self.where}: {message}")
 
     def get(self, key: str) -> Any:
-        """The raw value, None where absent."""
+        """The raw value, None if absent."""
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1, most: int = LARGEST) -> int:
@@ -58,18 +58,18 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number that float32 holds."""
+        """A positive number in float32's range."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT:
             raise self.error(f"{key} must be a positive number of at most {LARGEST_FLOAT:g}, got {_short(value)}")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive number, None where absent."""
+        """A positive number, None if absent."""
         return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value."""
+        """A boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{key} must be true or false, got {value!r}")
@@ -90,7 +90,7 @@ class Fields:
         return [float(share) for share in each]
 
     def section(self, key: str) -> Fields | None:
-        """A nested object, None where absent or empty."""
+        """A nested object, None if absent or empty."""
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(f"{key} must be an object, got {value!r}")

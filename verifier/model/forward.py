@@ -1,7 +1,7 @@
 """The decoder's pass over static rows: op by op, captured in a GPU's graph, or recorded for a CPU.
 
-A product may be cut into segments; whoever reads it adds them up. The sum of the residual stream is normed where it is
-formed, heads are normed, rotated and stored in one go, and the gate is applied where it is multiplied.
+A product may be cut into segments (split K), which the op that reads it adds up. The residual add and the norm are one
+op, as are norm, rotation and storing of heads, and the MLP's gate is fused into its product.
 
 Legend: R rows, H hidden width, V vocabulary, W rows whose logits are wanted.
 """
@@ -34,8 +34,8 @@ def forward(
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
-    woken: gets each mixture's spans, whose first number says how many of its experts had rows.
-    Returns fp32[W, V] logits of the wanted rows and the features asked for, each [R, H], padding rows included.
+    woken: each mixture's spans are appended; their first number is how many of its experts had rows.
+    Returns fp32[W, V] logits of the wanted rows and the requested features, each [R, H], including padding rows.
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
@@ -74,7 +74,7 @@ def forward(
 
 
 def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:
-    """[R, V]: what a recurrent layer puts out; what it remembers is read and left in ``states``."""
+    """[R, V]: a recurrent layer's output; its state is read from and written to ``states``."""
     assert rows.states is not None, "a recurrent layer"
     mixed, more = layer.qkv.wide(normed, rows.count), (states, rows.states, normed.dtype, rows.count)
     if layer.taps is not None:
@@ -95,7 +95,7 @@ def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list
 def experts(
     layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None = None
 ) -> Tensor:
-    """[R, H]: what each row's experts make of it, and the shared one."""
+    """[R, H]: the output of each row's experts and the shared one."""
     logits = own.router.wide(normed, count)
     chosen, weights = route(logits, own.routing, own.correction, count)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
@@ -111,7 +111,7 @@ def experts(
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:
-    """What is added to the residual stream: a product, normed where the model does that."""
+    """What is added to the residual stream: a product, normalised if the model does that."""
     return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
 
 
@@ -123,9 +123,9 @@ def attention(
     rows: StaticRows,
     stored: tuple[Tensor, Tensor, Tensor | None],
 ) -> Tensor:
-    """[R, Q * D]: what every row reads of its text and its path; its own key and value are stored before.
+    """[R, Q * D]: the attention of every row over its text and its path; its own key and value are stored first.
 
-    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` gives them.
+    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them.
     """
     query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
     seen = attended(query, stored, rows, node, layer.sinks)
@@ -141,7 +141,7 @@ def placed(
     stored: tuple[Tensor, Tensor, Tensor | None],
     count: Tensor | None = None,
 ) -> Tensor:
-    """[R, Q, D]: the queries of rows whose keys and values are stored in their slots."""
+    """[R, Q, D]: the queries of the rows; stores their keys and values in their slots."""
     return rotate_and_store(layer.qkv.unfinished(normed, count), rotation, stored, slots, layer.of_heads, count)
 
 

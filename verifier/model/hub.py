@@ -1,4 +1,5 @@
-"""A model's name turned into a directory here: a local one as it is, a hub repository by download or from the cache."""
+"""Resolves a model's name to a local directory: a local one as it is, a hub repository by download or from the
+cache."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from foresay.verifier.model.gguf.file import LINK, chosen, first_of, parts_of
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
-#: A model's tokenizer and its habits, which every model of the same vocabulary may share.
+#: Files of tokenizer and generation settings, which every model with the same vocabulary may share.
 BESIDE = [
     "generation_config.json",
     "tokenizer.json",
@@ -29,7 +30,7 @@ BESIDE = [
     "*.jinja",
     "chat_template.json",
 ]
-# "model*" leaves out the second copy of all weights that some repositories carry as consolidated.safetensors.
+# "model*" excludes the second copy of all weights that some repositories have as consolidated.safetensors.
 PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
@@ -38,12 +39,12 @@ _OFFLINE = "download it on a machine with a connection, copy the directory here 
 def resolve(
     name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
 ) -> Path:
-    """The directory that holds the model ``name_or_path``: itself, or the cached snapshot of the hub repository; of a
-    GGUF file, what was made of it. Which of a repository's GGUF files stands behind a colon (``OWNER/NAME:Q4_K_M``).
+    """The directory of the model ``name_or_path``: itself, or the cached snapshot of the hub repository; for a GGUF
+    file, the directory made from it. One of a repository's GGUF files is chosen after a colon (``OWNER/NAME:Q4_K_M``).
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
-    besides those of a model. flag: how messages call what named it.
-    Raises ModelNotFound, which says what was tried and what to do.
+    besides those of a model. flag: the flag's name in messages. Raises ModelNotFound, which says what was tried and
+    what to do.
     """
     path = Path(name_or_path).expanduser()
     try:
@@ -68,8 +69,8 @@ def resolve(
 
 
 def _is_gguf(file: Path) -> bool:
-    """llama.cpp's format, by its name or its first four bytes."""
-    if file.suffix == ".gguf" or not file.is_file():  # what is no plain file may have no end
+    """Whether a file is in llama.cpp's format, by its name or its first four bytes."""
+    if file.suffix == ".gguf" or not file.is_file():  # other than a regular file it may be endless
         return file.suffix == ".gguf"
     try:
         with file.open("rb") as opened:
@@ -79,7 +80,7 @@ def _is_gguf(file: Path) -> bool:
 
 
 def cached(name: str) -> Path | None:
-    """The directory of a model that is here with all of its weights, without asking the hub; None if it is not."""
+    """The directory of a locally available model with all of its weights, without asking the hub; None if it is not."""
     path = Path(name).expanduser()
     if _is_there(path) and _is_gguf(path):
         return path
@@ -93,12 +94,12 @@ def cached(name: str) -> Path | None:
 
 
 def repositories() -> dict[str, int]:
-    """The models that the hub's client keeps here, with all of their files or some, and the bytes of each."""
+    """The models in the hub client's cache, complete or not, with the bytes of each."""
     return {repo.repo_id: repo.size_on_disk for repo in _kept()}
 
 
 def remove(repository: str) -> None:
-    """Remove a model from the cache of the hub's client, with all of its revisions."""
+    """Remove a model from the hub client's cache, with all of its revisions."""
     for repo in _kept():
         if repo.repo_id == repository:
             shutil.rmtree(repo.repo_path)
@@ -119,7 +120,7 @@ def _of_gguf(repository: str) -> bool:
 
 
 def _cached_gguf(name: str) -> Path | None:
-    """The GGUF file of a repository, if all of it is here."""
+    """The GGUF file of a repository, if all of it is cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -131,7 +132,7 @@ def _cached_gguf(name: str) -> Path | None:
 
 
 def _whole_gguf(snapshot: Path, wanted: str) -> Path | None:
-    """The one that is wanted, if it is there with all parts."""
+    """The wanted file, if it is there with all parts."""
     try:
         file = chosen(_names(snapshot), wanted)
     except ModelNotFound:
@@ -151,7 +152,7 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
         return there
     try:
         names = HfApi().list_repo_files(repository, revision=revision)
-    except Exception as error:  # as many as its HTTP library has: what is here may do
+    except Exception as error:  # of any kind, from its HTTP library: the cached files may suffice
         names = _names(snapshot)
         if not names:
             raise ModelNotFound(f"has no GGUF file here, and {_reason(repository, error)}") from error
@@ -162,7 +163,7 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
 
 
 def _cached_snapshot(repository: str) -> Path | None:
-    """Where the hub's client keeps the repository, or a part of it."""
+    """The hub client's cache of the repository, or of a part of it."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -174,7 +175,7 @@ def _cached_snapshot(repository: str) -> Path | None:
 
 
 def _is_whole(directory: Path) -> bool:
-    """Whether configuration and weights are there: a download that broke off lacks some of its files."""
+    """Whether configuration and weights are complete: an interrupted download lacks some files."""
     if not (directory / "config.json").is_file():
         return False
     if (index := directory / "model.safetensors.index.json").is_file():
@@ -187,7 +188,7 @@ def _is_whole(directory: Path) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is anything; what no file can be called is not there."""
+    """Whether the path exists; invalid file names do not."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -217,7 +218,7 @@ def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
 
 
 def _unpacked(file: Path) -> Path:
-    """The directory made of a GGUF file."""
+    """The directory made from a GGUF file."""
     from foresay.verifier.model.gguf.directory import directory_of
 
     return directory_of(file)
@@ -236,11 +237,11 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
 
 
 def _reason(repository: str, error: Exception) -> str:
-    """Why the hub did not give the repository, and what to do about it."""
+    """Why the repository could not be fetched from the hub, and what to do about it."""
     from huggingface_hub import constants, errors
 
     address, cache = f"{constants.ENDPOINT}/{repository}", constants.HF_HUB_CACHE
-    # From the most special to the most general: a gated repository is also one not found.
+    # From the most specific to the most general: a gated repository is also one not found.
     match error:
         case errors.GatedRepoError():
             return (
@@ -260,12 +261,12 @@ def _reason(repository: str, error: Exception) -> str:
     return f"the download from the hub failed ({_cause(error)}); try again, or {_OFFLINE}"
 
 
-#: Seconds in which the hub must have answered at all; resolving its name is not bounded by any timeout of the client.
+#: Seconds within which the hub must answer; the client's timeouts do not cover resolving its name.
 _PATIENCE = 4.0
 
 
 def unreachable() -> str:
-    """Why the hub cannot be asked; "" if it answers. Decided within seconds, where a download would try for longer."""
+    """Why the hub is unreachable; "" if it answers. Decided within seconds, while a download would retry for longer."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:

@@ -1,8 +1,8 @@
-"""Packed weights on disk, so that a second start neither reads nor packs them again.
+"""Packed weights on disk, so that a second start need not read and pack them again.
 
-A file is named by everything its numbers follow from: the weight files (size, times, inode, device), the configuration,
-how the weights are packed, the processor, torch, and the state of our sources. The weight files themselves are not
-read: hashing them would take as long as packing does, and any write to one changes its times.
+A file's name is a hash of everything its numbers depend on: the weight files (size, times, inode, device), the
+configuration, the kind of packing, the processor, torch, and the state of our sources. The weight files themselves are
+not read: hashing them would take as long as packing, and any write to one changes its times.
 
 ::
 
@@ -13,11 +13,11 @@ read: hashing them would take as long as packing does, and any write to one chan
 The file is mapped, so all processes that serve a model share one copy. Passes are at least as fast as from malloc's
 memory (a 135M model in 4 bits, one thread: 10.2 to 10.5 ms against 10.4 to 10.5); a copy in huge pages would gain 1 to
 2 % more, and could not be shared.
-Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times an odd
-number of its own, so that no wrong word goes unnoticed. That takes 0.2 s for each GB, several times less than sha256.
-It finds damage; forgery needs no guard, as files are only used if no other user can write to them.
-A file is written under another name, flushed and renamed, and later at most unlinked, never truncated: so what is
-mapped stays whole. One that is damaged is removed, and the model's own files are read.
+Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times its own
+odd number, so that every wrong word is noticed. This takes 0.2 s for each GB, several times less than sha256. It
+detects damage, not forgery: files are only used if no other user can write to them. A file is written under another
+name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay valid. A damaged one is
+removed, and the model's own files are read.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 
 log = logging.getLogger("foresay.models")
 
-#: Smaller models are packed about as fast as they are found.
+#: Smaller models are packed about as fast as they are loaded.
 LEAST_BYTES = 32 << 20
 _MAGIC = b"foresay1"
 _START = struct.Struct("<8s32sQ")
 _PAGE, _LINE = 4096, 64
-#: Words that have a sum together.
+#: Words per checksum.
 _BLOCK = 8192
-#: What is being written, and after how many seconds it is something that somebody left.
+#: Suffix of files being written, and the seconds after which one counts as abandoned.
 _PART, _LEFT = ".part", 600.0
 _SOURCES = kept.sources()
 _ending = threading.Event()
@@ -72,7 +72,7 @@ class Damaged(Exception):
 
 
 class _Place(msgspec.Struct, array_like=True):
-    """start: in bytes after the header's pages."""
+    """start: bytes after the header's pages."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class _Place(msgspec.Struct, array_like=True):
 
 
 class _Header(msgspec.Struct):
-    """packed: a :class:`Packed` whose tensors are numbers of places."""
+    """packed: a :class:`Packed` with indices of places instead of tensors."""
 
     places: list[_Place]
     packed: msgspec.Raw
@@ -100,8 +100,8 @@ class _Linear(msgspec.Struct, omit_defaults=True):
 
 
 def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
-    """The name of a model's packed weights. how: what else they are packed by. Raises a loader's error or OSError where
-    its files are not all there."""
+    """The name of a model's packed weights. how: further options of packing. Raises a loader's error or OSError if its
+    files are not all there."""
     files = [_identity(path) for path in files_of(directory)]
     return kept.key_of(
         *map(repr, ("weights", files, config, *how)), repr(Processor.here()), torch.__version__, _SOURCES
@@ -109,7 +109,7 @@ def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """By what a file is told from another, and from what it was before somebody wrote to it."""
+    """What distinguishes a file from others, and from its earlier versions."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
 
@@ -118,14 +118,14 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def find(key: str) -> Packed | None:
-    """What was kept under this name, mapped; None if there is nothing, or nothing usable, which is removed."""
+    """Map what is stored under this name; None if there is nothing, or nothing usable, which is removed."""
     try:
         path = _folder() / key
         if not kept.is_ours(path.parent.stat()):
             log.warning("%s is not used: other users may write there", path.parent)
             return None
         found = _unpacked(_mapped(path))
-        os.utime(path)  # what was not used for longest goes first
+        os.utime(path)  # the least recently used file is removed first
         return found
     except (FileNotFoundError, RuntimeError):
         return None
@@ -141,7 +141,7 @@ def _folder() -> Path:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """What somebody writes to this memory is this process's own, and changes no file."""
+    """A private mapping: writes stay in this process and do not change the file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if not kept.is_ours(os.fstat(file.fileno())):
             raise Damaged("other users may write to it")
@@ -185,7 +185,7 @@ def _digest(memory: mmap.mmap, header: int) -> bytes:
 
 @cache
 def _keys() -> NDArray[np.uint64]:
-    """Odd numbers that look like random ones (splitmix64)."""
+    """Odd pseudo-random numbers (splitmix64)."""
     x = np.arange(1, _BLOCK + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -205,11 +205,11 @@ def _filled(size: int, whole: int) -> int:
 
 
 def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
-    """Keep them in a thread of their own, which runs when nothing else wants to. A process that ends waits for it,
-    unless it says :func:`leave_off`."""
+    """Write them in a thread of lowest priority. A process that ends waits for it, unless it calls
+    :func:`leave_off`."""
 
     def run() -> None:
-        with suppress(OSError):  # a niceness is a thread's own on Linux
+        with suppress(OSError):  # niceness is per thread on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for key, packed in these:
             keep(key, packed, limit)
@@ -218,13 +218,13 @@ def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
 
 
 def leave_off() -> None:
-    """The process is to end now: what is not written yet is written at another start."""
+    """The process ends now: what is not written yet is written by a later start."""
     _ending.set()
 
 
 def keep(key: str, packed: Packed, limit: int) -> None:
-    """Keep it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; those that
-    were not used for longest go. That it cannot be written is no error."""
+    """Write it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; the least
+    recently used ones are removed. Failure to write is no error."""
     tensors: list[Tensor] = []
     text = msgspec.json.encode(packed, enc_hook=partial(_told, tensors))
     places, size = _places(tensors)
@@ -244,7 +244,7 @@ def keep(key: str, packed: Packed, limit: int) -> None:
 
 
 def _told(tensors: list[Tensor], part: Any) -> Any:
-    """How JSON has a tensor or a linear layer."""
+    """A tensor or a linear layer as JSON."""
     if isinstance(part, Tensor):
         tensors.append(part)
         return len(tensors) - 1
@@ -258,7 +258,7 @@ def _told(tensors: list[Tensor], part: Any) -> Any:
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[list[_Place], int]:
-    """Where each lies, and how much all take."""
+    """The place of each tensor, and the total size."""
     places, at = [], 0
     for each in tensors:
         places.append(_Place(str(each.dtype).removeprefix("torch."), tuple(each.shape), at))
@@ -267,7 +267,7 @@ def _places(tensors: Sequence[Tensor]) -> tuple[list[_Place], int]:
 
 
 def _make_room(folder: Path, room: int) -> None:
-    """Remove files until no more than this is left, and what others left half written."""
+    """Remove files until at most ``room`` bytes are left, and abandoned partial files."""
     found = []
     for path in folder.iterdir():
         with suppress(FileNotFoundError):
@@ -290,12 +290,12 @@ def _free(folder: Path) -> int:
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Another process may be writing the same: then it is left to that one. What one left that died is written over."""
+    """If another process is writing the same file, it is left to that one. An abandoned one is overwritten."""
     part = path.with_name(path.name + _PART)
     with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         if kept.seen(part)[2:] != (os.fstat(file.fileno()).st_ino,):
-            return  # the other one is done, and what is open here is the whole file
+            return  # the other process has finished, and this is the complete file
         try:
             fill(file)
             os.fsync(file.fileno())

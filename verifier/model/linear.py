@@ -1,9 +1,9 @@
-"""Linear layers whose rows have the same bits in any company.
+"""Linear layers whose rows have the same bits in any batch.
 
 A weight is packed once for its device and multiplied by a kernel of ours
-(:mod:`foresay.verifier.ops.kernels.cpu.product`, :mod:`foresay.verifier.ops.kernels.linear`). What a CPU computes in
-fp32 keeps a weight in 16 bits where they hold all of it, as those of a bf16 or fp16 checkpoint do: a step that reads
-every weight reads half as much. A quantised one keeps its few bits.
+(:mod:`foresay.verifier.ops.kernels.cpu.product`, :mod:`foresay.verifier.ops.kernels.linear`). Where a CPU computes in
+fp32, weights stay in 16 bits if these are exact, as for a bf16 or fp16 checkpoint: so a step, which reads every weight,
+reads half as much. A quantised one keeps its few bits.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
 from foresay.verifier.ops.rows import take_columns
 
-#: A weight as a checkpoint has it, [out, in].
+#: A weight as in a checkpoint, [out, in].
 Matrix = Tensor | QuantizedMatrix
 
 
 class Linear:
     """``x @ weight.T + bias`` for x [R, in]. Owns its packed weight, [out, in], and computes on its device.
 
-    dtype, device: of x and of what comes out; dtype is the weight's unless given. gated: what is done to the
-    product (:meth:`gated`). rounds: inputs are rounded to 8 bits where the weight has kernels for that
+    dtype, device: of input and output; dtype is the weight's unless given. gated: the activation applied to the
+    product (:meth:`gated`). rounds: inputs are rounded to 8 bits if there are kernels for the weight
     (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`.
     """
 
@@ -50,14 +50,14 @@ class Linear:
             dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
             weight.device,
         )
-        self._was: Tensor | None = None  # which number of a row each one of the weight's is multiplied with
+        self._was: Tensor | None = None  # the index in an input row for each of the weight's numbers
         if isinstance(weight, QuantizedMatrix):
             weight, self._was = weight.side_by_side()
         self._packed = _packed(weight, bias, gated, self.dtype, rounds, experts)
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
-        """One on a CPU whose weight is packed already; see :attr:`packed`."""
+        """A layer on a CPU whose weight is already packed; see :attr:`packed`."""
         made = cls.__new__(cls)
         made.out_features, made.in_features = packed.outer, packed.inner
         made.dtype, made.device = dtype, torch.device("cpu")
@@ -66,12 +66,12 @@ class Linear:
 
     @property
     def packed(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
-        """The packed weight, and which number of a row each one of its is multiplied with; None: as they stand."""
+        """The packed weight, and the index in an input row for each of its numbers; None: the same."""
         return self._packed, self._was
 
     @property
     def nbytes(self) -> int:
-        """What a product reads of memory for the weight."""
+        """Bytes that a product reads for the weight."""
         return self._packed.nbytes
 
     def __call__(self, x: Tensor, count: Tensor | None = None) -> Tensor:
@@ -79,11 +79,11 @@ class Linear:
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | SplitKSums:
-        """The same for an op that can finish it."""
+        """The same, possibly unfinished, for an op that can finish it."""
         return unfinished_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
-        """The same as fp32, as it comes."""
+        """The same in fp32, not rounded."""
         return packed_linear(self._taken(x, count), self._packed, torch.float32, count)
 
     def gated(self, x: Tensor, count: Tensor | None = None) -> Tensor:
@@ -92,8 +92,8 @@ class Linear:
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def of_experts(self, x: Tensor, rows: Sorted, dtype: torch.dtype | None = None) -> Tensor:
-        """[P, in] -> [P, out / experts], gated where it is: each row with the weight of its expert, of which there are
-        so many one below the other (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of what comes out."""
+        """[P, in] -> [P, out / experts], possibly gated: each row times the weight of its expert; the experts' weights
+        are stacked (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of the output."""
         assert not isinstance(self._packed, BlockedWeight), "mixtures of experts run on a CPU"
         return expert_linear(self._taken(x, rows.spans[2:]), self._packed, dtype or self.dtype, rows)
 
@@ -115,7 +115,8 @@ def _packed(
 
 
 def can_round(weight: QuantizedMatrix) -> bool:
-    """Whether there are kernels that multiply it with rounded inputs: of whole numbers, in whole groups of inputs."""
+    """Whether there are kernels that multiply it with rounded inputs: it must have integers, in whole groups of
+    inputs."""
     return not weight.floats and weight.inner % GROUP == 0
 
 

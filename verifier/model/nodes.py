@@ -1,4 +1,4 @@
-"""What a decoder is made of: nodes that say which parameters they have and what they compute. Imports no torch.
+"""The parts of a decoder: nodes that describe their parameters and computation. Imports no torch.
 
 ::
 
@@ -6,8 +6,8 @@
     Layer   x += share * after(mixer(before(x)))           attention or a recurrence; norms before, after, or both
             x += share * after(mlp(before(x)))             an MLP or experts; parallel: both read the same before(x)
 
-Everything that has to know a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass)
-reads these records; a family (:mod:`foresay.verifier.model.families`) makes them of a config.json.
+Everything that depends on a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass) reads
+these records; a family (:mod:`foresay.verifier.model.families`) makes them from a config.json.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Literal
 
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
-#: What an MLP does to its gates; "relu2" has none: it squares what is positive. "clamped" is gpt-oss's: both halves are
-#: kept below 7, and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
+#: An MLP's activation; "relu2" has no gates: it is squared ReLU. "clamped" is gpt-oss's: both halves are clamped at 7,
+#: and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
 Activation = Literal["silu", "gelu", "relu2", "clamped"]
 
-#: Products of a layer: queries, keys and values; gates of heads; what attention puts out; gates of the MLP and what
-#: they are for; back from there.
+#: Products of a layer: queries, keys and values; gates of heads; the output of attention; gate and up of the MLP; down.
 QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
-#: Of a recurrent layer: queries, keys, values and gates of what it puts out; how much each head learns and forgets.
+#: Of a recurrent layer: queries, keys, values and output gates; the learning rates and decays of heads.
 MIXED, RATES = "mixed", "rates"
-#: Of a layer of experts, whose own are GATE_UP and DOWN: the MLP that all rows have beside them.
+#: Of a mixture layer, whose experts are GATE_UP and DOWN: the shared MLP that all rows use.
 SHARED_GATE_UP, SHARED_DOWN = "shared_gate_up", "shared_down"
-#: The modules that each is made of, one below the other, as Llama's checkpoints name them.
+#: The modules stacked in each product, as Llama's checkpoints name them.
 MODULES = {
     QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     HEAD_GATE: ("self_attn.gate_proj",),
@@ -41,10 +40,10 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """A tensor of files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, of MXFP4, its
+    """A tensor in files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, for MXFP4, its
     codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
 
-    name: of the tensor. turns: which of the product's (gates, what they are for) it has. transposed: it is [E, K, O].
+    name: of the tensor. turns: which of the product's parts (gate, up) it has. transposed: it is [E, K, O].
     interleaved: rows of the turns alternate. holds: which of these it is.
     """
 
@@ -57,9 +56,9 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is multiplied as one in a layer. name: see above. rows: of each module that files have of it, one below the
-    other. inner: width of its input. bias: whether each module has one. experts: how many have one such each, of which
-    a row is multiplied with ``chosen``; 0: all rows are. stacked: what files may have instead of the modules' tensors.
+    """A fused product of a layer. name: see above. rows: of each of its modules in files, in stacking order. inner:
+    width of its input. bias: whether each module has one. experts: how many experts have one each, of which a row uses
+    ``chosen``; 0: there is one for all rows. stacked: what files may have instead of the modules' tensors.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A parameter of one dimension. wide: kept in fp32, whatever is computed in. less_one: files keep it less one
+    """A one-dimensional parameter. wide: kept in fp32, whatever the compute dtype. less_one: files store it minus one
     (GGUF's do not). more: further dimensions."""
 
     name: str
@@ -95,10 +94,10 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
-    """How vectors are normed: by their root mean square, or, ``centred``, by their standard deviation around the mean.
+    """How vectors are normalised: RMS norm, or, ``centred``, LayerNorm.
 
     weighted: whether there is a weight, and bias: a bias. wide: they are applied in fp32, before the result is rounded.
-    less_one: files keep weights less one.
+    less_one: files store weights minus one.
     """
 
     eps: float = 1e-6
@@ -109,7 +108,7 @@ class NormKind:
     less_one: bool = False
 
     def vectors(self, module: str, size: int) -> Iterator[Vector]:
-        """Its parameters, as a module of that name and for vectors of that size."""
+        """Its parameters, for a module of that name and vectors of that size."""
         if self.weighted:
             yield Vector(f"{module}.weight", size, self.wide, self.less_one)
         if self.bias:
@@ -118,8 +117,8 @@ class NormKind:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """Norms of queries and of keys. whole: of all heads of a row together, instead of each head. after: applied to
-    heads that are rotated already. names: of the two modules."""
+    """Norms of queries and of keys. whole: over all heads of a row together, instead of each head. after: applied after
+    rotation. names: of the two modules."""
 
     kind: NormKind
     whole: bool = False
@@ -131,12 +130,12 @@ class HeadNorm:
 class Attention:
     """Grouped-query attention.
 
-    scale: by what products of queries and keys are multiplied. rope: by what they are rotated; None: not at all.
+    scale: the factor of products of queries and keys. rope: their rotary embedding; None: none.
     window: a key is visible iff position(query) - position(key) < window; None: all before are. biases: of QKV and
     OUTPUT, those that have one. softcap: scores s become ``softcap * tanh(s / softcap)``. sinks: each query head has a
-    logit that takes part in the softmax and has no value. gated: what heads put out is multiplied by the sigmoid of a
-    product of what attention reads. interleaved: the rows of that product lie in the module of queries, each head's
-    behind its own. fused: what files call queries, keys and values if these are one tensor there.
+    logit that takes part in the softmax and has no value. gated: the heads' output is multiplied by the sigmoid of a
+    product of attention's input. interleaved: the rows of that product are in the module of queries, each head's after
+    its queries. fused: the name of queries, keys and values in files if they are one tensor there.
     """
 
     heads: int
@@ -155,7 +154,7 @@ class Attention:
     interleaved: bool = False
 
     def products(self, hidden: int) -> tuple[Product, ...]:
-        """Into its heads, their gates, and out of them."""
+        """The products into its heads, their gates, and out of them."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         into = dict(zip(MODULES[QKV], (queries * (1 + self.interleaved), keys, keys), strict=True))
         into = into if self.fused is None else {self.fused: sum(into.values())}
@@ -178,9 +177,9 @@ class Attention:
 
 
 SINKS = "self_attn.sinks"
-#: Modules of experts, by what most checkpoints call them.
+#: Modules of experts, as most checkpoints name them.
 EXPERT_MODULES = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-#: Of a recurrent layer: the convolution, decays and their shifts, the norm of what heads put out.
+#: Of a recurrent layer: the convolution, decays and their shifts, the norm of the heads' output.
 TAPS, DECAY, SHIFT, HEAD_NORM = (
     "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
 )  # fmt: skip
@@ -218,12 +217,12 @@ class Remembering:
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
+        """The convolution's channels."""
         return 2 * self.keys + self.values
 
     @property
     def record(self) -> int:
-        """Numbers of a node's keys, of what its values taught, and of its decays."""
+        """Numbers of a node's record: its keys, the updates of its values, and its decays."""
         return self.keys + self.values + self.value_heads
 
 
@@ -239,7 +238,7 @@ class GatedDelta(Remembering):
     by_key: bool = False
 
     def products(self, hidden: int) -> tuple[Product, ...]:
-        """Into its heads, their rates, and out of them."""
+        """The products into its heads, their rates, and out of them."""
         mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
         if self.by_key:
             mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
@@ -286,11 +285,10 @@ class Mamba2(Remembering):
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """A convolution of ``taps`` rows, each channel by itself (LFM2).
+    """A depthwise convolution of ``taps`` rows (LFM2).
 
-    Of each row there are three parts: what is let in is the first times the last, and what comes of the convolution is
-    multiplied by the second. What it keeps of a text is the rows let in last; heads, whose state would grow by each
-    row, it has none.
+    Each row has three parts: the convolution's input is the first times the last, and its output is multiplied by the
+    second. The state of a text is the convolution's last input rows; it has no heads.
     """
 
     channels: int
@@ -299,7 +297,7 @@ class ShortConv:
     value_heads = key_dim = value_dim = record = 0
 
     def products(self, hidden: int) -> tuple[Product, ...]:
-        """Into its parts, and out of it."""
+        """The products into its parts, and out of it."""
         into = Product(MIXED, {"conv.in_proj": 3 * self.channels}, hidden)
         return into, Product(OUTPUT, {"conv.out_proj": hidden}, self.channels)
 
@@ -314,8 +312,8 @@ Recurrence = GatedDelta | Mamba2 | ShortConv
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """``down(activation(gate(x)) * up(x))``, or, where the activation has no gates, ``down(activation(up(x)))``. fused:
-    what files call gates and what they are for if these are one tensor there."""
+    """``down(activation(gate(x)) * up(x))``, or, if the activation has no gates, ``down(activation(up(x)))``. fused:
+    the name of gate and up in files if they are one tensor there."""
 
     inner: int
     activation: Activation = "silu"
@@ -324,11 +322,11 @@ class MLP:
 
     @property
     def width(self) -> int:
-        """Of what a row goes through."""
+        """The inner width that a row passes through."""
         return self.inner
 
     def products(self, hidden: int) -> tuple[Product, Product]:
-        """Into its inner width, and back."""
+        """The products into its inner width, and back."""
         modules = MODULES[GATE_UP][self.activation == "relu2" :]
         into = dict.fromkeys(modules, self.inner) if self.fused is None else {self.fused: 2 * self.inner}
         return (
@@ -359,13 +357,13 @@ STACKS = {
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which experts a row is for, and what each counts.
+    """How experts are chosen for a row, and weighted.
 
-    module: whose weight gives a logit for each expert, and, ``bias``, whose bias is added. sigmoid: scores are the
-    sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores for the choice alone.
-    groups: experts lie in so many groups, of which those with the best two scores, added up, are looked at (so many of
-    them). normalised: the weights of the chosen are divided by their sum; scale: and multiplied.
-    Of equal ones the lowest number is chosen.
+    module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
+    sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores only for the choice.
+    groups: the number of groups of experts, and how many of them are considered: those with the largest sum of their
+    two best scores. normalised: the weights of the chosen are divided by their sum; scale: and multiplied.
+    Of equal scores the lowest number is chosen.
     """
 
     module: str = "mlp.gate"
@@ -379,11 +377,11 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """``count`` MLPs, of which each row goes through ``chosen``; what these put out is weighed and added up.
+    """``count`` MLPs, of which each row uses ``chosen``; their outputs are weighted and added up.
 
-    inner: width of each. modules: what files call gates, what they are for, and the way back, with an expert's number
-    in the braces. stacked: what else files may have, for GATE_UP and DOWN. shared: an MLP that all rows go through;
-    shared_gate: a module whose sigmoid that is multiplied by.
+    inner: width of each. modules: the names of gate, up and down in files, with an expert's number in the braces.
+    stacked: what files may have instead, for GATE_UP and DOWN. shared: an MLP that all rows use; shared_gate: a module
+    whose sigmoid multiplies its output.
     """
 
     count: int
@@ -400,11 +398,11 @@ class Experts:
 
     @property
     def width(self) -> int:
-        """Of what a row goes through, in all."""
+        """The total inner width that a row passes through."""
         return self.chosen * self.inner + (0 if self.shared is None else self.shared.inner)
 
     def products(self, hidden: int) -> tuple[Product, ...]:
-        """Of all experts, and of the shared one: gates of one after the other, then what they are for."""
+        """The products of all experts, and of the shared one: all gates, then all up matrices."""
         gate, up, down = self.modules
         into = {one.format(number): self.inner for one in (gate, up) for number in range(self.count)}
         back = dict.fromkeys(map(down.format, range(self.count)), hidden)
@@ -423,7 +421,7 @@ class Experts:
                 yield replace(one, name=names[one.name], rows=rows)
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
-        """The router's, in fp32, and the shared expert's gate."""
+        """The router's vectors, in fp32, and the shared expert's gate."""
         yield Vector(f"{self.router.module}.weight", self.count, wide=True, more=(hidden,))
         if self.router.bias:
             yield Vector(f"{self.router.module}.bias", self.count, wide=True)
@@ -435,7 +433,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """A layer's norms, by the names of their modules: of what attention and the MLP read, and of what they put out."""
+    """A layer's norms, by the names of their modules: of the inputs of attention and MLP, and of their outputs."""
 
     before_attention: str | None = None
     after_attention: str | None = None
@@ -446,7 +444,7 @@ class Norms:
         yield from (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
 
 
-#: Llama's; Gemma's, on both sides; and, of OLMo 2, after alone.
+#: Llama's; Gemma's, before and after; and OLMo 2's, only after.
 BEFORE = Norms("input_layernorm", None, "post_attention_layernorm")
 SANDWICH = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -459,8 +457,8 @@ class Layer:
     """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream; or one of these alone,
     which is the mixer then, an MLP too.
 
-    norm: how what they read is normed; after: how what they put out is, None: alike. parallel: the MLP reads what
-    attention reads. share: by what both are multiplied before they are added.
+    norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
+    share: the factor of both before they are added.
     """
 
     mixer: Mixer
@@ -473,7 +471,7 @@ class Layer:
 
     @property
     def attention(self) -> Attention:
-        """Of a layer that has no recurrence."""
+        """The attention of a layer without a recurrence."""
         assert isinstance(self.mixer, Attention), "a recurrent layer has no attention"
         return self.mixer
 
@@ -494,10 +492,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A decoder's layers and what is around them.
+    """A decoder's layers and the parts around them.
 
-    norm: the last one. embedding_scale: by what embeddings are multiplied; embedding_norm: how they are normed, which
-    heads that share them do not. logit_scale: by what logits are multiplied; logit_cap: these, l, become
+    norm: the last one. embedding_scale: the factor of embeddings; embedding_norm: their norm, which heads that share
+    the embedding do not apply. logit_scale: the factor of logits; logit_cap: logits l become
     ``logit_cap * tanh(l / logit_cap)``.
     """
 
@@ -510,7 +508,7 @@ class Stack:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Of the layers that have one."""
+        """The attentions of the layers that have one."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @property
@@ -520,10 +518,10 @@ class Stack:
 
     @property
     def experts(self) -> Experts | None:
-        """Those of its first layer that has some; None if none has."""
+        """The experts of the first layer that has some; None if none has."""
         return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:
-        """Llama's layers, all alike. inner: width of their MLPs."""
+        """Llama's layers, all the same. inner: width of their MLPs."""
         return cls((Layer(attention, MLP(inner), norm),) * layers, norm)

@@ -1,4 +1,4 @@
-"""Layers that checkpoints have beside the target's to predict further tokens (MTP), as data. Imports no torch."""
+"""Extra layers in checkpoints that predict further tokens (MTP), as data. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.nodes import BEFORE, Attention, Layer
 
-#: What heads call the matrix that mixes both that they read; the norms of these, of what attention reads, and the last.
+#: Heads' names of the matrix that mixes both inputs; of the norms of these, of attention's input, and of the last norm.
 MIXES, EMBEDDING, HIDDEN, FUSED, LAST = (
     "fc", "embedding_layernorm", "hidden_norm", "fused_layernorm", "pre_lm_head_layernorm"
 )  # fmt: skip
-#: And its layer; what a layout does not name is of that.
+#: And of its layer; names that a layout does not list belong to it.
 _LAYER = "layers.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """How some checkpoints have one.
+    """One layout of such a layer.
 
-    prefix: of all its names; ``{}``: how many layers the target has. names: of modules, by what they are called behind
-    that; None: the target's is used. Without ``LAST`` the target's last norm is its too. raw: it reads, and hands on,
-    states before a last norm, not behind it. state_first: its matrix reads the state before the embedding.
+    prefix: of all its names; ``{}``: the number of the target's layers. names: of modules, by their names after the
+    prefix;
+    None: the target's is used. Without ``LAST`` it uses the target's last norm. raw: it reads, and returns, states
+    before a last norm, not after it. state_first: its matrix has the state before the embedding.
     """
 
     prefix: str
@@ -31,11 +32,11 @@ class Beside:
     state_first: bool = False
 
     def prefix_of(self, model: ModelConfig) -> str:
-        """Beside this target."""
+        """The prefix for this target."""
         return self.prefix.format(model.num_layers)
 
     def ours(self, module: str) -> str | None:
-        """What a module is called in heads; None for what is the target's."""
+        """A module's name in heads; None for the target's modules."""
         known = next((name for name in self.names if module == name or module.startswith(f"{name}.")), None)
         if known is None:
             own: str | None = f"{_LAYER}.{module}"
@@ -51,7 +52,7 @@ LAYOUTS = (
         {"fc": MIXES, "pre_fc_norm_embedding": EMBEDDING, "pre_fc_norm_hidden": HIDDEN, "norm": LAST, _LAYER: _LAYER,
          "embed_tokens": None, "shared_head": None},
     ),
-    # DeepSeek-V3, GLM-4.5 and later: a layer behind the last
+    # DeepSeek-V3, GLM-4.5 and later: a layer after the last
     Beside(
         "model.layers.{}.",
         {"eh_proj": MIXES, "enorm": EMBEDDING, "hnorm": HIDDEN, "shared_head.norm": LAST, "shared_head.head": None,
@@ -73,14 +74,14 @@ LAYOUTS = (
 
 
 def prefixes(names: Iterable[str]) -> tuple[str, ...]:
-    """How the names of all begin that predict further tokens, and are not the target's."""
+    """The name prefixes of all MTP tensors, which are not the target's."""
     behind = (name.removesuffix("eh_proj.weight") for name in names if name.endswith(".eh_proj.weight"))
     return "mtp.", "model.mtp_", *behind
 
 
 def layer_beside(model: ModelConfig) -> Layer | None:
-    """What its layer is like: as the target's last that attends. None if no head has such: one with norms on both
-    sides."""
+    """Its layer, with the shape of the target's last attention layer. None if heads do not support it: one with norms
+    before and after."""
     layer = next((each for each in reversed(model.stack.layers) if isinstance(each.mixer, Attention)), None)
     plain = model.stack.embedding_scale == 1.0 and model.stack.embedding_norm is None
     if layer is None or layer.norms != BEFORE or layer.parallel or layer.share != 1.0 or layer.norm.centred:
@@ -89,7 +90,7 @@ def layer_beside(model: ModelConfig) -> Layer | None:
 
 
 def beside(names: Collection[str], model: ModelConfig) -> Beside | None:
-    """The layout of the one beside a target; None if there is none, or none that is known. names: of all tensors."""
+    """The layout of a target's MTP layer; None if there is none, or an unknown one. names: of all tensors."""
     if layer_beside(model) is None:
         return None
     return next((one for one in LAYOUTS if any(name.startswith(one.prefix_of(model)) for name in names)), None)

@@ -1,19 +1,19 @@
-"""Which matrices of a model are of few bits with scales, and how: as ``--quantize`` makes them, or as config.json says
+"""Which matrices of a model are quantised, and how: by ``--quantize``, or as described in config.json
 (:mod:`foresay.verifier.model.quantization_config`).
 
 ::
 
-    made                as it is loaded, of floats
+    made                quantised here on loading, from floats
     pack-quantized      compressed-tensors: ``weight_packed``, ``weight_scale``, perhaps ``weight_zero_point``
     int-quantized       compressed-tensors: ``weight`` of int8, ``weight_scale``, perhaps ``weight_zero_point``
     float-quantized     compressed-tensors: ``weight`` of e4m3, ``weight_scale``
     fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
-    mxfp4               gpt-oss: of all experts codes of e2m1 (``.._blocks``) and powers of two (``.._scales``)
-    awq                 ``qweight``, ``qzeros``, ``scales``, outputs of a word in an order of their own
+    mxfp4               gpt-oss: for all experts e2m1 codes (``.._blocks``) and powers of two (``.._scales``)
+    awq                 ``qweight``, ``qzeros``, ``scales``, with permuted outputs in a word
     gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
 
-What the numbers mean: :mod:`foresay.verifier.ops.quantized`. Where they stand in the files:
+The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. Their places in the files:
 :mod:`foresay.verifier.model.stored`. Imports no torch.
 """
 
@@ -31,20 +31,19 @@ MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "
 FLOATS8, BLOCKS, MXFP4 = "float-quantized", "fp8", "mxfp4"
 GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
-#: Groups that ``--quantize int4`` tries; what none of them divides becomes int8.
+#: Groups that ``--quantize int4`` tries; rows that none of them divides become int8.
 _GROUPS = (128, 64, 32)
-#: A step of the kernels' takes so many numbers of a row.
+#: How many numbers of a row the kernels process in a step.
 _STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a matrix is quantised. group: numbers of a row that have a scale together; None: all of them. symmetric:
-    whether 0 means zero. layout: see above. span: numbers that have a step together, of which scales are multiples;
-    None: scales are what they are. minimums: whether groups have such too. floats: whether numbers are e4m3, or of 4
-    bits e2m1, with scales of 8 bits: e4m3 of 16 numbers, powers of two of 32. rows: that
-    have a scale together in the files; None: all. ordered: whether numbers of a row went to groups in another order.
-    ones: whether all multiples are one.
+    """How a matrix is quantised. group: numbers of a row that share a scale; None: all of them. symmetric: whether
+    there are no zero points. layout: see above. span: numbers that share a step, of which scales are multiples; None:
+    scales are not multiples. minimums: whether groups have these too. floats: whether numbers are e4m3, or with 4 bits
+    e2m1, with 8-bit scales: e4m3 for 16 numbers, powers of two for 32. rows: that share a scale in the files; None:
+    all. ordered: whether numbers of a row are assigned to groups in another order. ones: whether all multiples are one.
     """
 
     bits: int
@@ -60,17 +59,17 @@ class Scheme:
 
     @property
     def e2m1(self) -> bool:
-        """Whether numbers are floats of 4 bits."""
+        """Whether numbers are 4-bit floats."""
         return self.floats and self.bits == 4
 
     @property
     def plain_int8(self) -> bool:
-        """Whether numbers are int8 as they stand, with scales beside them alone."""
+        """Whether numbers are plain int8 with only scales."""
         return (self.bits, self.symmetric, self.layout, self.floats, self.rows) == (8, True, INTEGERS, False, 1)
 
     def fitting(self, inner: int) -> Scheme | None:
-        """The same for rows of so many numbers; None for one that stays what it is. Raises ValueError for a stored one
-        that cannot be.
+        """The scheme for rows of ``inner`` numbers; None if the matrix stays float. Raises ValueError for a stored
+        scheme that does not fit.
         """
         if self.layout != MADE:
             if inner % (self.group or inner) or (self.group or inner) % _STEP:
@@ -82,8 +81,8 @@ class Scheme:
         return None if inner % 2 else replace(self, bits=8, group=None)
 
     def nbytes(self, outer: int, inner: int, packed: bool = False) -> int:
-        """What so many numbers take: themselves, scales of 16 bits (32 of blocks, which files may have), and zeros; or
-        scales of 8 bits, minimums, steps. packed: for a CPU, where multiples that are all one are left out.
+        """Bytes of a matrix: numbers, 16-bit scales (32-bit ones of blocks, which files may have), and zero points; or
+        8-bit scales, minimums, steps. packed: for a CPU, where multiples that are all one are left out.
         """
         groups = inner // (self.group or inner)
         if self.e2m1 and not packed:  # a GPU multiplies them as whole numbers of 8 bits
@@ -105,11 +104,11 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """method: who made it. rules: what modules are called (``Linear`` stands for all, ``re:`` begins a pattern, ``in:``
-    a part of a name between dots), and how they are quantised; names come before patterns, and these before ``Linear``.
-    ignore: what is not quantised.
-    activations: what those were to be rounded to where the files come from, and are not here; "" for nothing. kv: what
-    the files ask the KV cache to be, ``int8`` or ``fp8``; "" for nothing.
+    """method: the tool's name. rules: names of modules (``Linear`` means all, ``re:`` begins a pattern, ``in:`` a part
+    of a name between dots), and how they are quantised; names take precedence over patterns, and these over ``Linear``.
+    ignore: modules that are not quantised.
+    activations: what these would be rounded to by the files' authors, and are not here; "" for nothing. kv: the dtype
+    that the files request for the KV cache, ``int8`` or ``fp8``; "" for none.
     """
 
     method: str
@@ -120,7 +119,7 @@ class Quantization:
 
     @classmethod
     def made(cls, how: str) -> Quantization:
-        """As ``--quantize`` makes it: ``int8``, ``int4`` or ``fp8``. Of int4 the output head stays int8."""
+        """By ``--quantize``: ``int8``, ``int4`` or ``fp8``. With int4 the output head is int8."""
         int8, int4 = Scheme(8, None, True, MADE), Scheme(4, _GROUPS[0], True, MADE)
         if how == "int4":
             return cls(MADE, ((HEAD, int8), ("Linear", int4)))
@@ -132,9 +131,9 @@ class Quantization:
         return self.method == MADE
 
     def scheme(self, module: str, inner: int) -> Scheme | None:
-        """How the matrix of a module is quantised, None if it is not. inner: numbers of a row.
+        """How the matrix of a module is quantised; None if it is not. inner: numbers of a row.
 
-        Raises ConfigError for one that is not supported.
+        Raises ConfigError for an unsupported one.
         """
         try:
             if any(_matches(module, each) for each in self.ignore):
@@ -146,7 +145,7 @@ class Quantization:
 
     @property
     def with_head(self) -> bool:
-        """Whether an output head that is tied to the embedding can be quantised all the same."""
+        """Whether an output head that is tied to the embedding can still be quantised."""
         return self.method in (MADE, GGUF)
 
     def __str__(self) -> str:
@@ -155,14 +154,14 @@ class Quantization:
         return ", ".join((*inside, *(f"the output head {each}" for each in heads)))
 
 
-#: Anybody may have written a checkpoint, and with some patterns `re` never ends. Seconds that a pattern may take for a
-#: name, and how often it may repeat anything by numbers, since it is compiled to as much.
+#: A checkpoint's patterns are untrusted, and with some patterns `re` never ends. The seconds that a pattern may take
+#: for a name, and the largest repeat count, since that determines its compiled size.
 _MATCHING_SECONDS, _MOST_REPEATS = 0.1, 1000
 
 
 @lru_cache(maxsize=1024)
 def pattern(text: str) -> regex.Pattern[str]:
-    """It compiled. Raises ValueError, which says what is wrong with it."""
+    """The compiled pattern. Raises ValueError, which says what is wrong with it."""
     if prod(max(1, int(count)) for count in regex.findall(r"(\d+)\}", text)) > _MOST_REPEATS:
         raise ValueError(f"repeats more than {_MOST_REPEATS:,} times")
     try:

@@ -1,4 +1,4 @@
-"""How a checkpoint's matrices are quantised, by its config.json. Imports no torch."""
+"""How a checkpoint's matrices are quantised, from its config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8, mxfp4, gptq an
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
-    """What config.json says; None for a model of floats. Raises ConfigError for what is not supported."""
+    """The quantisation in config.json; None for a float model. Raises ConfigError if it is not supported."""
     for key in _KEYS:
         section = fields.section(key)
         if section is not None:
@@ -45,17 +45,17 @@ def read_quantization(fields: Fields) -> Quantization | None:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A section of config.json, and whose it is."""
+    """A section of config.json, with the method's name."""
 
     fields: Fields
     method: str
 
     def refuse(self, what: str) -> ConfigError:
-        """What is not supported."""
+        """The error for unsupported values."""
         return self.fields.error(f"quantised weights ({self.method}): {what}; supported: {SUPPORTED}")
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of names, empty where absent."""
+        """A list of names, empty if absent."""
         found = self.fields.get(key) or []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fields.error(f"{key} must be a list of names")
@@ -63,7 +63,7 @@ class _Section:
         return tuple(found)
 
     def check(self, key: str, names: Sequence[str]) -> None:
-        """Raise ConfigError for patterns that are none."""
+        """Raise ConfigError for invalid patterns."""
         for each in names:
             if not each.startswith("re:"):
                 continue
@@ -104,7 +104,7 @@ def _rules(section: _Section, groups: Fields, name: str) -> Iterator[tuple[str, 
 
 
 def _activations(section: _Section, groups: Fields, name: str) -> str:
-    """What the inputs of a group of modules would be rounded to: weights mean the same if they are not."""
+    """What the inputs of a group of modules would be rounded to; weights mean the same if they are not."""
     group = groups.section(name)
     found = None if group is None else group.section("input_activations")
     return "" if found is None else _kind(found)
@@ -115,10 +115,10 @@ def _kind(of: Fields) -> str:
 
 
 def _kv(section: _Section) -> str:
-    """What the KV cache is to be. Scales that files have for it are not used: each head of a token gets its own."""
+    """The requested KV cache dtype. Scales that files have for it are not used: each head of a token gets its own."""
     if not section.fields.get("kv_cache_scheme"):
         return ""
-    if section.method == BLOCKS:  # where it is a word, or such a section
+    if section.method == BLOCKS:  # where it is a string, or such a section
         return "fp8"
     scheme = section.fields.section("kv_cache_scheme")
     kind = "" if scheme is None else _kind(scheme)
@@ -146,7 +146,7 @@ def _scheme(weights: _Section, layout: str) -> Scheme:
 
 
 def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
-    """e4m3, scales of blocks of so many rows and columns."""
+    """e4m3, with a scale for each block of rows and columns."""
     found = section.fields.get(key)
     if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, int) and one > 1 for one in found):
         raise section.refuse(f"{key} {found!r} is not supported, it must be two sizes such as [128, 128]")
@@ -154,7 +154,7 @@ def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
 
 
 def _blocks(section: _Section) -> Quantization:
-    """As DeepSeek and Qwen write it; without blocks there is one scale for each tensor."""
+    """The format of DeepSeek and Qwen; without blocks there is one scale for each tensor."""
     if (kind := section.fields.get("fmt") or "e4m3") != "e4m3":
         raise section.refuse(f"fmt {kind!r} is not supported")
     if (how := section.fields.get("activation_scheme") or "dynamic") not in ("dynamic", "static"):
@@ -168,7 +168,7 @@ def _blocks(section: _Section) -> Quantization:
 
 
 def _mxfp4(section: _Section) -> Quantization:
-    """As gpt-oss is published: experts alone."""
+    """The format of gpt-oss: only experts."""
     return Quantization(section.method, (("in:.experts.", Scheme(4, 32, True, MXFP4, floats=True)),))
 
 
@@ -199,7 +199,7 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
     return Quantization(section.method, ((_LAYERS, Scheme(4, size, symmetric, layout)),), ignore)
 
 
-#: What the types of GGUF's blocks are as whole numbers.
+#: The schemes of GGUF's block types as integers.
 _OF_GGUF = {
     "Q8_0": Scheme(8, 32, True, GGUF),
     "Q4_0": Scheme(4, 32, True, GGUF),
@@ -215,14 +215,14 @@ _OF_GGUF = {
 
 
 def _gguf(section: _Section) -> Quantization:
-    """What is made of a file's metadata: modules, and the types of those that are multiplied as one."""
+    """The section made from a GGUF file's metadata: modules, and the types of those that are fused."""
     modules = section.fields.get("modules")
     section.check("modules", [str(target) for target, _ in modules])
     return Quantization(GGUF, tuple((str(target), _holding(section, kinds)) for target, kinds in modules))
 
 
 def _holding(section: _Section, kinds: list[str]) -> Scheme:
-    """One that holds numbers of all of these types as they are."""
+    """A scheme that can hold numbers of all of these types exactly."""
     found = [_OF_GGUF[kind] for kind in kinds]
     if len(set(found)) == 1:
         return found[0]

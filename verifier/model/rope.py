@@ -1,8 +1,8 @@
 """Rotary position embedding: inverse frequencies, and the table of cosines and sines the decoder reads.
 
 Half-rotation layout: with a head vector split into halves (a, b), rotated = (a cos - b sin, b cos + a sin), the angle
-of pair i at position p being p * inverse_frequency[i]. All of it is float32: position times frequency in bfloat16 would
-be off by whole turns.
+of pair i at position p being p * inverse_frequency[i]. All in float32: position times frequency in bfloat16 would be
+wrong by whole turns.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from foresay.verifier.ops.rows import take_both, take_rows
 class RopeTable:
     """Cosines and sines of every position, each computed once; owns the tensors.
 
-    rope: None for layers that rotate nothing: every row is at position 0.
+    rope: None for layers without rotation: every row is at position 0.
     cos: (max_positions, D), the D/2 angles twice, scaled by the attention factor; computed in float32, kept as dtype.
     signed_sin: likewise, its first half negated, so that swapping the halves of a head and two products rotate it.
-    query_factor: (max_positions,), what queries are multiplied by, kept as dtype; None: by nothing.
+    query_factor: (max_positions,), the factor of queries, kept as dtype; None: none.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RopeTable:
     def rows(self, positions: Tensor, count: Tensor | None = None) -> Rotation:
         """The tables at the ``positions`` (R,): one row of cosines and sines for all heads of a row.
 
-        count: int64 (1,), of how many, read when it runs (on a CPU; None: all).
+        count: int64 (1,), the number of rows, read when it runs (on a CPU; None: all).
         """
         positions = torch.zeros_like(positions) if self._still else positions
         cos, signed_sin = take_both(self.cos, self.signed_sin, positions, count)
@@ -69,8 +69,8 @@ class RopeTable:
 
 
 def pairs_apart(rope: RopeConfig, head_dim: int) -> Tensor | None:
-    """int64[D]: which number of a head each one here is: those that are rotated together are half a head apart, so
-    that a head is rotated as a whole. None where they are anyway."""
+    """int64[D]: a permutation of a head's numbers after which those that are rotated together are half a head apart, so
+    that a head is rotated as a whole. None if they already are."""
     rotated = rope.rotated(head_dim)
     if rotated == head_dim and not rope.interleaved:
         return None
@@ -109,7 +109,7 @@ def _query_factor(scaling: QueryScaling, positions: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """By turns within the original context: above high kept, below low divided by the factor, between them blended."""
+    """By turns within the original context: kept above high, divided by the factor below low, blended between them."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_positions / (2 * math.pi / frequencies)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -117,14 +117,14 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(periods: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
-    """By pair: kept up to the one that makes beta_fast turns, divided by the factor from beta_slow turns on."""
+    """By pair: kept up to the one with beta_fast turns, divided by the factor from beta_slow turns on."""
     head_dim = 2 * len(periods)
     low = _pair_with_turns(scaling.beta_fast, head_dim, theta, scaling.original_positions)
     high = _pair_with_turns(scaling.beta_slow, head_dim, theta, scaling.original_positions)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    # Where the ramp has no width it is a step; dividing by this constant is what such models were trained with.
+    # If the ramp has no width it is a step; such models were trained with division by this constant.
     width = high - low or 0.001
     keep = 1 - ((torch.arange(len(periods), dtype=torch.float32) - low) / width).clamp(0, 1)
     return 1.0 / (scaling.factor * periods) * (1 - keep) + 1.0 / periods * keep
@@ -136,7 +136,7 @@ def _pair_with_turns(turns: float, head_dim: int, theta: float, positions: int) 
 
 
 def _attention_factor(scaling: YarnScaling) -> float:
-    """What YaRN multiplies cos and sin by, so that longer contexts keep their attention's temperature."""
+    """YaRN's factor of cos and sin, so that longer contexts keep their attention's temperature."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale is not None and scaling.mscale_all_dim is not None:

@@ -1,9 +1,9 @@
 """The rotary embedding as config.json describes it.
 
 transformers 4 writes ``rope_theta`` and ``rope_scaling`` (with ``type``, later ``rope_type``), transformers 5 only
-``rope_parameters``, which holds the base too. A scaling whose frequencies depend on the current length (dynamic NTK) is
-refused: a cached key would have to change while the sequence grows. LongRoPE has two lists of them, of which one is
-taken for good, by the longest text that the engine holds.
+``rope_parameters``, which includes the base. A scaling whose frequencies depend on the current length (dynamic NTK) is
+refused: a cached key would have to change while the sequence grows. LongRoPE has two lists of them, one of which is
+chosen once, by the longest text that the engine supports.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """Every inverse frequency divided by a factor of its own, as GGUF files keep Llama 3's scaling."""
+    """Every inverse frequency divided by its own factor: the form of Llama 3's scaling in GGUF files."""
 
     factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """LongRoPE: every inverse frequency divided by a factor of its own, ``short`` for texts of up to
+    """LongRoPE: every inverse frequency divided by its own factor, ``short`` for texts of up to
     ``original_positions``, else ``long``; cos and sin are scaled by ``attention_factor``."""
 
     short: tuple[float, ...]
@@ -88,8 +88,8 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongS
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotary embedding: base ``theta``, and how its frequencies are scaled to a longer context (None: not). share: of a
-    head, the first numbers, that are rotated. interleaved: pairs that are rotated lie side by side in a head; else half
-    of what is rotated apart."""
+    head's numbers that are rotated, from the first. interleaved: pairs that are rotated are adjacent in a head; else
+    they are half of the rotated part apart."""
 
     theta: float
     parameters: Scaling | None = None
@@ -119,8 +119,8 @@ class RopeConfig:
 
 
 def read_rope(config: Fields, partial: bool = False, interleaved: bool = False) -> RopeConfig:
-    """The rotary embedding of a config.json; raises ConfigError for a kind that is not supported. partial: whether a
-    part of a head may be rotated. interleaved: see :class:`RopeConfig`."""
+    """The rotary embedding of a config.json; raises ConfigError for an unsupported kind. partial: whether only a part
+    of a head may be rotated. interleaved: see :class:`RopeConfig`."""
     old, new = config.section("rope_scaling"), config.section("rope_parameters")
     scaling = old or new or Fields({}, config.where)
     if any(isinstance(value, dict) for value in scaling.values.values()):
@@ -192,7 +192,7 @@ def _yarn(config: Fields, scaling: Fields) -> YarnScaling:
 
 
 def _mscale(scaling: Fields, key: str) -> float | None:
-    """Zero is as good as none, as in transformers."""
+    """Zero counts as absent, as in transformers."""
     value = scaling.get(key)
     return None if type(value) in (int, float) and value == 0 else scaling.optional_number(key)
 

@@ -1,8 +1,7 @@
-"""Where the tensors of a checkpoint go, those of quantised matrices among them: what each must be, and how it is read.
+"""Where the tensors of a checkpoint go, including those of quantised matrices: what each must be, and how it is read.
 
-A matrix that the decoder has is one tensor of floats in the files, or several: see
-:mod:`foresay.verifier.model.quantization` for the layouts. Every one is unpacked straight into the rows of the (fused)
-matrix that it is part of.
+A matrix of the decoder is one float tensor in the files, or several: see :mod:`foresay.verifier.model.quantization` for
+the layouts. Each is unpacked directly into its rows of the (fused) matrix.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from foresay.verifier.model.nodes import Stacked
 from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, MXFP4, PACKED, Scheme
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
-#: Numbers of four bits in a word, and where the outputs of a word of AWQ stand.
+#: Four-bit numbers in a word, and the places of outputs in an AWQ word.
 _EIGHT, _AWQ_PLACES = 8, (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Misfit(ValueError):
-    """The numbers of a tensor are none that are supported."""
+    """The numbers of a tensor are not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """A tensor of the files. kinds: the types that it may have. put: takes it, or the matrix that one of GGUF is;
-    raises :class:`Misfit`."""
+    """A tensor in the files. kinds: the types that it may have. put: called with it, or with the matrix for one of
+    GGUF; raises :class:`Misfit`."""
 
     shape: tuple[int, ...]
     kinds: tuple[str, ...]
@@ -44,7 +43,8 @@ class TensorSlot:
 def stored(
     name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()
 ) -> Iterator[tuple[str, TensorSlot]]:
-    """The tensors by name that make up one of the decoder's. name: that of its floats. there: what the files have."""
+    """The tensors, by name, that make up one matrix of the decoder. name: that of a float tensor. there: names in the
+    files."""
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
         yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
         return
@@ -60,8 +60,8 @@ def stored(
 
 
 def put(place: Matrix, found: Matrix) -> Tensor | None:
-    """What a file has under the name of a matrix becomes that: it is rounded where only the place is of whole numbers,
-    and widened where only the place is of floats."""
+    """Put a file's matrix in its place: it is quantised if only the place is quantised, and dequantised if only the
+    place is float."""
     if isinstance(place, Tensor):
         return place.copy_(found if isinstance(found, Tensor) else found.plain())
     if isinstance(found, Tensor):
@@ -72,7 +72,7 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
 
 
 def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
-    """A tensor of all experts. turns: of each the places of all experts."""
+    """A tensor of all experts. turns: for each part (gate, up), the places of all experts."""
     kinds: tuple[str, ...] = FLOATS
     if how.holds in ("blocks", "scales"):
         turns, kinds = [[_part(how, one) for one in turn] for turn in turns], ("U8",)
@@ -82,7 +82,7 @@ def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
 
 
 def _part(how: Stacked, one: Matrix) -> Tensor:
-    """Of e2m1 the codes, uint8[O, K / 32, 16], or the scales, uint8[O, K / 32]."""
+    """For e2m1 the codes, uint8[O, K / 32, 16], or the scales, uint8[O, K / 32]."""
     assert isinstance(one, QuantizedMatrix), "floats have neither"
     return one.values.unflatten(1, (-1, 16)) if how.holds == "blocks" else one.scales.view(torch.uint8)
 
@@ -101,7 +101,7 @@ def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -
 
 
 def turns_of_stack(how: Stacked, one: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """An expert's rows, turn by turn."""
+    """An expert's rows, part by part."""
     rows = one.T if how.transposed else one
     return rows.unflatten(0, (-1, len(sizes))).unbind(1) if how.interleaved else rows.split_with_sizes(list(sizes))
 
@@ -123,7 +123,7 @@ def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
 
 
 def _mxfp4(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    """Which files have of all experts together (:func:`stack_slot`)."""
+    """Files have these only for all experts together (:func:`stack_slot`)."""
     yield "blocks", TensorSlot((place.shape[0], place.inner // 2), ("U8",), place.values.copy_)
     yield "scales", TensorSlot(tuple(place.scales.shape), ("U8",), place.scales.view(torch.uint8).copy_)
 
@@ -174,7 +174,7 @@ def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
 
 
 def _more(zeros: Tensor, less: int) -> Tensor:
-    """Zeros that were stored so much less, without a carry."""
+    """Zero points that were stored minus ``less``, without a carry."""
     return (zeros + 8 + less) % 16 - 8
 
 
@@ -186,7 +186,7 @@ def _check_order(group: int, found: Tensor) -> None:
 
 
 def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
-    """order: that of all matrices that are multiplied as one, -1 until one of them has been read."""
+    """order: of all fused matrices, -1 until one of them has been read."""
     groups, found = place.inner // place.group, found.to(order)
     if found.min() < 0 or not (found.bincount(minlength=groups) == place.group).all():
         raise Misfit(f"does not give each of {groups} groups {place.group} numbers")
@@ -220,7 +220,7 @@ def _put_zeros(place: QuantizedMatrix, zeros: Tensor) -> None:
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """int8[R, N]: the numbers that words hold, the first in the lowest bits, stored without a sign."""
+    """int8[R, N]: the unsigned numbers in words, the first in the lowest bits."""
     parts = words.contiguous().view(torch.uint8)
     if bits == 4:
         parts = torch.stack((parts & 15, parts >> 4), dim=-1).flatten(1)
@@ -229,7 +229,7 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightAllocator:
-    """Makes uninitialised tensors. matrices: the dtype of those that are floats."""
+    """Makes uninitialised tensors. matrices: the dtype of float matrices."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -237,11 +237,11 @@ class WeightAllocator:
     device: torch.device
 
     def vector(self, shape: tuple[int, ...], wide: bool = False) -> Tensor:
-        """One of floats. wide: of fp32, whatever is computed in."""
+        """A float vector. wide: fp32, whatever the compute dtype."""
         return torch.empty(shape, dtype=torch.float32 if wide else self.dtype, device=self.device)
 
     def matrix(self, outer: int, inner: int, *modules: str) -> Matrix:
-        """The matrix of these modules, one below the other: of floats, or of few bits."""
+        """The stacked matrix of these modules: float or quantised."""
         scheme = self.scheme(modules, inner)
         if scheme is None:
             return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
@@ -256,7 +256,7 @@ class WeightAllocator:
         return empty.with_order() if scheme.ordered else empty
 
     def scheme(self, modules: Sequence[str], inner: int) -> Scheme | None:
-        """How these modules are quantised. Raises ConfigError if they differ: they are multiplied as one."""
+        """How these modules are quantised. Raises ConfigError if they differ, since they are fused."""
         if self.config.quantization is None:
             return None
         found = {module: self.config.quantization.scheme(module, inner) for module in modules}

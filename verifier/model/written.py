@@ -1,7 +1,7 @@
-"""Writes a model of floats as one of few bits: compressed-tensors.
+"""Writes a float model as a quantised one: compressed-tensors.
 
-Every matrix is quantised by itself and written in a few files, so that little of the model is held at once. An output
-head that is tied to the embedding is written beside it, and tied no more.
+Every matrix is quantised separately and written to a few files, so that little of the model is in memory at once. A
+tied output head is written in addition to the embedding, and no longer tied.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from foresay.verifier.model.stored import turns_of_stack
 from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places, stacked
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
-#: Bytes of a file at most, unless one matrix has more.
+#: The most bytes of a file, unless one matrix has more.
 _FILE = 4 << 30
-#: What stands beside the weights and is taken over as it is.
+#: The files besides the weights that are copied.
 _BESIDE = (
     "tokenizer*",
     "tekken.json",
@@ -44,7 +44,7 @@ _BESIDE = (
 
 
 def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -> None:
-    """Write the model in ``directory`` to ``out``. config: with the quantisation that is to be made.
+    """Write the model in ``directory`` to ``out``. config: with the quantisation to apply.
 
     Raises WeightsError if its files do not fit its configuration.
     """
@@ -66,7 +66,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
 
 
 def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    """All tensors; behind the embedding the output head that is tied to it."""
+    """All tensors; a tied output head follows the embedding."""
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for file in checkpoint.files:
         with checkpoint.opened(file) as tensors:
@@ -83,7 +83,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
 def _unstacked(
     stack: tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]], tensor: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a tensor of all experts has of each. stack: see :func:`foresay.verifier.model.weights.stacked`."""
+    """A tensor of all experts, split by expert. stack: see :func:`foresay.verifier.model.weights.stacked`."""
     _, how, places, names = stack
     sizes = [int(turn[0].shape[0]) for turn in places]
     for number, one in enumerate(tensor):
@@ -92,7 +92,7 @@ def _unstacked(
 
 
 def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]:
-    """A tensor as it is, or as numbers and scales. place: one like it, without numbers."""
+    """A tensor unchanged, or as numbers and scales. place: a tensor like it, without data."""
     if not isinstance(place, QuantizedMatrix):
         return {name: tensor}
     outer, inner = place.shape
@@ -106,7 +106,7 @@ def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]
 
 
 def _words(matrix: QuantizedMatrix) -> Tensor:
-    """int32[O, K * bits / 32]: numbers without a sign, the first in the lowest bits."""
+    """int32[O, K * bits / 32]: unsigned numbers, the first in the lowest bits."""
     numbers = matrix.numbers()
     unsigned = numbers ^ -128 if matrix.bits == 8 else numbers ^ 8
     parts = unsigned.view(torch.uint8) if matrix.bits == 8 else packed(unsigned)
@@ -124,13 +124,13 @@ class _Files:
     _bytes: int = 0
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """A few tensors more."""
+        """Add some tensors."""
         if self._held and sum(tensor.nbytes for tensor in (*self._held.values(), *tensors.values())) > _FILE:
             self._write()
         self._held.update(tensors)
 
     def close(self) -> None:
-        """Write the last file, and which tensor is in which."""
+        """Write the last file, and the index."""
         self._write()
         count = len(self._written)
         names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
@@ -170,7 +170,7 @@ def _inner(config: ModelConfig, name: str) -> int:
 
 
 def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict[str, Any]:
-    """What config.json is to say. modules: that are quantised, and the numbers of a row of each."""
+    """The section for config.json. modules: the quantised ones, with the numbers of a row of each."""
     assert config.quantization is not None, "something is quantised"
     targets: dict[Scheme, dict[str, None]] = {}
     for module, inner in modules.items():
@@ -203,7 +203,7 @@ def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file. Raises OSError or RuntimeError, and leaves what it had written, if it cannot."""
+    """Write a safetensors file. If that fails, raises OSError or RuntimeError, and leaves a partial file."""
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(whole, path, metadata={"format": "pt"})
@@ -215,8 +215,8 @@ _GROUP = 32
 
 
 def write_int8(tensors: Mapping[str, Tensor], values: Mapping[str, Any], out: Path) -> None:
-    """Write tensors of floats (a head's) with all matrices in int8, each group of 32 numbers with a scale of its own:
-    the layout ``int-quantized``. values: of their config.json."""
+    """Write float tensors (a head's) with all matrices in int8, with a scale for each group of 32 numbers: the layout
+    ``int-quantized``. values: of their config.json."""
     out.mkdir(parents=True, exist_ok=True)
     parts = (_int8(name, tensor) for name, tensor in tensors.items())
     save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
@@ -226,7 +226,7 @@ def write_int8(tensors: Mapping[str, Tensor], values: Mapping[str, Any], out: Pa
 
 
 def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor as it is, or the numbers and scales of a matrix that is multiplied with."""
+    """A tensor unchanged, or the numbers and scales of a weight matrix."""
     if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
         return {name: tensor}
     outer, inner = tensor.shape

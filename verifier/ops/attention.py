@@ -1,7 +1,7 @@
 """Rotary embedding, and attention of many sequences' rows over their pages, from static tensors.
 
-The whole batch is one call, lengths, page tables and trees are read from tensors only, and a row's bits depend on its
-own path alone (docs/same-tokens.md, docs/kernels.md).
+The whole batch is one call, lengths, page tables and trees are only read from tensors, and a row's bits depend only on
+its own path (docs/same-tokens.md, docs/kernels.md).
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, P pages of a table.
 """
@@ -21,8 +21,8 @@ from foresay.verifier.ops.rows import norm
 
 
 def find_places(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> Places:
-    """Where all keys are, looked for once: for kernels of a CPU. rows: R. count: int64[1], how many of them; None:
-    all."""
+    """The places of all keys, computed once per pass: for CPU kernels. rows: R. count: int64[1], the actual number;
+    None: all."""
     from foresay.verifier.ops.kernels.cpu import units
     from foresay.verifier.ops.kernels.cpu.launch import counted
 
@@ -48,12 +48,12 @@ def tree_attention(
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
     query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
-    window: how many positions a row sees, its own included; None: all. first: positions below are not seen.
-    A row that sees nothing, and a padding row, gives zeros. count: int64[1], of how many rows, read when it runs (of
-    compiled kernels; None: all). scales: fp32[slots, 2, G] of keys and values that are quantised,
-    which may be rounded to the query's dtype when they are read. softcap: a scaled score s becomes
-    ``softcap * tanh(s / softcap)`` (Gemma 2); None: it stays. sinks: fp32[H], one more logit for each query head, which
-    takes part in the softmax and has no value (gpt-oss); None: there are none.
+    window: how many positions a row attends to, including its own; None: all. first: positions below are not attended
+    to. A row that attends to nothing, and a padding row, gives zeros. count: int64[1], the number of rows, read when it
+    runs (by compiled kernels; None: all). scales: fp32[slots, 2, G] of quantised keys and values, which may be rounded
+    to the query's dtype when they are read. softcap: a scaled score s becomes ``softcap * tanh(s / softcap)`` (Gemma
+    2); None: no cap. sinks: fp32[H], one more logit for each query head, which takes part in the softmax and has no
+    value (gpt-oss); None: none.
     """
     out = torch.zeros_like(query)
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
@@ -96,7 +96,7 @@ def _on_cpu(
 
 
 def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
-    """int64[N]: where the keys that a row may see lie in its sequence, in order of position."""
+    """int64[N]: the slots of the keys that a row may attend to, in order of position."""
     length = int(rows.lengths[sequence])
     if rows.words is None or (rows.is_prefill is not None and int(rows.is_prefill[sequence])):
         return torch.arange(length + order + 1)
@@ -107,7 +107,7 @@ def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Ten
 def _softmax_attention(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """[H, D] of one row, whose keys and values are [N, G, D]; sums in fp32."""
+    """[H, D]: the attention of one row, whose keys and values are [N, G, D]; sums in fp32."""
     heads, width = query.shape
     if not len(keys):
         return torch.zeros_like(query)
@@ -141,14 +141,14 @@ def rotate_and_store(
     norms: HeadNorms | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Norm the heads where the model does, rotate queries and keys, and store keys and values in their slots.
+    """Normalise the heads if the model does, rotate queries and keys, and store keys and values in their slots.
 
-    qkv: [R, (Q + 2 G) * D], queries, keys, values, a product that may not be finished. layer: one layer of a store, its
-    keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] where keys and values
-    are quantised on the way (:func:`foresay.kvpaging.store.quantized`), and are of the quantised dtype. slots:
-    int64[R], distinct but for padding rows, which all go to slots of page 0. All else is of one dtype and contiguous.
-    Returns the rotated queries, [R, Q, D], contiguous. count: int64[1], of how many rows, read when it runs (of
-    compiled kernels; None: all).
+    qkv: [R, (Q + 2 G) * D], queries, keys, values, a possibly unfinished product. layer: one layer of a store, its
+    keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] if keys and values
+    are quantised here (:func:`foresay.kvpaging.store.quantized`), and have the quantised dtype. slots: int64[R],
+    distinct except for padding rows, which all go to slots of page 0. All else has one dtype and is contiguous. Returns
+    the rotated queries, [R, Q, D], contiguous. count: int64[1], the number of rows, read when it runs (by compiled
+    kernels; None: all).
     """
     cos, signed_sin, factor = rotation
     if isinstance(qkv, SplitKSums):
@@ -168,7 +168,7 @@ def rotate_and_store(
 
 
 def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
-    """Heads of queries, and then of ``groups`` keys, [R, Q + G, D]."""
+    """Normalise heads of queries, followed by ``groups`` keys, [R, Q + G, D]."""
     query, key = heads[:, :-groups], heads[:, -groups:]
     if norms.whole:
         query, key = query.flatten(1), key.flatten(1)
@@ -191,7 +191,7 @@ def _rotate_and_store(
     rows, heads = product.shape[-2], product.shape[-1] // dim
     together = 8 if on_triton(product) else 1
     if norms is not None and norms.whole and not on_triton(product):
-        together = heads  # their statistics are found once
+        together = heads  # so that their statistics are computed once
     query = new((rows, heads - 2 * groups, dim), cos)
     read = (product, bias, cos, signed_sin, product if factor is None else factor)
     weights = (product, product) if norms is None else (norms.query, norms.key)

@@ -1,4 +1,4 @@
-"""Who runs an op: its torch reference, op by op, or a kernel, of a GPU or of a processor."""
+"""Dispatch of ops: to the torch reference, or to a GPU or CPU kernel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from torch import Tensor
 
 _references: ContextVar[bool] = ContextVar("references", default=False)
-#: Whether Triton's kernels are run by its interpreter, on tensors of a CPU: then an op that has no kernel but Triton's
-#: is computed by torch, unless its kernel is asked for by name.
+#: Whether Triton's kernels are run by its interpreter, on CPU tensors: then an op that only has a Triton kernel is
+#: computed by torch, unless its kernel is called by name.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @contextmanager
 def references() -> Iterator[None]:
-    """In this block ops on a CPU are computed as their contracts say, by torch: slowly."""
+    """In this block ops on a CPU are computed by their torch references, slowly."""
     token = _references.set(True)
     try:
         yield
@@ -32,15 +32,15 @@ def references() -> Iterator[None]:
 
 
 def compiled(x: Tensor) -> bool:
-    """Whether an op on this tensor runs a compiled kernel of a CPU."""
+    """Whether an op on this tensor runs a compiled CPU kernel."""
     return x.device.type == "cpu" and not _references.get()
 
 
 class Op(Generic[P, R]):
-    """An op: a function of torch that is its contract, and what runs it faster on the device of its first argument.
+    """An op: a torch function that is its reference, and faster implementations for the device of its first argument.
 
-    gpu, cpu: the files of kernels and of kernels/cpu that have a function of the op's name, with its arguments; or it
-    is given by a decorator, :meth:`kernel` for both. On a device that has none the reference runs.
+    gpu, cpu: the files in kernels and in kernels/cpu that have a function with the op's name and arguments; or it is
+    given by a decorator, :meth:`kernel` for both. On a device without one the reference runs.
     """
 
     def __init__(self, reference: Callable[P, R], gpu: str | None, cpu: str | None) -> None:
@@ -55,23 +55,23 @@ class Op(Generic[P, R]):
         return (self._of_cpu if compiled(first) else self._reference)(*args, **kwargs)
 
     def on_gpu(self, run: Callable[..., R]) -> Callable[..., R]:
-        """Decorates what runs on a GPU."""
+        """Decorates the implementation for a GPU."""
         self._of_gpu = run
         return run
 
     def on_cpu(self, run: Callable[..., R]) -> Callable[..., R]:
-        """Decorates what runs on a CPU."""
+        """Decorates the implementation for a CPU."""
         self._of_cpu = run
         return run
 
     def kernel(self, launch: Callable[P, R]) -> Callable[P, R]:
-        """Decorates what launches a kernel that both have."""
+        """Decorates the launcher of a kernel for both."""
         self.launch, self._of_gpu, self._of_cpu = launch, launch, self._reference if INTERPRETED else launch
         return launch
 
     @property
     def has_gpu_kernel(self) -> bool:
-        """Whether a GPU runs a kernel of ours for it."""
+        """Whether a GPU runs one of our kernels for it."""
         return self._of_gpu is not self._reference
 
     @cached_property
@@ -103,7 +103,7 @@ def op(gpu: str | None = None, cpu: str | None = None) -> _Decorator:
 
 
 def _tensor_of(argument: Any) -> Tensor:
-    """The first tensor of an argument, which may be a tuple or a record of some."""
+    """The first tensor of an argument, which may be a tuple or a record of tensors."""
     while not isinstance(argument, Tensor):
         argument = argument[0] if isinstance(argument, tuple) else getattr(argument, fields(argument)[0].name)
     return argument

@@ -1,12 +1,12 @@
-"""Mixtures of experts: which rows go to which expert, and the sum of what these make of a row.
+"""Mixtures of experts: which rows go to which expert, and the weighted sum of a row's experts.
 
 ::
 
-    logits ── route ── experts of each row, in the order of their numbers, and what each counts
-    rows ──── sort_rows ── copies, those of an expert side by side ── expert_linear, twice ── mixed: a row's sum
+    logits ── route ── experts of each row, in the order of their numbers, with their weights
+    rows ──── sort_rows ── copies, grouped by expert ── expert_linear, twice ── mixed: a row's sum
 
-A row's experts follow from its own logits, each makes a vector of fp32 of its own of it, and these are added up in the
-order of the experts' numbers, a shared expert's last. So a row has the same bits in any company.
+A row's experts depend only on its own logits, each computes an fp32 vector, and these are added up in the order of the
+experts' numbers, the shared expert's last. So a row has the same bits in any batch.
 
 Legend: R rows, E experts, k of them chosen for a row, P places of copies, H hidden width.
 """
@@ -22,7 +22,7 @@ from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted, 
 
 
 def places_of(rows: int, how: Routing) -> int:
-    """P: room for the copies of so many rows."""
+    """P: places for the copies of ``rows`` rows."""
     return rows * how.chosen + min(how.experts, rows * how.chosen) * (TILE - 1)
 
 
@@ -32,8 +32,8 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """The experts of each row, int32[R, k], in the order of their numbers, and their weights, fp32[R, k].
 
-    logits: fp32[R, E or more], those of experts first. correction: fp32[E]. count: int64[1], of how many rows, read
-    when it runs (of compiled kernels; None: all). Of equal scores the lowest number's is chosen.
+    logits: fp32[R, E or more], those of experts first. correction: fp32[E]. count: int64[1], the number of rows, read
+    when it runs (by compiled kernels; None: all). Of equal scores the one with the lowest number is chosen.
     """
     own = logits[:, : how.experts]
     scores = own.sigmoid() if how.sigmoid else own.softmax(1)
@@ -53,9 +53,9 @@ def route(
 
 @op(cpu="experts")
 def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
-    """Copies of the rows [P, K], those of an expert side by side in the order of the rows, and where they are.
+    """Copies of the rows [P, K], grouped by expert in the order of the rows, and their places.
 
-    x: [R, K]. chosen: int32[R, k]. Between two experts places are left out. count: see :func:`route`.
+    x: [R, K]. chosen: int32[R, k]. There may be gaps between two experts. count: see :func:`route`.
     """
     copies, places, spans = x.new_zeros(places_of(len(x), how), x.shape[1]), torch.empty_like(chosen), list[int]()
     at = cost = 0
@@ -72,10 +72,10 @@ def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = No
 
 def expert_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
     """Each copy times the weight of its expert, [P, O] (or [P, O / 2] of halves): a row has the bits that
-    :func:`~foresay.verifier.ops.linear.packed_linear` gives it with that expert's weight alone.
+    :func:`~foresay.verifier.ops.linear.packed_linear` gives it with only that expert's weight.
 
-    x: [P, K]. weight: [E * O, K], of all experts; of gates and what they are for, all gates first. rows: where whose
-    are. What stands between two experts' rows is not defined.
+    x: [P, K]. weight: [E * O, K], of all experts; with gate and up, all gates first. rows: the experts' places. The
+    gaps between two experts' rows are undefined.
     """
     if compiled(x):
         made = weight.product(x, dtype, rows.spans)
@@ -107,11 +107,11 @@ def mixed(
     gate: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """[R, H] of ``dtype``: what a row's experts made of it, times their weights, added up in the order in which they
-    stand; then what the shared expert did. All in fp32, and rounded once.
+    """[R, H] of ``dtype``: the outputs of a row's experts, times their weights, added up in order; then the shared
+    expert's. All in fp32, and rounded once.
 
-    parts: fp32[P, H]. weights: fp32[R, k]. places: int32[R, k]. shared: fp32[R, H]. gate: fp32[R, N], whose last
-    column's sigmoid that is multiplied by. count: see :func:`route`.
+    parts: fp32[P, H]. weights: fp32[R, k]. places: int32[R, k]. shared: fp32[R, H]. gate: fp32[R, N], the sigmoid of
+    its last column multiplies the shared output. count: see :func:`route`.
     """
     total = parts.new_zeros(len(places), parts.shape[1])
     for weight, place in zip(weights.unbind(1), places.unbind(1), strict=True):

@@ -1,4 +1,4 @@
-"""Launching a kernel whose body is a GPU's and a processor's: Triton's compiler makes code of it for the one, and
+"""Launching a kernel for GPU and CPU: compiled by Triton for the one, and by
 :mod:`~foresay.verifier.ops.kernels.cpu.language` for the other. Imports no triton before a kernel is compiled.
 """
 
@@ -27,7 +27,7 @@ def on_triton(x: Tensor) -> bool:
 
 
 def new(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor for what a kernel writes, where another one is, and of its dtype unless another is named."""
+    """An empty tensor for a kernel's output, on the device of another one, and of its dtype unless given."""
     dtype = dtype or beside.dtype
     return beside.new_empty(tuple(shape), dtype=dtype) if on_triton(beside) else room(shape, dtype)
 
@@ -43,8 +43,9 @@ def launch(
 ) -> None:
     """Run it for each place of a grid.
 
-    kernel: its file and its name. count: int64[1], how many of the grid's first axis are run, read when it runs (of a
-    processor; None: all). rows: whether its blocks lie side by side in memory. of_gpu: options of Triton's.
+    kernel: its file and its name. count: int64[1], how many of the grid's first axis are run, read when it runs (on a
+    CPU;
+    None: all). rows: whether its blocks are contiguous in memory. of_gpu: Triton's options.
     """
     tensors = [one for one in arguments if isinstance(one, Tensor)]
     assert all(one.is_contiguous() for one in tensors), "a kernel reads numbers one behind the other"
@@ -87,11 +88,11 @@ def _written(
     return k
 
 
-# -- what several kernels are given ------------------------------------------------------------------------------------
+# -- common arguments of kernels ---------------------------------------------------------------------------------------
 
 
 def as_read(product: Tensor | SplitKSums) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-    """A product as kernels take it that end with ``product_at``: pointers, constants."""
+    """A product as arguments of kernels that use ``product_at``: pointers, constants."""
     if isinstance(product, Tensor):
         return (product, product), {"SEGMENTS": 1, "BIAS": False}
     sums, bias = product.sums, product.bias
@@ -99,8 +100,8 @@ def as_read(product: Tensor | SplitKSums) -> tuple[tuple[Tensor, Tensor], dict[s
 
 
 def as_normed(how: Norm | None, otherwise: Tensor) -> tuple[tuple[Tensor, Tensor], float, dict[str, Any]]:
-    """A norm as kernels take it that call ``normed`` if NORM: pointers, which are ``otherwise`` where nothing is read;
-    eps, constants."""
+    """A norm as arguments of kernels that call ``normed`` if NORM: pointers, which are ``otherwise`` if nothing is
+    read; eps, constants."""
     if how is None:
         return (otherwise, otherwise), 0.0, {"NORM": False, "SHIFTED": False, "CENTRED": False}
     constants = {"NORM": True, "SHIFTED": how.bias is not None, "CENTRED": how.centred}
@@ -108,7 +109,7 @@ def as_normed(how: Norm | None, otherwise: Tensor) -> tuple[tuple[Tensor, Tensor
 
 
 def as_stored(keys: Tensor, values: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and scales as kernels take them; where there are no scales, something that is not read."""
+    """Keys, values and scales as kernel arguments; without scales, a tensor that is not read."""
     if scales is None:
         return keys, values, keys
     if keys.dtype is torch.int8 or not on_triton(keys):
@@ -117,7 +118,7 @@ def as_stored(keys: Tensor, values: Tensor, scales: Tensor | None) -> tuple[Tens
 
 
 def padded(count: int) -> int:
-    """The power of two that holds so many: Triton's blocks are of no other size."""
+    """The next power of two: Triton's blocks have no other sizes."""
     return 1 << (count - 1).bit_length()
 
 
@@ -125,16 +126,16 @@ def row_of(x: Tensor, width: int) -> dict[str, int]:
     """The constants of a program that has a whole row of ``x``."""
     if not on_triton(x):
         return {"WIDTH": width, "BLOCK": width}
-    # Triton compiles other code for other alignments, and it may sum in another order.
+    # Triton compiles different code for different alignments, which may sum in another order.
     assert x.data_ptr() % 16 == 0, "rows begin on 16 bytes, as every new tensor does"
     return {"WIDTH": width, "BLOCK": padded(width)}
 
 
 def of_any_width(x: Tensor, width: int) -> dict[str, int]:
-    """The same where the width is no constant: a processor's loop goes as far as there are numbers."""
+    """The same if the width is not a constant: a CPU's loop goes as far as there are numbers."""
     return {"BLOCK": padded(width) if on_triton(x) else 1 << 30}
 
 
 def warps(width: int) -> int:
-    """By the width alone: the order of a row's sum must not depend on how many rows there are."""
+    """Depends only on the width: the order of a row's sum must not depend on the number of rows."""
     return 8 if width > 1024 else 4 if width > 256 else 1

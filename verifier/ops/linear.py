@@ -1,6 +1,6 @@
-"""Products of rows with a large weight, and what is done to them before they are stored.
+"""Products of rows with a large weight, and their activations.
 
-Products of whole numbers: activations are rounded to 8 bits as they are multiplied with few bits of weights::
+Integer products: activations are rounded to 8 bits when they are multiplied with quantised weights::
 
     numbers    int8[R, K]        x times 127 / (the largest size in its group of 32), to the nearest, ties to even
     scales     fp32[R, K / 32]   that size / 127; not a number where an input of the group is none
@@ -8,8 +8,8 @@ Products of whole numbers: activations are rounded to 8 bits as they are multipl
                sum = fma(that, scale of the weights, sum). Zeros and minimums are taken away by the piece's sum of
                inputs, times the scale of these
 
-Whole numbers have one sum whatever the order, so every processor has the same, and rows do not see each other. A piece
-is what has one scale on both sides: 32 numbers, or fewer where weights have smaller groups.
+Integer sums do not depend on the order, so every processor gets the same, and rows are independent. A piece has one
+scale on both sides: 32 numbers, or fewer if weights have smaller groups.
 
 Legend: R rows, K inner width, O outer width, P numbers of a piece, N = K / P pieces.
 """
@@ -30,16 +30,16 @@ from foresay.verifier.ops.records import Gate, SplitKSums
 
 
 class PackedWeight(Protocol):
-    """A weight [O, K] with its bias, laid out for a CPU: everything that :func:`packed_linear` asks of one. A GPU's is
+    """A weight [O, K] with its bias, laid out for a CPU: the interface that :func:`packed_linear` needs. A GPU's is
     a :class:`~foresay.verifier.ops.kernels.blocked.BlockedWeight`.
 
-    gated: what is done to the product. experts: of how many it is the weight, one below the other (0: of none), for
+    gated: the activation of the product. experts: how many experts' weights are stacked (0: it is a single one), for
     :func:`~foresay.verifier.ops.experts.expert_linear`.
     """
 
     @property
     def experts(self) -> int:
-        """How many experts' it is."""
+        """How many experts' weights are stacked."""
 
     @property
     def outer(self) -> int:
@@ -51,17 +51,17 @@ class PackedWeight(Protocol):
 
     @property
     def gated(self) -> Gate:
-        """What is done to the product."""
+        """The activation of the product."""
 
     @property
     def nbytes(self) -> int:
-        """What a product reads of memory, bias aside."""
+        """Bytes that a product reads, without the bias."""
 
     def plain(self) -> Tensor:
-        """[O, K]: the weight that it stands for."""
+        """[O, K]: the dequantised weight."""
 
     def rounded(self, x: Tensor) -> Tensor | None:
-        """fp32[R, O]: what it makes of rows [R, K], bias and all, if it rounds them; None if it does not."""
+        """fp32[R, O]: the product with rows [R, K], including the bias, if it rounds them; None if it does not."""
 
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
@@ -70,16 +70,16 @@ class PackedWeight(Protocol):
         """As :func:`unfinished_linear`, by compiled kernels."""
 
     def segments(self) -> list[slice]:
-        """The parts of K that are summed up apart: all of it is one."""
+        """The parts of K that are summed separately; one part is all of it."""
 
 
 def packed_linear(
     x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
 ) -> Tensor:
-    """``x @ weight.T + bias`` of a packed weight, and what is done to it (:data:`~foresay.verifier.ops.records.Gate`).
+    """``x @ weight.T + bias`` with a packed weight, and its activation (:data:`~foresay.verifier.ops.records.Gate`).
 
     x: [R, K], contiguous. Returns [R, O], or [R, O / 2] of halves, rounded to ``dtype``. Sums are in fp32, and a row
-    has the same bits with any number of rows. count: int64[1], of how many rows, read when it runs (of a CPU's kernels;
+    has the same bits with any number of rows. count: int64[1], the number of rows, read when it runs (by CPU kernels;
     None: all).
     """
     made = unfinished_linear(x, weight, dtype, count)
@@ -89,7 +89,7 @@ def packed_linear(
 def unfinished_linear(
     x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
 ) -> Tensor | SplitKSums:
-    """The same, but that a GPU leaves the sums of several segments, and the gate with them, to whoever reads it."""
+    """The same, except that a GPU leaves adding several segments, and then the gate too, to the next op."""
     if isinstance(weight, BlockedWeight):
         if x.is_cuda:
             from foresay.verifier.ops.kernels import linear as kernels
@@ -143,20 +143,20 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: G
     """``act(gate) * up`` for the two halves of ``x @ weight.T + bias``, gate first, or ``relu(x) ** 2`` of all of it.
     Returns [R, O / 2], or [R, O].
 
-    The product is rounded to x's dtype before, and what comes of a gate is too: the same steps as the product and the
-    activation one after the other.
+    The product is rounded to x's dtype first, and so is the activated gate: the same steps as a separate product and
+    activation.
     """
     return _applied(functional.linear(x, weight, bias), gated)
 
 
 #: Numbers of a row that are rounded with one scale.
 GROUP = 32
-#: What a group has to reach to be more than zeros: below it 127 / size is no number any more.
+#: The least size of a group that is not zero: below it 127 / size overflows.
 LEAST = 2.0**-100
 
 
 def piece_of(group: int) -> int:
-    """P. group: numbers of a row of weights that have a scale together."""
+    """P. group: numbers of a row of weights that share a scale."""
     return gcd(group, GROUP)
 
 
@@ -171,7 +171,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_product(x: Tensor, weight: QuantizedMatrix, bias: Tensor | None) -> Tensor:
-    """fp32[R, O]: rows [R, K] times a weight of whole numbers, and the bias, as above."""
+    """fp32[R, O]: rows [R, K] times an integer weight, plus the bias, as above."""
     numbers, scales = rounded(x)
     weight = weight.whole()
     piece, groups, spans = piece_of(weight.group), weight.scales.shape[1], weight.inner // weight.span

@@ -1,14 +1,14 @@
-"""Matrices of few bits, each group of which has a scale: what they mean, and how they are made of others.
+"""Quantised matrices, with a scale for each group: their meaning, and conversion from others.
 
 ::
 
     values   [O, K]   8 bits: int8, or floats (e4m3); 4 bits: two in a byte, that of the even k in the low half
     scales   [O, G]   of the G groups of K / G numbers of a row, side by side; one group: a scale for each output
-    zeros    [O, G]   int8: the value that means zero; None: 0 means it everywhere
+    zeros    [O, G]   int8: the zero points; None: all are 0
 
     weight[o, k] = (values[o, k] - zeros[o, g]) * scales[o, g]
 
-Where a quantiser took the numbers of a row in another order (act-order), ``order`` says which group g each k is of.
+If a quantiser used another order of a row's numbers (act-order), ``order`` gives the group g of each k.
 
 GGUF's have scales of int8, which are multiples of steps, and perhaps minimums instead of zeros (or both are fp16 and
 have no steps); values of four bits with minimums have no sign::
@@ -37,18 +37,19 @@ from torch import Tensor
 
 #: Floats of 8 bits: a sign, 4 of the exponent, 3 behind the point; no infinities.
 FP8 = torch.float8_e4m3fn
-#: Powers of two alone: an exponent of 8 bits.
+#: Only powers of two: an 8-bit exponent.
 E8M0 = torch.float8_e8m0fnu
 #: Floats of 4 bits by their codes, doubled.
 DOUBLED_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
-#: Rows that are worked on at a time: what is widened on the way takes little room.
+#: Rows that are converted at a time, so that intermediate results take little memory.
 _ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
     """See above. Parts of it are views. inner: K. order: int32[K], the group of each number of a row, shared by all
-    parts; None: groups lie side by side."""
+    parts;
+    None: groups are contiguous."""
 
     values: Tensor
     scales: Tensor
@@ -72,7 +73,7 @@ class QuantizedMatrix:
         device: torch.device,
         floats: bool = False,
     ) -> QuantizedMatrix:
-        """One without numbers. group: numbers that have a scale together. floats: whether values are."""
+        """One without data. group: numbers that share a scale. floats: whether values are floats."""
         packed = (outer, inner) if bits == 8 else (outer, inner // 2)
         kind = torch.uint8 if bits == 4 else FP8 if floats else torch.int8
         values = torch.empty(packed, dtype=kind, device=device)
@@ -93,7 +94,7 @@ class QuantizedMatrix:
 
     @classmethod
     def stacked(cls, parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-        """Rows of several, which are alike, one below the other."""
+        """Several matrices of the same kind, stacked by rows."""
         tensors = zip(*(part._tensors for part in parts), strict=True)
         return parts[0]._with(None if each[0] is None else torch.cat(each) for each in tensors)
 
@@ -104,27 +105,27 @@ class QuantizedMatrix:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Its device."""
         return self.values.device
 
     @property
     def group(self) -> int:
-        """Numbers that have a scale together."""
+        """Numbers that share a scale."""
         return self.inner // self.scales.shape[1]
 
     @property
     def span(self) -> int:
-        """Numbers that have a step together."""
+        """Numbers that share a step."""
         return self.inner // (self.scales if self.steps is None else self.steps).shape[1]
 
     @property
     def floats(self) -> bool:
-        """Whether values are floats of 8 bits."""
+        """Whether values are 8-bit floats."""
         return self.values.dtype is FP8
 
     @property
     def e2m1(self) -> bool:
-        """Whether values are floats of 4 bits."""
+        """Whether values are 4-bit floats."""
         return self.bits == 4 and self.scales.dtype in (E8M0, FP8)
 
     @property
@@ -143,16 +144,17 @@ class QuantizedMatrix:
         return replace(made, order=self.order)
 
     def to(self, device: torch.device | str) -> QuantizedMatrix:
-        """The same there."""
+        """The same on another device."""
         moved = self._with(None if one is None else one.to(device) for one in self._tensors)
         return moved if self.order is None else replace(moved, order=self.order.to(device))
 
     def with_order(self) -> QuantizedMatrix:
-        """The same, with an order of its numbers that is not known yet."""
+        """The same, with a still unknown order of its numbers."""
         return replace(self, order=torch.full((self.inner,), -1, dtype=torch.int32, device=self.device))
 
     def side_by_side(self) -> tuple[QuantizedMatrix, Tensor | None]:
-        """The same with groups side by side, and which number of a row each one was, int64[K]; None: itself."""
+        """The same with contiguous groups, and the original index of each number of a row, int64[K]; None:
+        unchanged."""
         if self.order is None or not (self.order.diff() < 0).any():
             return replace(self, order=None), None
         was = self.order.argsort(stable=True)
@@ -160,7 +162,7 @@ class QuantizedMatrix:
         return replace(self, values=values if self.bits == 8 else packed(values), order=None), was
 
     def split_with_sizes(self, sizes: Sequence[int]) -> list[QuantizedMatrix]:
-        """So many rows each."""
+        """Split by rows."""
         split = ([None] * len(sizes) if one is None else one.split_with_sizes(list(sizes)) for one in self._tensors)
         return [self._with(each) for each in zip(*split, strict=True)]
 
@@ -169,7 +171,7 @@ class QuantizedMatrix:
         return self._with(None if one is None else one[rows] for one in self._tensors)
 
     def numbers(self) -> Tensor:
-        """int8 or e4m3 [O, K]: the values, one in a byte; of e2m1 twice what they are."""
+        """int8 or e4m3 [O, K]: the values, one per byte; for e2m1 doubled."""
         if self.bits == 8:
             return self.values
         if self.e2m1:
@@ -181,7 +183,7 @@ class QuantizedMatrix:
         return unpacked(self.values, signed=False)
 
     def whole(self) -> QuantizedMatrix:
-        """The same in whole numbers: those of e2m1, doubled, are."""
+        """The same as integers: e2m1 values are doubled."""
         if not self.e2m1:
             return self
         return replace(self, values=self.numbers(), scales=self._halves(), bits=8)
@@ -192,7 +194,7 @@ class QuantizedMatrix:
         return table[self.codes().int()]
 
     def _halves(self) -> Tensor:
-        """fp32[O, G]: half of their scales; that of an exponent of 255 too is a number, as transformers has it."""
+        """fp32[O, G]: half of their scales; an exponent of 255 is also a number, as in transformers."""
         found: Tensor = self.scales.float() * 0.5
         if self.scales.dtype is FP8:
             return found
@@ -200,7 +202,7 @@ class QuantizedMatrix:
         return found
 
     def plain(self) -> Tensor:
-        """fp32[O, K]: the weight that it stands for."""
+        """fp32[O, K]: the dequantised weight."""
         if self.e2m1:
             whole: Tensor = self._doubled().unflatten(1, (-1, self.group)) * self._halves().unsqueeze(2)
             return whole.flatten(1)
@@ -222,7 +224,7 @@ class QuantizedMatrix:
         return multiples.float() * steps.float().repeat_interleave(multiples.shape[1] // steps.shape[1], dim=1)
 
     def take(self, found: QuantizedMatrix) -> None:
-        """Take on what another one stands for, whose groups are whole ones of these, and whose values fit."""
+        """Copy another one, whose groups are whole ones of these, and whose values fit."""
         same = found.bits == self.bits and found.signed == self.signed
         self.values.copy_(found.values) if same else self.put(found.numbers())
         if self.steps is None:
@@ -238,8 +240,8 @@ class QuantizedMatrix:
                 place.zero_() if given is None else _repeat(given, place)
 
     def fill(self, weight: Tensor) -> None:
-        """Take on the nearest values of a weight [O, K] of floats. Scales are rounded first, so that values make up
-        for it."""
+        """Quantise a float weight [O, K] to the nearest values. Scales are rounded first, so that values compensate for
+        it."""
         for part, rows in zip(self._in_pieces(), weight.split(_ROWS), strict=True):
             part._fill(rows.to(self.device).float().unflatten(1, (-1, self.group)))
 
@@ -254,7 +256,7 @@ class QuantizedMatrix:
         if self.zeros is None:
             scales = grouped.abs().amax(2) / most
             zeros = torch.zeros_like(scales)
-        else:  # zero itself is a value, so that what is zero stays it
+        else:  # zero is a value, so that zeros stay zero
             low, high = grouped.amin(2).clamp_max(0), grouped.amax(2).clamp_min(0)
             scales = (high - low) / (most - least)
         self.scales.copy_(torch.where(scales > 0, scales, 1.0))
@@ -268,7 +270,7 @@ class QuantizedMatrix:
         self.put(values.clamp_(least, most).flatten(1).to(FP8 if self.floats else torch.int8))
 
     def put(self, values: Tensor) -> None:
-        """Take on these values. values: int8 or e4m3 [O, K]."""
+        """Set the values. values: int8 or e4m3 [O, K]."""
         self.values.copy_(values if self.bits == 8 else packed(values))
 
 

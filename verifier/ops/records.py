@@ -1,6 +1,6 @@
-"""What ops and their kernels both know: the records that they are given and return, and a few bounds.
+"""Shared by ops and their kernels: the records that they take and return, and a few limits.
 
-It is apart from the ops since those import their kernels. Letters for sizes are those of the op's file.
+It is separate from the ops since those import their kernels. Letters for sizes are those of the op's file.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from foresay.spec.sampling import SamplingParams
 
-#: What is done to a product: nothing; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU as tanh
-#: approximates it; the same of halves that are kept below 7, ``(up + 1) * gate * sigmoid(1.702 * gate)``; or, of all of
-#: it, ``relu(x) ** 2``.
+#: A product's activation: none; ``act(gate) * up`` of its halves, act being ``x * sigmoid(x)`` or GELU with the tanh
+#: approximation; gpt-oss's with halves clamped at 7, ``(up + 1) * gate * sigmoid(1.702 * gate)``; or, of all of it,
+#: ``relu(x) ** 2``.
 Gate = Literal["", "silu", "gelu", "relu2", "clamped"]
 
 
 def turns_of(gated: Gate) -> int:
-    """How many outputs of a product become one number: two where one is the other's gate."""
+    """How many outputs of a product become one number: two if one is the other's gate."""
     return 2 if gated in ("silu", "gelu", "clamped") else 1
 
 
 @dataclass(frozen=True, slots=True)
 class SplitKSums:
-    """A product [R, O] whose segments are still to be added: in order, then the bias; then it is rounded.
+    """A product [R, O] whose segments still have to be added: in order, then the bias; then it is rounded.
 
     sums: fp32[segments, R, O]. bias: [O] or None.
     """
@@ -46,7 +46,7 @@ class SplitKSums:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """How a row is normed, and the weights of that.
+    """The norm of rows, with its weights.
 
     weight: [D], of the rows' dtype, to which a row is rounded before it is multiplied (Llama's order); or fp32, and it
     is multiplied first (Gemma's order, and that of every LayerNorm in transformers). bias: [D], of the dtype of
@@ -64,7 +64,7 @@ class Rotation(NamedTuple):
     """The angles of each row of a pass, by its position.
 
     cos, signed_sin: [R, 1, D] as :func:`foresay.verifier.ops.attention.rotate` takes them. query_factor: [R], of the
-    same dtype, what a row's queries are multiplied by once they are rotated; None: nothing.
+    same dtype, the factor of a row's queries after rotation; None: none.
     """
 
     cos: Tensor
@@ -76,8 +76,8 @@ class Rotation(NamedTuple):
 class HeadNorms:
     """The norms of a layer's queries and keys.
 
-    query, key: weights, [D] each; where ``whole`` [Q * D] and [G * D]: all heads of a row are normed as one. after:
-    heads are normed once they are rotated, not before.
+    query, key: weights, [D] each; if ``whole`` [Q * D] and [G * D]: all heads of a row are normalised together. after:
+    heads are normalised after rotation, not before.
     """
 
     query: Tensor
@@ -92,13 +92,13 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows and the keys of a pass are, and what is to be done.
+    """The places of a pass's rows and keys, and the units of work.
 
     positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
-    positions that texts have. info, int32[R, 3]: a row's sequence, how many leading positions of that it sees, nodes of
-    its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span behind
-    the last; spans of these rows, in all; where their parts are, if they are several units, else -1; how many groups of
-    rows come before. number: int64[1], how many units there are.
+    positions of the texts. info, int32[R, 3]: a row's sequence, how many leading positions of that it attends to, nodes
+    of its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span
+    after the last; spans of these rows, in all; the place of their parts, if they are several units, else -1; how many
+    groups of rows come before. number: int64[1], how many units there are.
     """
 
     positions: Tensor
@@ -112,13 +112,13 @@ class Places:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Where rows and their keys are. All tensors on one device; nothing of their content decides a shape.
+    """The places of rows and their keys. All tensors are on one device; no shape depends on their content.
 
     tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
     lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
-    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, rows behind are padding.
+    offsets: int32[S + 1]: rows offsets[s] .. offsets[s + 1] - 1 are those of sequence s, later rows are padding.
     words: int64[R], ancestor words (bit i: node i, kept in slot length + i, is the row or above it); or None: the rows
-        are those of a text, one behind the other, kept in slots length, length + 1 and so on.
+        are consecutive ones of a text, kept in slots length, length + 1 and so on.
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
@@ -148,8 +148,8 @@ class Routing:
     scale: float = 1.0
 
 
-#: What reading a block of an expert's weight costs, in rows that are multiplied with it; and what its rows are filled
-#: up to a multiple of, as those that are rounded together are.
+#: The cost of reading a block of an expert's weight, in rows multiplied with it; and the multiple that its rows are
+#: padded to, as rows are rounded in such tiles.
 READING, TILE = 3, 8
 #: Numbers of a table of spans before the first.
 SPANS = 3
@@ -157,11 +157,11 @@ SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Where the rows of each expert are, one behind the other.
+    """The places of each expert's rows, which are consecutive.
 
     places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
-    have rows; what all cost; the place behind the last; then of each that has rows its number, its first place, the one
-    behind its last, and what those before it cost.
+    have rows; the total cost; the place after the last; then for each with rows its number, its first place, the one
+    after its last, and the cost of those before it.
     """
 
     places: Tensor
@@ -195,11 +195,11 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Which states the rows of a pass go on from, and where states of texts are kept.
+    """Which states the rows of a pass continue from, and where states of texts are saved.
 
     paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
-    stops: int32[S, 2], after so many rows of a text; 0: nowhere. nodes: int32[S], from which row on a text's are nodes,
-    which leave records; those of a tree all do.
+    stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows that are
+    nodes, which write records; all rows of a tree do.
     """
 
     paged: AttentionMetadata
@@ -259,16 +259,16 @@ class RowSampling:
         return SamplingParams(temperature=temperature, top_k=int(self.top_k[n]), top_p=top_p, min_p=min_p)
 
     def to(self, device: torch.device) -> RowSampling:
-        """The same there."""
+        """The same on another device."""
         return RowSampling(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     def columns(self) -> SamplingColumns:
-        """The same memory, to be written to by the host; of tensors of a CPU."""
+        """The same memory, for the host to write to; only for CPU tensors."""
         return SamplingColumns(*(getattr(self, each.name).numpy() for each in fields(self)))
 
 
 class SamplingColumns(NamedTuple):
-    """What :class:`RowSampling` has."""
+    """The columns of :class:`RowSampling`."""
 
     temperature: Numbers
     top_k: Numbers
@@ -278,19 +278,19 @@ class SamplingColumns(NamedTuple):
     positions: Numbers
 
     def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
-        """How these rows are sampled; a seed is any integer, taken modulo 2**64."""
+        """Write how these rows are sampled; a seed is any integer, taken modulo 2**64."""
         self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
         self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
         self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
 
 
-#: Children of one node at most; and the filters are looked for among so many of a row's likeliest tokens.
+#: The most children of one node; also how many of a row's likeliest tokens the filters are searched in.
 MOST_CHILDREN = 64
 
 
 class Above(NamedTuple):
-    """The nodes that a level hangs below: scores fp32[S, F], log chances along their paths; words int64[S, F];
-    numbers int64[F], alike in all trees. Contiguous."""
+    """The parents of a level: scores fp32[S, F], log chances along their paths; words int64[S, F]; numbers int64[F],
+    the same in all trees. Contiguous."""
 
     scores: Tensor
     words: Tensor
@@ -298,11 +298,11 @@ class Above(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Curves of straight pieces, by which a log chance x of the r-th best child becomes ``slope * x + shift``.
+    """Piecewise linear curves, which map a log chance x of the r-th best child to ``slope * x + shift``.
 
-    knots: fp32[32], rising, infinity behind the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a child's
-    group is r, the last for all beyond; its piece is how many knots are below x. pieces: of a group. least: what is
-    lower counts as this.
+    knots: fp32[32], increasing, infinity after the last. slopes, shifts: fp32[S, groups * pieces], contiguous; a
+    child's group is r, or the last one; its piece is how many knots are below x. pieces: of a group. least: lower
+    values count as this.
     """
 
     knots: Tensor
@@ -313,8 +313,8 @@ class Pieces(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """[S, W] each. tokens, int64. places: on which of the F nodes. parents: the numbers of those. scores: fp32, minus
-    infinity where no child was left. words: int64."""
+    """[S, W] each. tokens, int64. places: indices of the parents among the F nodes. parents: their numbers. scores:
+    fp32, minus infinity where no child was left. words: int64."""
 
     tokens: Tensor
     places: Tensor
@@ -323,7 +323,7 @@ class Kept(NamedTuple):
     words: Tensor
 
 
-#: What fills the places behind a path.
+#: Fills the places after a path.
 NO_NODE = -1
 
 
@@ -333,7 +333,7 @@ class AcceptedPaths:
 
     lengths: [B], nodes on the path, 1 more than accepted drafts; 0 for a sequence without nodes. paths: [B, N], node
     ids from the root down. emitted: [B, N], the tokens to append, the bonus token last. sources: [B, N], the slots of
-    the path's nodes, which the compaction moves down to the first ``lengths`` slots. All filled up with ``NO_NODE``.
+    the path's nodes, which are moved down to the first ``lengths`` slots. All padded with ``NO_NODE``.
     """
 
     lengths: Tensor
@@ -348,8 +348,8 @@ class AcceptedPaths:
 
 
 class TextEnd(NamedTuple):
-    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], which of all the
-    roots are."""
+    """tokens: int64[S, F]. lengths: int32[S], the position of the first of them. roots: int64[S], the indices of the
+    roots among all."""
 
     tokens: Tensor
     lengths: Tensor

@@ -1,9 +1,9 @@
 """Recurrent layers over texts and trees alike, and how a path of their nodes is committed: gated delta rules and
 Mamba-2's scans, whose heads have states, and short convolutions, of which rows are kept and no more.
 
-One canon: in fp32, row by row along a path, every sum in one fixed order, so that a prompt in one pass, in pieces,
-token by token, a node of a tree and what is committed of it have equal bits (docs/recurrent.md). A pass reads committed
-states and changes none: nodes leave records, and states of texts go to other pages (:mod:`foresay.kvpaging.states`).
+One order of computation: in fp32, row by row along a path, every sum in a fixed order, so that a prompt in one pass, in
+chunks, token by token, and a node of a tree and its commit have equal bits (docs/recurrent.md). A pass reads committed
+states and changes none: nodes write records, and states of texts go to other pages (:mod:`foresay.kvpaging.states`).
 
 Legend: R rows, H value heads, G key heads, D width of a key, E of a value, T taps; K = G * D, V = H * E, C = 2 K + V.
 """
@@ -35,7 +35,7 @@ def gated_delta(
     dtype: torch.dtype,
     count: Tensor | None = None,
 ) -> Tensor:
-    """What the heads of a layer put out for every row, normed and gated: [R, V] of ``dtype``.
+    """The output of a layer's heads for every row, normalised and gated: [R, V] of ``dtype``.
 
     mixed: fp32[R, C + V], queries, keys and values before the convolution, and gates. rates: fp32[R, 2 H], how much
     each head learns, how much it forgets. Of Mamba-2 fp32[R, H], both: queries and keys are taken as they come, values
@@ -82,9 +82,9 @@ def short_conv(
     dtype: torch.dtype,
     count: Tensor | None = None,
 ) -> Tensor:
-    """What comes of a convolution for every row: [R, C] of ``dtype``.
+    """The output of a short convolution for every row: [R, C] of ``dtype``.
 
-    mixed: fp32[R, 3 C]; the first part times the last is let in, what comes out is multiplied by the second. taps:
+    mixed: fp32[R, 3 C]; the input is the first part times the last, and the output is multiplied by the second. taps:
     fp32[T, C], the current row's last. layer, rows, count: as above; there are no heads.
     """
     first, second, last = mixed.chunk(3, dim=1)
@@ -114,8 +114,8 @@ def _outputs(
     begin: int,
     step: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
 ) -> list[Tensor]:
-    """What comes of each row of one sequence. raws: [.., C], before the convolution. step: of a row, the rows of its
-    convolution and the state before: what comes of it, its record, the state."""
+    """The output of each row of one sequence. raws: [.., C], before the convolution. step: from a row, the rows of its
+    convolution and the state before, returns its output, its record and the state."""
     paged, found = rows.paged, list[Tensor]()
     text = paged.words is None or (paged.is_prefill is not None and bool(paged.is_prefill[number]))
     source, *targets = rows.pages[number].tolist()
@@ -138,14 +138,14 @@ def _outputs(
 
 
 def _ends(word: int) -> tuple[int, int]:
-    """Of an ancestor word its own node, and the one above; -1 where there is none."""
+    """An ancestor word's own node, and its parent; -1 if there is none."""
     word &= (1 << NODES) - 1
     own = word.bit_length() - 1
     return own, (word ^ 1 << own).bit_length() - 1
 
 
 def _spread(keys: Tensor, state: Tensor) -> Tensor:
-    """[H, D]: each key is that of as many heads. keys: [G, D]."""
+    """[H, D]: each key is repeated for its heads. keys: [G, D]."""
     return keys.repeat_interleave(len(state) // len(keys), dim=0)
 
 
@@ -186,11 +186,11 @@ def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
 
 @op(gpu="recurrence", cpu="recurrence")
 def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
-    """Let a text's states go on along a path of the last pass, in all layers: from one state page to another, or within
+    """Advance a text's states along a path of the last pass, in all layers: from one state page to another, or within
     one. No other page is written to.
 
-    layers: of a whole store. fresh: whether the text is at its beginning, and nothing is read. sequence: which of the
-    pass it is. path: int64[N], its nodes.
+    layers: of a whole store. fresh: whether the text is at its beginning, and no state is read. sequence: its index in
+    the pass. path: int64[N], its nodes.
     """
     for number in range(len(layers.states)):
         layer = LayerStates(*(part[number] for part in layers))

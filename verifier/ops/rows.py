@@ -1,4 +1,4 @@
-"""What is done to each row for itself: rows of a table, norms, the gate of what attention puts out, families' logits.
+"""Row-wise ops: rows of a table, norms, the gate of attention's output, scaling and capping of logits.
 
 Kernels are in the file of the same name (:mod:`foresay.verifier.ops.kernels.rows`).
 """
@@ -31,7 +31,7 @@ def _take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Te
 
 @op()
 def copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
-    """The same rows elsewhere, as they are now. x: [R, ..], contiguous; count: see :func:`take_rows`."""
+    """A copy of the rows. x: [R, ..], contiguous; count: see :func:`take_rows`."""
     return x.clone()
 
 
@@ -80,7 +80,7 @@ def _take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Ten
 def norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
     """``x / rms(x) * weight + bias`` over the last dimension, or the same of ``x - mean(x)``; computed in fp32.
 
-    x: [..., D]. Each row's result depends on that row alone. count: int64[1], of how many rows, read when it runs (of
+    x: [..., D]. Each row's result depends only on that row. count: int64[1], the number of rows, read when it runs (by
     compiled kernels; None: all).
     """
     if x.dtype.itemsize == 4 and not how.centred and how.bias is None:
@@ -104,9 +104,9 @@ def _norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
 def add_norm(
     x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
 ) -> Tensor:
-    """``x += share * y``, then the norm of the sum as :func:`norm` has it; without ``how`` x itself is returned.
+    """``x += share * y``, then the norm of the sum as in :func:`norm`; without ``how`` x itself is returned.
 
-    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be a product that is not finished.
+    x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be an unfinished product.
     share: ``share * y`` is rounded before it is added. Returns [R, D].
     """
     if isinstance(y, SplitKSums):
@@ -138,10 +138,10 @@ def _normed(
 
 @op()
 def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The rows of the tokens, the residual stream's beginning, and their norm: [R, D] each.
+    """The embeddings of the tokens, which start the residual stream, and their norm: [R, D] each.
 
-    Without ``how`` both are one tensor: whatever reads the second must do so before the first is changed. That holds
-    of a product that runs before the addition to the stream.
+    Without ``how`` both are one tensor: the second must be read before the first is changed. This holds for a product
+    that runs before the residual add.
     table: [V, D]. tokens: int64[R]. count: see :func:`~foresay.verifier.ops.rows.take_rows`.
     """
     x = take_rows(table, tokens, count)
@@ -165,10 +165,12 @@ def _embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None
 def pair(
     table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
 ) -> tuple[Tensor, Tensor]:
-    """The RMS norms of the tokens' rows and of ``hidden`` side by side, [R, 2 D]; and ``hidden``, or its norm, anew.
+    """The RMS norms of the tokens' embeddings and of ``hidden``, concatenated, [R, 2 D]; and a copy of ``hidden``, or
+    its norm.
 
-    table: [V, D]; a token that it does not have is its last one, what is none its first. tokens: int64[R]. hidden:
-    [R, D]. weights: [D] each.
+    table: [V, D]; tokens past it are clamped to its last row, negative ones to its first. tokens: int64[R]. hidden: [R,
+    D].
+    weights: [D] each.
     """
     of_token, of_hidden = (Norm(weight, eps) for weight in weights)
     normed = norm(hidden, of_hidden)
@@ -192,8 +194,8 @@ def _pair(
 def gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
     """``x *= sigmoid(gate)``, number by number, the sigmoid rounded first. Returns x, which is changed in place.
 
-    x, gate: [R, Q * D], of one dtype and contiguous; gate may be a product that is not finished. count: int64[1], of
-    how many rows, read when it runs (of compiled kernels; None: all).
+    x, gate: [R, Q * D], of one dtype and contiguous; gate may be an unfinished product. count: int64[1], the number of
+    rows, read when it runs (by compiled kernels; None: all).
     """
     if isinstance(gate, SplitKSums):
         gate = gate.finished(x.dtype)
@@ -216,8 +218,8 @@ def _gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = Non
 def finish_logits(logits: Tensor, scale: float = 1.0, cap: float | None = None, count: Tensor | None = None) -> Tensor:
     """``x = logits * scale``, then ``cap * tanh(x / cap)`` if there is a cap; in place. Returns the logits.
 
-    logits: fp32[W, V], contiguous; each number's result depends on that number alone. With neither a factor nor
-    a cap nothing runs. count: int64[1], of how many rows, read when it runs (of compiled kernels; None: all).
+    logits: fp32[W, V], contiguous; each number's result depends only on that number. With neither a factor nor a cap
+    nothing runs. count: int64[1], the number of rows, read when it runs (by compiled kernels; None: all).
     """
     if scale == 1.0 and cap is None:
         return logits

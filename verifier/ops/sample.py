@@ -1,11 +1,11 @@
 """The sample at every row of a pass, and the likeliest children of each node of a draft with the noise of that sample.
 
-What :func:`foresay.spec.sample.sample` does for the rows of one request, for rows that each have sampling parameters, a
-seed and a position of their own, and without a number on the host: so that it can be part of a captured graph.
+Like :func:`foresay.spec.sample.sample`, which is for the rows of one request, but each row has its own sampling
+parameters, seed and position, and no number is read on the host: so it can be part of a captured graph.
 
-Before that requests change their logits (:mod:`foresay.spec.adjust`), on the device where these are.
+Before that, requests change their logits (:mod:`foresay.spec.adjust`), on the logits' device.
 
-Of the children of one level those that are kept are found here too, and below which nodes they hang.
+Which children of a level are kept, and their parents, is also decided here.
 
 Legend: S sequences, F expanded nodes of a level, k children looked at below each, W of all these that are kept.
 """
@@ -30,9 +30,9 @@ def sample_rows(
 ) -> Tensor:
     """Sample one token per row, under the contract of :func:`foresay.spec.sample.sample`.
 
-    logits: fp32[N, V]. token_ids: int64[V], which token of the target each column is, for a drafter that has a
-    vocabulary of its own; None where they are the same. The noise is that of the target's tokens, and ties go to the
-    first column. count: int64[1], how many rows are sampled, read when it runs (of compiled kernels; None: all).
+    logits: fp32[N, V]. token_ids: int64[V], the target's token of each column, for a drafter with its own vocabulary;
+    None if they are the same. The noise is that of the target's tokens, and ties go to the first column. count:
+    int64[1], how many rows are sampled, read when it runs (by compiled kernels; None: all).
     Returns int64[N], tokens of the target, ``BROKEN`` for a row that holds NaN, plus infinity or nothing finite.
     """
     if logits.is_cuda or compiled(logits):
@@ -48,9 +48,9 @@ def best_children(
 
     logits: fp32[N, V]; NaN and plus infinity count as minus infinity. count: 1 to 64. token_ids: as above.
 
-    A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p leave tokens out, as they do
-    of the sample. But a row keeps all tokens of which top-p and min-p keep the 64 likeliest, or top-k, by ties, more
-    than it says; and a top-k above 64 is no filter.
+    A row at temperature 0 has neither noise nor filters. Otherwise top-k, top-p and min-p remove tokens, as for the
+    sample. But a row keeps all tokens if top-p and min-p keep the 64 likeliest, or top-k, because of ties, more than
+    its number; and a top-k above 64 is ignored.
 
     Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.
     A place for which no token is left has token 0 and minus infinity.
@@ -102,7 +102,7 @@ def _noisy_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | N
 
 
 def _filtered(scaled: Tensor, asked: SamplingParams) -> Tensor:
-    """One row, minus infinity for what the filters take out."""
+    """One row, with minus infinity for tokens that the filters remove."""
     limit = asked.top_k if 0 < asked.top_k <= MOST_CHILDREN else 0
     listed = keep_top_k(scaled, limit)
     kept = keep_top_p_min_p(listed, asked.top_p, asked.min_p)
@@ -118,12 +118,12 @@ def _noise_of(sampling: RowSampling, n: int, columns: int, token_ids: Tensor | N
 
 
 def edit_logits(logits: Tensor, edits: adjust.LogitEdits) -> None:
-    """What :func:`foresay.spec.adjust.edit_logits` does."""
+    """See :func:`foresay.spec.adjust.edit_logits`."""
     adjust.edit_logits(logits, edits, keep_allowed)
 
 
 def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
-    """What :func:`foresay.spec.adjust.keep_allowed` does.
+    """See :func:`foresay.spec.adjust.keep_allowed`.
 
     logits: fp32[N, V], contiguous; allowed: int32[N, ceil(V / 32)], or one row for all.
     """
@@ -132,7 +132,7 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
         return
     from foresay.verifier.ops.kernels.cpu import choice as kernels
 
-    kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one row that is repeated
+    kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one repeated row
 
 
 @op(cpu="level")
@@ -144,11 +144,11 @@ def keep_children(
     picks: Tensor | None = None,
     curves: Pieces | None = None,
 ) -> Kept:
-    """Of all children the likeliest, best first, ties to the first; or those that are named.
+    """The likeliest of all children, best first, ties to the first; or those in ``picks``.
 
-    children, chances: int64 and fp32 [S, F, k], or [S, 1, k], alike below all; contiguous. A log chance above 0, by
-    rounding, counts as 0: no child is likelier than its parent. marks: int64[W], what each
-    of the kept has in its word beside its parent's. picks: int64[W], flat places ``node * k + child``.
+    children, chances: int64 and fp32 [S, F, k], or [S, 1, k], the same below all; contiguous. A log chance above 0,
+    from rounding, counts as 0: no child is likelier than its parent. marks: int64[W], the bits that each kept one adds
+    to its parent's word. picks: int64[W], flat indices ``node * k + child``.
     """
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
     scores = chances if curves is None else _on_curves(chances, curves)
@@ -180,8 +180,8 @@ def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
     worth its price.
 
-    front: the same before, log chances. bars: fp32[S, N], contiguous: shares, the price of a row, and that of the
-    level, which what the children have beyond the row must reach (:class:`foresay.spec.price.Bar`).
+    front: their scores before, log chances. bars: fp32[S, N], contiguous: shares, the price of a row, and that of the
+    level, which the children's excess over the row's price must reach (:class:`foresay.spec.price.Bar`).
     """
     shares, row, level = bars[:, None, :-2], bars[:, -2, None, None], bars[:, -1, None]
     beyond = (front.exp()[:, :, None] * shares - row).clamp(min=0).sum(dim=(1, 2))[:, None]

@@ -1,14 +1,14 @@
-"""What of a step is done to trees and texts rather than to numbers, without a number on the host.
+"""The ops of a step for trees and texts, without reading numbers on the host.
 
-Where rows go, the accepted path of each tree, how its rows move down and its text moves on. Kernels are in the file of
+Where rows go, the accepted path of each tree, moving its rows down and advancing its text. Kernels are in the file of
 the same name (:mod:`foresay.verifier.ops.kernels.trees`).
 
-:func:`accept_paths` is what :func:`foresay.spec.accept.accept` says of one tree, for trees padded to one size: so that
-it can be part of a captured graph. Stop ids and length limits stay with the host, which cuts the emitted run.
+:func:`accept_paths` is :func:`foresay.spec.accept.accept` for several trees padded to one size, so that it can be part
+of a captured graph. Stop ids and length limits are handled by the host, which cuts the emitted tokens.
 
-``move_rows`` of :mod:`foresay.kvpaging.store` takes as many rows as its index tensors name. In a captured graph tensors
-have one size, and how many rows count is known to the device alone. So :func:`move_paths` is here and not in kvpaging,
-which keeps to torch and numpy.
+``move_rows`` of :mod:`foresay.kvpaging.store` moves as many rows as its index tensors have. In a captured graph tensors
+have a fixed size, and only the device knows how many rows count. So :func:`move_paths` is here and not in kvpaging,
+which only uses torch and numpy.
 
 Legend: S or B sequences, T tokens that are known of each text's end, F of them that a pass runs, N nodes of a tree.
 """
@@ -35,8 +35,8 @@ def lay_out(
     """The position and the slot of each of the S * N rows of S sequences.
 
     tables: int32[S, P], the page ids of each sequence. lengths: int32[S], the committed tokens. depths: int32[S, N], or
-    [N] for all sequences, how far below the root each row is. nodes: int64[S, N], the row's place behind the committed
-    ones. live: int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
+    [N] for all sequences, the depth of each row. nodes: int64[S, N], the row's place after the committed ones. live:
+    int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
     The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
     """
     real = (live != 0)[:, None]
@@ -79,8 +79,8 @@ def accept_paths(
 
     tokens, parents, ancestors: int64[B, N], the trees as :class:`~foresay.spec.tree.DraftTree` has them, N at most 64.
     sampled: int64[B, N], the target's sample at every node. slots: int64[B, N], where the nodes' keys are. nodes:
-    int64[B], how many nodes each tree has; what is behind them is not looked at, and 0 is a sequence that is only
-    padding. live: int32[B], 0 for padding too; None: none of them is.
+    int64[B], how many nodes each tree has; entries after them are ignored, and 0 is a sequence that is only padding.
+    live: int32[B], also 0 for padding; None: none is padding.
     """
     nodes = nodes if live is None else nodes * live
     found = AcceptedPaths.empty(tokens)
@@ -123,9 +123,9 @@ def _accept_paths(
 def report(
     found: AcceptedPaths, tokens: Tensor, parents: Tensor, nodes: Tensor, sampled: Tensor, out: Tensor, no_parent: int
 ) -> None:
-    """Write side by side what the host reads of a step: path lengths, paths, tokens, parents, samples.
+    """Write a step's outcome for the host into one tensor: path lengths, paths, tokens, parents, samples.
 
-    out: int64[B, 1 + 4 N]. no_parent: what stands for the parent where there is no node. The rest as above.
+    out: int64[B, 1 + 4 N]. no_parent: the parent of entries that are not nodes. The rest as above.
     """
     marked = real_parents(parents, nodes, no_parent)
     out.copy_(torch.cat((found.lengths[:, None], found.paths, tokens, marked, sampled), dim=1))
@@ -143,7 +143,7 @@ def _report(
 
 
 def real_parents(parents: Tensor, nodes: Tensor, no_parent: int) -> Tensor:
-    """int64[B, N]: parents, marked where there is no node."""
+    """int64[B, N]: parents, ``no_parent`` where there is no node."""
     return parents.where(torch.arange(parents.shape[1], device=nodes.device) < nodes[:, None], no_parent)
 
 
@@ -154,8 +154,8 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 def move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor, lengths: Tensor) -> None:
     """Move the first ``lengths[b]`` rows of each sequence, in every layer, in place: all are read, then written.
 
-    parts: of a store, [L, slots, ..] each, contiguous, of width 0 too. sources, destinations: int64[B, N], slots, N
-    at most 64; what is behind a sequence's length is not looked at. lengths: int64[B]. A sequence's destinations are
+    parts: of a store, [L, slots, ..] each, contiguous, possibly of width 0. sources, destinations: int64[B, N], slots,
+    N at most 64; entries after a sequence's length are ignored. lengths: int64[B]. A sequence's destinations are
     distinct and may be its sources; no two sequences share a slot.
     """
     for row, length in enumerate(lengths.tolist()):
@@ -167,7 +167,7 @@ def _move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor
     """A launch for keys and values, one for their scales if there are any."""
     sequences, width = sources.shape
     assert width <= 64, "a path holds at most 64 nodes"
-    # Of a row that a program moves: 64 rows of so many words take 32 registers in each of 128 threads.
+    # Words per row moved by a program: 64 rows of this many words take 32 registers in each of 128 threads.
     columns, rows = (64, padded(width)) if on_triton(sources) else (256, 64)
     for pair in (parts[first : first + 2] for first in range(0, len(parts), 2)):
         keys, *values = _as_words([each for each in pair if each.numel()] or list(pair[:1]))
@@ -181,18 +181,18 @@ def _move_paths(parts: tuple[Tensor, ...], sources: Tensor, destinations: Tensor
 
 
 def _as_words(pair: list[Tensor]) -> list[Tensor]:
-    """The same memory as integers, the widest that divide both kinds of head: moving looks at no number."""
+    """The same memory as the widest integers that divide both kinds of head: moving does not interpret numbers."""
     kind = _WORDS[math.gcd(4, *(each.shape[-1] * each.element_size() for each in pair))]
     return [each.view(kind) for each in pair]
 
 
 @op()
 def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, taken: Tensor) -> None:
-    """The first ``taken[s]`` of the emitted tokens come behind the text of each sequence, in place.
+    """Append the first ``taken[s]`` of the emitted tokens to the text of each sequence, in place.
 
-    recent: int64[S, T], the last tokens of each. lengths: int32[S], ends: int64[S, 1], how many there are. emitted:
-    int64[S, N]; what is behind a sequence's number is not looked at. taken: int64[S], 0 to N. All contiguous.
-    ``BROKEN``, which is no token and must not be looked up, becomes 0.
+    recent: int64[S, T], the last tokens of each. lengths: int32[S], ends: int64[S, 1], their counts. emitted:
+    int64[S, N]; entries after a sequence's number are ignored. taken: int64[S], 0 to N. All contiguous. ``BROKEN``,
+    which is no token and must not be looked up, becomes 0.
     """
     places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
     recent.copy_(torch.cat([recent, emitted], dim=1).gather(1, places).clamp_(min=0))
@@ -211,8 +211,8 @@ def _advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, tak
 
 @op()
 def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
-    """The last ``count`` tokens of each text, the root last; or, of one with fewer of them from position ``first`` on,
-    those, and behind them the root again.
+    """The last ``count`` tokens of each text, the root last; or, for one with fewer from position ``first`` on, those,
+    followed by the root again.
 
     recent: int64[S, T], the root last, T at least ``count``. lengths: int32[S], the roots' positions.
     """
@@ -235,7 +235,7 @@ def _text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextE
 
 @op()
 def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
-    """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], behind the roots. depths: int32[S, N]."""
+    """int64[S * N]: the positions of tokens below nodes. ends: int64[S, 1], after the roots. depths: int32[S, N]."""
     return (ends + depths).flatten()
 
 
@@ -248,9 +248,9 @@ def _positions_below(ends: Tensor, depths: Tensor) -> Tensor:
 
 @op()
 def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
-    """The tokens as another model's: those it does not have as its last one, those that are none as the first.
+    """The tokens as another model's: ids past its vocabulary become its last one, negative ones its first.
 
-    tokens: int64, contiguous. read: int64[V], its id for each; None where they are the same.
+    tokens: int64, contiguous. read: int64[V], its id for each; None if they are the same.
     """
     known = tokens.clamp(0, vocab_size - 1)
     return known if read is None else read[known]

@@ -27,7 +27,7 @@ from foresay.spec.errors import InvalidRequest
 
 MOST_READERS = 64
 STALL_SECONDS = 20.0
-#: After the full second, so that the second is over for whoever counts.
+#: Seconds after the full second, so that the second's counts are final.
 LATE = 0.05
 
 
@@ -40,7 +40,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One event. points: the seconds that are over since the last one. models: as in :class:`State`."""
+    """One event. points: the seconds finished since the last event. models: as in :class:`State`."""
 
     snapshot: msgspec.Raw
     points: list[Point]
@@ -48,12 +48,12 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def listed(models: Models) -> dict[str, str] | UnsetType:
-    """By name how each is; nothing where there is one alone."""
+    """The state of each model by name; unset if there is only one."""
     return {entry.name: entry.state for entry in models} if models.several else UNSET
 
 
 class TooManyReaders(Busy):
-    """No more pages."""
+    """Too many pages are open."""
 
     code = "too_many_readers"
 
@@ -68,12 +68,12 @@ class Feed:
         self._making: dict[str, tuple[int, asyncio.Task[msgspec.Raw]]] = {}
 
     async def close(self, app: web.Application) -> None:
-        """End all streams: the server goes away."""
+        """End all streams: the server shuts down."""
         self._closing.set()
 
     async def serve(self, http: web.Request, models: Models, service: Service, after: int) -> web.StreamResponse:
-        """Write events until the reader leaves, its key is taken away, or the server goes. service: of the model whose
-        numbers they are. after: the last second it knows.
+        """Write events until the reader leaves, its key is revoked, or the server shuts down. service: of the model
+        whose numbers are sent. after: the last second that the reader has.
         """
         with self.readers.holding(1, self._full):
             return await self._served(http, models, service.telemetry, after)
@@ -89,7 +89,7 @@ class Feed:
             await self._write(response, models, telemetry, after)
         except (TimeoutError, ConnectionError):
             if http.transport is not None:
-                http.transport.abort()  # what it has not read by now it never will
+                http.transport.abort()  # do not wait for the rest to be read
         return response
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
@@ -103,12 +103,12 @@ class Feed:
         await response.write_eof()
 
     async def _snapshot(self, telemetry: Telemetry) -> msgspec.Raw:
-        """Everything but the points, as JSON: made once for all readers of a second."""
+        """Everything but the points, as JSON: made once per second for all readers."""
         second = int(telemetry.clock())
         making = self._making.get(telemetry.model)
         if making is None or making[0] != second:
             making = self._making[telemetry.model] = second, asyncio.create_task(_encoded(telemetry))
-        return await asyncio.shield(making[1])  # others wait for it too
+        return await asyncio.shield(making[1])  # others await it too
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -127,10 +127,10 @@ async def _encoded(telemetry: Telemetry) -> msgspec.Raw:
 
 PAGE = "index.html"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-#: Nothing from anywhere else, nothing inline, and no other page around this one.
+#: Nothing from other origins, nothing inline, and no framing by other pages.
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
-    "Cache-Control": "no-cache",  # kept, but asked for again: an upgraded server has another page
+    "Cache-Control": "no-cache",  # cached, but revalidated: an upgraded server has another page
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
 }
@@ -159,7 +159,7 @@ def _asset(body: bytes, content_type: str) -> Asset:
 
 
 def served(http: web.Request, name: str) -> web.Response:
-    """The file of this name, or the word that the browser has it already. 404 if there is none."""
+    """The file of this name, or 304 if the browser has it. Raises 404 if there is none."""
     asset = assets().get(name)
     if asset is None:
         raise web.HTTPNotFound
@@ -172,7 +172,7 @@ def served(http: web.Request, name: str) -> web.Response:
 
 
 def wants_page(http: web.Request) -> bool:
-    """Whether a browser asks, and not a program."""
+    """Whether the client is a browser rather than a program."""
     return "text/html" in http.headers.get("Accept", "")
 
 
@@ -188,7 +188,7 @@ class RequestNotFound(ApiError):
 
 
 def _chosen(http: web.Request) -> ServedModel:
-    """The model that the numbers are of."""
+    """The model to report on."""
     return http.app[MODELS].chosen(http.query.get("model"))
 
 

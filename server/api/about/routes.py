@@ -21,7 +21,7 @@ from foresay.server.settings.fields import settings_of
 from foresay.server.settings.units import moment
 from foresay.spec.request import EngineInfo
 
-# -- what travels ------------------------------------------------------------------------------------------------------
+# -- schemas ------------------------------------------------------------------------------------------------------
 
 
 class Index(msgspec.Struct, kw_only=True):
@@ -107,7 +107,7 @@ class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
 
     @classmethod
     def of(cls, caller: Caller) -> KeyUsage:
-        """What this caller has used."""
+        """Make it for a caller."""
         return cls(name=caller.name, **msgspec.structs.asdict(caller.usage))
 
 
@@ -129,7 +129,7 @@ async def index(request: web.Request) -> web.Response:
     if wants_page(request):
         return served(request, PAGE)
     if request.headers.get("User-Agent", "").lower().startswith("ollama"):
-        return web.Response(text="Ollama is running")  # what its clients look for
+        return web.Response(text="Ollama is running")  # which its clients check for
     models = request.app[MODELS]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
     model, status = models.first.name, _state(models)
@@ -165,7 +165,8 @@ async def ready(request: web.Request) -> web.Response:
 
 
 def _state(models: Models) -> str:
-    """One word for it all: several models come when they are asked for, so they are well while requests are taken."""
+    """The server's state in one word: several models are loaded on request, so the server is ok while requests are
+    taken."""
     if not models.several:
         return models.first.state
     return "draining" if models.server.draining else "ok"
@@ -204,7 +205,7 @@ async def server_info(request: web.Request) -> web.Response:
 
 
 def settings_shown(config: ServeConfig) -> dict[str, Any]:
-    """The settings by name; the value of one that holds a key is not told."""
+    """The settings by name; values that hold a key are hidden."""
     known = settings_of(ServeConfig)
     settings = {name: getattr(config, name) for name in known}
     return {name: HIDDEN if value and known[name].is_secret else value for name, value in settings.items()}

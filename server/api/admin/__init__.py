@@ -1,1 +1,1 @@
-"""What only who runs the server may ask: with the admin key."""
+"""Routes for the server's operator: they need the admin key."""

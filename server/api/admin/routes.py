@@ -93,7 +93,7 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
         await events.send([ReloadError(error=described(error)[1].error)])
         return await events.end()
     finally:
-        if not reloading.done():  # the client has left
+        if not reloading.done():  # the client left
             reloading.add_done_callback(partial(_log_failure, entry.name))
     if not body.stream:
         return json_response(answer)
@@ -102,26 +102,26 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
 
 
 def _log_failure(name: str, reloading: asyncio.Task[int]) -> None:
-    """Log what the client would have been told."""
+    """Log the error that the client would have got."""
     error = None if reloading.cancelled() else reloading.exception()
     if error is not None:
         log.error("%s: the engine was not replaced: %s", name, error)
 
 
-# -- what is done ------------------------------------------------------------------------------------------------------
+# -- reloading ------------------------------------------------------------------------------------------------------
 
 
-#: What a config.json says besides the shape of the model.
+#: Fields of config.json that do not affect the model's shape.
 _LOOSE = frozenset(
     {"_name_or_path", "torch_dtype", "dtype", "transformers_version", "quantization_config", "use_cache"}
 )
 
 
 def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
-    """Have the model go on with these settings; the result is how many requests that were running go on in another
-    engine. It goes on when the client has left.
+    """Reload the model with these settings; the result is the number of running requests that continue in the new
+    engine. Continues even if the client leaves.
 
-    An :class:`InvalidRequest` names the setting that cannot be: then the engine before serves on.
+    Raises :class:`InvalidRequest` naming a wrong setting; then the old engine continues to serve.
     """
     running = models.reloading.get(entry.name)
     if running is not None and not running.done():
@@ -162,11 +162,11 @@ async def _changed(models: Models, entry: ServedModel, settings: Mapping[str, An
 
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
-    """Whether two targets are the same model with other weights: of one shape, with one tokenizer."""
+    """Whether two targets are the same model, possibly with other weights: equal shape and tokenizer."""
     wanted = _what_it_is(after)
     try:
         return _what_it_is(before) == wanted
-    except ForesayError:  # its files are gone
+    except ForesayError:  # its files no longer exist
         return False
 
 
@@ -181,7 +181,7 @@ def _what_it_is(config: ServeConfig) -> tuple[dict[str, Any], bytes]:
 
 
 def _field(message: str, settings: Mapping[str, Any]) -> str:
-    """The setting that an error is about, by its name or its flag."""
+    """The setting that an error message mentions, by its name or its flag."""
     words: list[str] = [word.strip("_") for word in re.findall(r"[a-z_]+", message.replace("-", "_"))]
     known = [word for word in words if word in settings or word in EngineConfig.__struct_fields__]
     return next((word for word in known if word in settings), (known or ["settings"])[0])

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its requests become chat requests, and the answers its content blocks."""
+"""Anthropic's Messages API: its requests become chat requests, and answers become its content blocks."""

@@ -40,7 +40,7 @@ _KINDS = {
 
 
 def error_shape(status: int, body: ErrorBody) -> schemas.MessagesError:
-    """An error as Anthropic tells it, with the field beside it."""
+    """An error in Anthropic's format, with the field added."""
     return schemas.MessagesError(
         schemas.MessagesErrorDetail(_KINDS.get(status, "api_error"), naming(body.error), body.error.param)
     )
@@ -62,7 +62,7 @@ class MessagesAnswer(Answer):
         return [schemas.MessageStart(self._message([]))]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """Blocks begun, continued and completed by a piece; behind the last one, why it ended."""
+        """Events of the blocks begun, continued and completed by a piece; after the last one, why it ended."""
         events = self._blocks.take(piece.parts)
         if piece.finish_reason is not None:
             ending = schemas.Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
@@ -72,7 +72,7 @@ class MessagesAnswer(Answer):
         return events
 
     def closing(self) -> list[msgspec.Struct]:
-        """The end."""
+        """The last event."""
         return [schemas.MessageStop()]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
@@ -120,14 +120,14 @@ class MessagesAnswer(Answer):
 
 
 class Blocks(Items[msgspec.Struct]):
-    """The blocks of a message. whole: those that are complete."""
+    """The blocks of a message. whole: the complete ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: list[schemas.AnswerBlock] = []
 
     def opens(self, item: Item) -> list[msgspec.Struct]:
-        """The block without its text."""
+        """The empty block."""
         return [schemas.BlockStart(item.index, _block(item))]
 
     def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
@@ -148,7 +148,7 @@ DELTAS: dict[type[Part], Callable[[str], schemas.BlockDelta]] = {
 
 
 def _block(item: Item) -> schemas.AnswerBlock:
-    """A block, as far as it is known."""
+    """A block, as far as it is known so far."""
     match item.first:
         case TextPart():
             return schemas.TextBlock(text=item.text)

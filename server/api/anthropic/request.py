@@ -1,4 +1,4 @@
-"""Anthropic's messages in the words of a chat request."""
+"""Anthropic's messages as a chat request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
 
-#: Of Anthropic's efforts, those that templates with a word for it know.
+#: Anthropic's efforts that chat templates support.
 EFFORTS = ("low", "medium", "high")
 
 Json = dict[str, Any]
 
 
 def drawing(body: schemas.MessagesRequest) -> Json:
-    """How to draw and when to stop, in the chat request's words."""
+    """Sampling and stop fields of the chat request."""
     return {
         "max_tokens": body.max_tokens,
         "stream": body.stream,
@@ -44,8 +44,8 @@ _NAMES = {
 
 
 class Conversation:
-    """A conversation on its way to a chat request. names: the client's names of the fields that get others.
-    warnings: what the chat request does not say.
+    """Converts a conversation to a chat request. names: the client's names of renamed fields. warnings: what the chat
+    request cannot express.
     """
 
     def __init__(self, body: schemas.CountTokensRequest, chat_format: ChatFormat) -> None:
@@ -53,11 +53,11 @@ class Conversation:
         self._body = body
         self._chat_format = chat_format
         self._messages: list[Json] = []
-        self._found: set[str] = set()  # deferred tools that the conversation has come upon
+        self._found: set[str] = set()  # deferred tools referenced in the conversation
         self.warnings: tuple[Warned, ...] = ()
 
     def told(self) -> Json:
-        """The fields of the chat request; errors are in the client's words already."""
+        """The fields of the chat request; errors already name the client's fields."""
         body = self._body
         if not body.messages:
             raise InvalidRequest("messages", " must not be empty")
@@ -99,7 +99,7 @@ class Conversation:
             self._say("system", block.text, path)
 
     def _user(self, blocks: list[schemas.Block], path: Path) -> None:
-        """Results of tools are messages of their own; text between them is the user's."""
+        """Tool results become messages of their own; text becomes the user's."""
         texts = False
         for index, block in enumerate(blocks):
             at = (*path, "content", index)
@@ -139,7 +139,7 @@ class Conversation:
         self._add(path, (*path, "content"), **message)
 
     def _say(self, role: str, text: str, path: Path, content_path: Path = ()) -> None:
-        """Add text to the last message if it is of the same role, which makes neighbours one turn."""
+        """Add text to the last message if it has the same role, so that neighbours are one turn."""
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == role:
             last["content"].append(text)
@@ -158,14 +158,14 @@ class Conversation:
         if body.tools is None:
             return {}
         shown = [(at, tool) for at, tool in enumerate(body.tools) if not tool.defer_loading or tool.name in self._found]
-        check_count(shown, MOST_TOOLS, "tools")  # before anything is made of each
+        check_count(shown, MOST_TOOLS, "tools")  # before converting each
         for index, (at, _) in enumerate(shown):
             self.names["tools", index] = self.names["tools", index, "function"] = ("tools", at)
             self.names["tools", index, "function", "parameters"] = ("tools", at, "input_schema")
         return {"tools": [_tool(tool, at) for at, tool in shown]} | _choice(body.tool_choice)
 
     def _thinking(self) -> Json:
-        """Whether the model is to think; one that cannot is not told."""
+        """Whether the model is to reason; ignored for one that cannot."""
         asked = self._body.thinking
         if asked is None:
             return {}
@@ -176,7 +176,7 @@ class Conversation:
         return thinking(self._chat_format, asked.type != "disabled", "thinking")
 
     def _effort(self) -> Json:
-        """How much the model is to think and say."""
+        """How much the model is to reason and write."""
         effort = None if self._body.output_config is None else self._body.output_config.effort
         if effort is None:
             return {}

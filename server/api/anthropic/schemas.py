@@ -1,6 +1,6 @@
-"""Anthropic's ``/v1/messages`` on the wire.
+"""The schemas of Anthropic's ``/v1/messages``.
 
-Blocks appear in requests and in answers; events are what a stream is made of. Fields not named here are ignored.
+Blocks appear in requests and responses; streams consist of events. Fields not listed here are ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What streaming and collecting need of an answer, and what all APIs share of it.
+"""The interface of an answer for streaming and collecting, and what all APIs share of it.
 
 An answer owns the choices and turns their pieces into chunks; :mod:`foresay.server.api.common.streaming` decides when
 they are sent.
@@ -27,26 +27,27 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.server.text.warned import Warned, together, warning
 from foresay.spec.request import TokenLogprobs
 
-#: What carries the fields about its own making.
+#: Chunks and bodies with metrics, timings and warnings.
 T = TypeVar("T")
 Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)
 
 
 class TokenDecoder:
-    """Spells tokens. as_ids: as ``token_id:17`` instead of their text, which two tokens may share."""
+    """Formats tokens and logprobs. as_ids: as ``token_id:17`` instead of their text, which two tokens may share."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def chat(self, entries: Sequence[TokenLogprobs], chosen_first: bool = False) -> schemas.ChatLogprobs:
-        """As chat completions have them. chosen_first: the chosen token leads the likeliest, as vLLM lists them."""
+        """Logprobs in the format of chat completions. chosen_first: the chosen token comes first, as in vLLM."""
         return schemas.ChatLogprobs([self._chat(_led(entry) if chosen_first else entry) for entry in entries])
 
     def completion(
         self, entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], offsets: Sequence[int], count: int
     ) -> schemas.CompletionLogprobs:
-        """As completions have them. offsets: where each token begins in the text. count: likeliest ones to list."""
+        """Logprobs in the format of completions. offsets: where each token begins in the text. count: likeliest ones to
+        list."""
         return schemas.CompletionLogprobs(
             tokens=[self._legacy(token) for token in tokens],
             token_logprobs=[None if entry is None else entry.logprob for entry in entries],
@@ -55,7 +56,7 @@ class TokenDecoder:
         )
 
     def prompt(self, entries: Sequence[TokenLogprobs | None], count: int) -> schemas.PromptLogprobs:
-        """As vLLM reports those of a prompt."""
+        """Prompt logprobs in vLLM's format."""
         return [None if entry is None else self._ranked(entry, count) for entry in entries]
 
     def _chat(self, entry: TokenLogprobs) -> schemas.ChatTokenLogprob:
@@ -64,7 +65,7 @@ class TokenDecoder:
         return schemas.ChatTokenLogprob(text(entry.token), entry.logprob, spelled(entry.token).numbers, top)
 
     def _listed(self, entry: TokenLogprobs, count: int) -> dict[str, float]:
-        """The chosen token and the likeliest. Of tokens that are spelled alike the likeliest counts."""
+        """The chosen token and the likeliest. Of tokens with the same text the likeliest counts."""
         listed: dict[str, float] = {}
         for token, logprob in [(entry.token, entry.logprob), *entry.top[:count]]:
             listed[self._legacy(token)] = max(logprob, listed.get(self._legacy(token), logprob))
@@ -81,7 +82,7 @@ class TokenDecoder:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.spelled(token).text
 
     def _legacy(self, token: int) -> str:
-        """As OpenAI's completions spell a token that is no text."""
+        """A token's text; ``bytes:..``, as in OpenAI's completions, for one that is not valid text."""
         if self._as_ids:
             return f"token_id:{token}"
         spelled = self._tokenizer.spelled(token)
@@ -89,10 +90,10 @@ class TokenDecoder:
 
 
 class Answer(ABC):
-    """An answer while it is made: identity, usage and metrics are OpenAI's unless an API has its own.
+    """An answer in progress: identity, usage and metrics are OpenAI's unless an API has its own.
 
-    body: the request, in OpenAI's words. listed: how many of the likeliest tokens to tell beside each token; None: no
-    log-probabilities at all. stream_interval: fewest tokens of a chunk.
+    body: the request, in OpenAI's form. listed: how many of the likeliest tokens to report with each token; None: no
+    logprobs at all. stream_interval: fewest tokens of a chunk.
     """
 
     prefix = ""
@@ -115,7 +116,7 @@ class Answer(ABC):
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """What is done otherwise than asked, as far as it is known."""
+        """Warnings known so far."""
         return together(
             (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
         )
@@ -134,14 +135,14 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The answer in one piece, from the pieces of each choice."""
+        """The whole answer, from the pieces of each choice."""
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
-        """The chunk that tells of an error in the middle of the stream; the last one."""
+        """The last chunk of a stream that fails: the error."""
         return error
 
     def _final(self, chunk: Finished) -> Finished:
-        """A chunk that ends the answer, or all of it: with how it was made."""
+        """Add metrics, timings and warnings to the last chunk or the whole answer."""
         chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
         chunk.timings, chunk.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
         return chunk
@@ -155,7 +156,7 @@ class Answer(ABC):
 
     @property
     def _tells_usage(self) -> bool:
-        """Whether a stream ends with a chunk for the usage alone."""
+        """Whether a stream ends with a chunk for the usage only."""
         return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
 
     def _metrics(self) -> Metrics | UnsetType:
@@ -166,14 +167,14 @@ class Answer(ABC):
         return [one.told for one in self.warnings] or UNSET
 
     def _replaced(self) -> Iterator[Warned]:
-        """Where another engine went on, if the text may be another one from there."""
+        """Warnings about positions where another engine continued, if the text may differ from there."""
         for index, choice in enumerate(self.choices):
             if (told := choice.statistics) is not None:
                 places = told.changed if self.origin.exact else told.resumed
                 yield from (warning("resumed", ("choices", index), at_token=at_token) for at_token in places)
 
     def _closes(self, piece: Piece) -> bool:
-        """Whether the chunk of this piece is the answer's last one. To be asked once for each piece, in order."""
+        """Whether the chunk of this piece is the answer's last. To be called once for each piece, in order."""
         if piece.finish_reason is None:
             return False
         self._unclosed -= 1
@@ -183,7 +184,7 @@ class Answer(ABC):
         return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET
 
     def _provenance(self, pieces: Sequence[Piece]) -> schemas.Provenance | UnsetType:
-        """Where the tokens of these pieces come from."""
+        """The provenance of these pieces."""
         if not self.body.provenance:
             return UNSET
         steps = [step for piece in pieces for step in piece.steps]
@@ -207,18 +208,18 @@ class Answer(ABC):
 
 
 def known(value: T | UnsetType) -> T | None:
-    """For whole answers, which have null for what is not known."""
+    """None instead of UNSET, for whole answers, which have null for missing values."""
     return None if value is UNSET else value
 
 
 def _led(entry: TokenLogprobs) -> TokenLogprobs:
-    """The entry with as many of the likeliest, the chosen one first."""
+    """The entry with the same number of likeliest tokens, the chosen one first."""
     others = [one for one in entry.top if one[0] != entry.token]
     return msgspec.structs.replace(entry, top=[(entry.token, entry.logprob), *others][: len(entry.top)])
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; none where max_tokens cut them off in the middle."""
+    """The arguments of a call; empty if max_tokens cut them off."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):  # a ValidationError is a DecodeError

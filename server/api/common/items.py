@@ -1,4 +1,4 @@
-"""What an answer is made of while it grows: texts, thoughts and calls that open, grow and close, one behind the other.
+"""The items of a growing answer: texts, reasoning and calls that open, grow and close, one after the other.
 
 ::
 
@@ -20,8 +20,8 @@ Event = TypeVar("Event")
 
 @dataclass(slots=True)
 class Item:
-    """A text, a thought or a call. first: the part it began with. text: so far; of a call its arguments. made: what the
-    API makes of it."""
+    """A text, reasoning or a call. first: its first part. text: so far; a call's arguments. made: the API's own object
+    for it."""
 
     index: int
     first: Part
@@ -30,14 +30,14 @@ class Item:
 
 
 class Items(Generic[Event]):
-    """The items of one answer. What a client is told of an item's life, the API says; by default nothing."""
+    """The items of one answer. Subclasses make the events of an API; by default there are none."""
 
     def __init__(self) -> None:
         self.open: Item | None = None
         self._count = 0
 
     def take(self, parts: Iterable[Part]) -> list[Event]:
-        """More of the answer: a part of another kind, or of another call, closes one item and opens the next."""
+        """Take more parts: one of another kind, or of another call, closes the open item and opens the next."""
         events: list[Event] = []
         for part in parts:
             if self.open is None or not continues(self.open.first, part):
@@ -50,16 +50,16 @@ class Items(Generic[Event]):
         return events
 
     def close(self) -> list[Event]:
-        """The item that is open is complete, if there is one."""
+        """Close the open item, if there is one."""
         item, self.open = self.open, None
         return [] if item is None else self.closes(item)
 
     def opens(self, item: Item) -> list[Event]:
-        """An item begins, still empty."""
+        """Events of an item that opens, still empty."""
         return []
 
     def grows(self, item: Item, more: str) -> list[Event]:
-        """An item grows; the beginning of a call may bring no text."""
+        """Events of an item that grows; the first part of a call may have no text."""
         return []
 
     def closes(self, item: Item) -> list[Event]:

@@ -1,6 +1,6 @@
-"""What is kept in memory of answers that are over: bounded, and whoever keeps most makes room.
+"""Finished answers kept in memory: bounded; the tenant that keeps most is evicted from first.
 
-A record counts with everything it holds, although records may share parts, so the bound is an upper one.
+A record's size includes everything it refers to, although records may share parts, so the actual memory is lower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiohttp import web
 from foresay.spec.errors import InvalidRequest
 
 MOST_LISTED = 100
-#: What a list's query may say.
+#: Query parameters of lists.
 LIST_QUERY = (
     ("after", "string", "skip the items up to this one"),
     ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
@@ -24,14 +24,14 @@ LIST_QUERY = (
 
 
 class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is kept: records and bytes, of all tenants together."""
+    """The most that is kept: records and bytes, of all tenants together."""
 
     count: int = 4096
     bytes: int = 256 << 20
 
 
 def page(http: web.Request, entries: Sequence[tuple[str, Any]], usual: str) -> dict[str, Any]:
-    """The entries, each with its id, that the query asks for with ``order``, ``after`` and ``limit``, in the words of
+    """A page of entries, each given with its id, for the query's ``order``, ``after`` and ``limit``, in the format of
     OpenAI's lists."""
     order, after = http.query.get("order", usual), http.query.get("after")
     limit = number(http, "limit", 20, 1, MOST_LISTED)
@@ -67,7 +67,7 @@ class Kept(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def id(self) -> str:
-        """What it is found by."""
+        """Its key in the store."""
         raise NotImplementedError
 
     def measured(self) -> int:
@@ -98,15 +98,15 @@ class Store(Generic[R]):
 
     @property
     def bytes(self) -> int:
-        """What all records count together."""
+        """The size of all records together."""
         return sum(shelf.bytes for shelf in self._shelves.values())
 
     def of(self, tenant: str) -> Iterator[R]:
-        """All of a tenant, the least recently used first."""
+        """All records of a tenant, the least recently used first."""
         return iter(list(self._shelves.get(tenant, Shelf()).records.values()))
 
     def keep(self, record: R) -> None:
-        """Keep a record. Where it is too many, or too much, the tenant that has most loses the least recently used."""
+        """Keep a record. Beyond the limits, the tenant with the most loses its least recently used records."""
         self.drop(record.tenant, record.id)
         record.size = record.measured()
         shelf = self._shelves.setdefault(record.tenant, Shelf())
@@ -118,14 +118,14 @@ class Store(Generic[R]):
             self._make_room(lambda shelf: shelf.bytes)
 
     def find(self, tenant: str, id: str) -> R | None:
-        """The record, now the most recently used one; None if there is none."""
+        """The record, which becomes the most recently used; None if there is none."""
         shelf: Shelf[R] = self._shelves.get(tenant, Shelf())
         if id in shelf.records:
             shelf.records.move_to_end(id)
         return shelf.records.get(id)
 
     def drop(self, tenant: str, id: str) -> bool:
-        """Forget a record; returns whether it was there."""
+        """Drop a record; returns whether it existed."""
         shelf = self._shelves.get(tenant)
         record = None if shelf is None else shelf.records.pop(id, None)
         if shelf is None or record is None:

@@ -1,4 +1,4 @@
-"""A route: what aiohttp needs to serve it and what ``/openapi.json`` says about it; how answers look."""
+"""A route: its handler for aiohttp and its description for ``/openapi.json``; framing of streams; reading of bodies."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, 
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
-#: Chunks above this go out alone, so that other streams have their turn between them.
+#: Larger chunks are sent on their own, so that other streams run in between.
 LARGE_BYTES = 1 << 18
-#: A client whose connection takes no bytes for this long is gone for all practical purposes.
+#: A client whose connection accepts no bytes for this long is considered gone.
 STALL_SECONDS = 300.0
 
-#: Line ends to some clients' eyes though not to JSON's: an event must be one line for everybody.
+#: Characters that some clients treat as line ends, though JSON does not: an event must be one line for all clients.
 _LINE_ENDS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 
 _encoder = msgspec.json.Encoder()
 
 
 def one_line(chunk: Any) -> bytes:
-    """``chunk`` as JSON that is one line for everybody."""
+    """``chunk`` as JSON that is one line for all clients."""
     body = _encoder.encode(chunk)
     for line_end, escaped in _LINE_ENDS:
         if line_end in body:
@@ -56,8 +56,8 @@ def line(chunk: Any) -> bytes:
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """How chunks become bytes. done: behind the last chunk. ping: while there is nothing to say. broken: behind an
-    error that ends a stream."""
+    """How chunks become bytes. done: sent after the last chunk. ping: sent while idle. broken: sent after an error that
+    ends a stream."""
 
     content_type: str
     encode: Callable[[Any], bytes]
@@ -74,8 +74,8 @@ LINES = Framing("application/x-ndjson", line)
 class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
 
-    A request has one: whoever makes the stream while another is there already goes on with that (:meth:`of`).
-    over: all of it is said, if only that it failed.
+    A request has only one: :meth:`of` returns it if it exists. over: the stream is complete, or has reported its
+    failure.
     """
 
     def __init__(self, request: web.Request, framing: Framing) -> None:
@@ -86,8 +86,8 @@ class EventStream:
 
     @classmethod
     def of(cls, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> EventStream:
-        """The stream of the request, which may have begun while it waited for its model. more: headers besides those of
-        every stream, unless they are out already."""
+        """The stream of the request, which may have started while it waited for its model. more: further headers,
+        ignored if the headers have been sent."""
         begun = request[BEGUN]
         if begun.stream is None:
             begun.stream = cls(request, framing)
@@ -97,12 +97,11 @@ class EventStream:
 
     @property
     def started(self) -> bool:
-        """Whether the status line is out, so that an error can only be told inside the stream."""
+        """Whether the status line has been sent, so that an error can only be reported in the stream."""
         return self._response.prepared
 
     async def send(self, chunks: Iterable[Any], last: bytes = b"") -> None:
-        """Write chunks, and ``last`` behind them, in one piece unless they are large. Waits while the client's
-        connection is full."""
+        """Write chunks, then ``last``, at once unless they are large. Waits while the client's connection is full."""
         data: list[bytes] = []
         for chunk in chunks:
             data.append(self._framing.encode(chunk))
@@ -113,11 +112,11 @@ class EventStream:
         await self.write(b"".join([*data, last]))
 
     async def break_off(self, chunk: Any) -> None:
-        """Write what tells of an error, the last chunk."""
+        """Write an error as the last chunk."""
         await self.send([chunk], self._framing.broken)
 
     async def write(self, data: bytes) -> None:
-        """Write bytes as they are. ConnectionResetError if the client is gone or stalled."""
+        """Write bytes unchanged. Raises ConnectionResetError if the client is gone or stalled."""
         if not self.started:
             await self._response.prepare(self._request)
         if not data:
@@ -137,7 +136,7 @@ class EventStream:
         return self._response
 
     async def fail(self, chunk: Any) -> None:
-        """Tell of a mistake of ours, unless all is said; nothing comes after it, and the connection closes."""
+        """Report an internal error as the last chunk, unless the stream is complete; then the connection closes."""
         if not self.over:
             self.over = True
             self._response.force_close()
@@ -145,31 +144,31 @@ class EventStream:
 
 
 class Begun:
-    """What has been begun in answer to a request. response: whose headers are out; there can be no other. stream: that
-    the request has."""
+    """What has been started in response to a request. response: the one whose headers were sent, None before. stream:
+    the request's event stream."""
 
     def __init__(self) -> None:
         self.response: web.StreamResponse | None = None
         self.stream: EventStream | None = None
 
     def cut(self, request: web.Request) -> None:
-        """The response went wrong: close the connection, so that nobody takes it for whole, unless all is said."""
+        """The response failed: close the connection so that it is not taken for complete, unless its stream is."""
         if not (self.stream is not None and self.stream.over) and request.transport is not None:
             request.transport.close()
 
 
-#: Of every request; shared by its clones.
+#: The key of every request's :class:`Begun`; shared by its clones.
 BEGUN = web.RequestKey("begun", Begun)
 
 
 async def begin(request: web.Request, response: web.StreamResponse) -> None:
-    """Remember the response whose headers go out now."""
-    if BEGUN in request:  # aiohttp answers alone what is no request
+    """Record the response whose headers are about to be sent."""
+    if BEGUN in request:  # aiohttp itself answers malformed requests
         request[BEGUN].response = response
 
 
 def told(error: Exception) -> tuple[int, ErrorBody]:
-    """As :func:`described`; of what nobody expected, only where it is to be found."""
+    """As :func:`described`; for unexpected errors, only a reference to the log."""
     if not isinstance(error, ApiError | InvalidRequest):
         error = Mistake(f"Internal server error; the server's log says more about request {CONTEXT.get().id}")
     return described(error)
@@ -178,20 +177,20 @@ def told(error: Exception) -> tuple[int, ErrorBody]:
 #: The modules whose routes an application serves.
 ROUTE_MODULES: web.AppKey[tuple[ModuleType, ...]] = web.AppKey("modules", tuple)
 
-#: What a body of JSON is called: rightly, by whoever says nothing, and by curl.
+#: Content types accepted for JSON: the right one, the default without a header, and curl's.
 JSON_TYPES = ("application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
-#: Of a request, and of its body where there is one.
+#: Called with the request, and its decoded body if there is one.
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
-#: What may go wrong where a body is read and the engine is asked.
+#: Error statuses of routes that read a body and use the engine.
 BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The other answer of a route, when the request asks for a stream. chunks: the structs of its events or lines."""
+    """A route's streamed response. chunks: the structs of its events or lines."""
 
     framing: Framing
     chunks: tuple[Any, ...]
@@ -201,11 +200,11 @@ class Stream:
 class Route(web.AbstractRouteDef):
     """One method of one path.
 
-    body: the struct of the request, which the handler is given; None if there is none. answer: of the response with
-    status 200; None where there is no struct of it, and it is of the type ``media``. stream: of the response when a
-    stream is asked for. errors: statuses besides 200 (chosen by whether there is a body). parameters: what the
-    variables in the path mean. query: name, JSON type and meaning of what may follow the path. always: its body is read
-    even where no requests are taken. The summary is the handler's docstring.
+    body: the struct of the request, passed to the handler; None if there is no body. answer: the struct of the response
+    with status 200; None if it has none, and the type ``media``. stream: the response when a stream is requested.
+    errors: statuses besides 200 (default: by whether there is a body). parameters: the meaning of the path's variables.
+    query: name, JSON type and meaning of query parameters. always: its body is read even when no requests are taken.
+    The summary is the handler's docstring.
     """
 
     method: str
@@ -245,8 +244,8 @@ class Route(web.AbstractRouteDef):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorShape:
-    """How an API tells errors, where it is not OpenAI's way. prefix: of its paths. make: from the HTTP status and
-    OpenAI's body. body: the struct that ``make`` returns.
+    """An API's own error format. prefix: of its paths. make: converts the HTTP status and OpenAI's body. body: the
+    struct that ``make`` returns.
     """
 
     prefix: str
@@ -260,7 +259,7 @@ class ErrorShape:
 
 
 def error_shape(http: web.Request) -> ErrorShape | None:
-    """That of the API whose path was called; None for OpenAI's."""
+    """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
     found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))]
     return max(found, key=lambda shape: len(shape.prefix), default=None)
@@ -270,8 +269,8 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 
 
 async def received(http: web.Request, seconds: float, hold: Callable[[int], None]) -> bytes:
-    """The body. seconds: that it may take, besides what its bytes may. hold: called with the size of each part as it
-    comes, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` for one that does not come."""
+    """Read the body. seconds: that it may take, in addition to an allowance by its size. hold: called with the size of
+    each received part, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` on timeout."""
     body, loop = bytearray(), asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -287,7 +286,7 @@ async def received(http: web.Request, seconds: float, hold: Callable[[int], None
     return bytes(body)
 
 
-#: Numbers or short texts that are encoded in a millisecond.
+#: How many numbers or short texts are encoded in a millisecond.
 _SLICE = 16_384
 
 
@@ -297,7 +296,7 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 
 
 async def json_slices(http: web.Request, body: dict[str, object]) -> web.StreamResponse:
-    """``body`` as JSON, whose lists may be of any length: between their slices others have their turn."""
+    """``body`` as JSON, with lists of any length: written in slices, between which other tasks run."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(http)
     opening = b"{"

@@ -1,4 +1,4 @@
-"""What an answer says about its own making: usage, and vLLM's ``metrics`` with ``speculative_decoding``."""
+"""Statistics in answers: usage, and vLLM's ``metrics`` with ``speculative_decoding``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def usage(choices: Sequence[Choice]) -> shared.Usage:
 
 
 def completion_details(choices: Sequence[Choice]) -> shared.CompletionTokensDetails:
-    """What the completion tokens are; of predictions only where there was one."""
+    """Details of the completion tokens; those about predictions only if there was one."""
     reasoning = sum(choice.reasoning_tokens for choice in choices)
     if all(choice.request.prediction is None for choice in choices):
         return shared.CompletionTokensDetails(reasoning)
@@ -35,9 +35,9 @@ def completion_details(choices: Sequence[Choice]) -> shared.CompletionTokensDeta
 
 
 def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) -> shared.Metrics | None:
-    """Times and drafting of all choices: the first one's first token, the longest generation, counts added up.
+    """Times and drafting of all choices: the first choice's first token, the longest generation, counts added up.
 
-    None when nobody wants them or a choice ended without statistics.
+    None if not wanted, or if a choice ended without statistics.
     """
     known = [choice.statistics for choice in choices if choice.statistics is not None]
     if level == "none" or len(known) < len(choices):
@@ -58,7 +58,7 @@ def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) 
 
 
 def timings(choices: Sequence[Choice]) -> shared.Timings | None:
-    """The times of all choices together, in llama.cpp's words; None when one ended without statistics."""
+    """The times of all choices together, in llama.cpp's format; None if one ended without statistics."""
     known = [choice.statistics for choice in choices if choice.statistics is not None]
     if len(known) < len(choices):
         return None
@@ -94,7 +94,7 @@ def _per_step(choices: Sequence[Choice]) -> float | None:
 
 
 def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) -> shared.SpeculativeDecoding | None:
-    """Drafting in numbers over the steps that drafted; None when no drafter is configured."""
+    """Drafting statistics over the steps that drafted; None if no drafter is configured."""
     levels = max((choice.statistics.num_spec_tokens for choice in choices if choice.statistics), default=0)
     if levels == 0:
         return None
@@ -121,8 +121,8 @@ def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) 
 def drafting_steps(choice: Choice) -> list[tuple[int, int]]:
     """Drafted and accepted tokens of each step that drafted.
 
-    Tokens past the end of the text are not counted as accepted: when a stop string is found in the very run that also
-    ended the request, the engine cannot know that the text ends earlier.
+    Tokens past the end of the text do not count as accepted: if a stop string is found in the step that also ended the
+    request, the engine cannot know that the text ends earlier.
     """
     if choice.statistics is None:
         return []

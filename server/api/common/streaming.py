@@ -1,15 +1,16 @@
-"""Running an answer to its end, with the model that it names: as a stream of events, or collected into one body.
+"""Running an answer to its end, with the model that its request names: as a stream of events, or collected into one
+body.
 
-When the pieces of a stream go out, at once or evenly (``stream_pacing: "even"``)::
+When the pieces of a stream are sent, at once or evenly (``stream_pacing: "even"``)::
 
     the engine      abc         def     gh              i
     at once         abc         def     gh              i
     evenly          a   b   c   d  e  f g    h          i
 
-The tokens of a run are spread over the time that the next run is expected to take. What is left when that run comes
-goes out with it, and nothing waits at the end of the text; so nothing is ever later than the run behind it.
+The tokens of a step are spread over the time that the next step is expected to take. What is left when that step's
+tokens arrive is sent with them, and nothing waits at the end of the text; so no token is later than the next step's.
 
-Who asked for a stream is not left in silence meanwhile: after a second the stream begins, with a comment now and then.
+A client that waits for a stream is kept alive: after a second the stream starts, with periodic comments.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
 
 Batch = list[tuple[int, Piece]]
-#: Waits for the next pieces with the index of their choice; none if none came within so many seconds.
+#: Waits for the next pieces with the index of their choice; empty if none arrive within the given seconds.
 Arrivals = Callable[[float | None], Awaitable[Batch]]
 
-#: How much the latest interval between two runs counts for what is expected of the next.
+#: Weight of the latest interval between two steps in the expected next one.
 WEIGHT = 0.3
 
 
 class Spread:
-    """The tokens of one choice that wait for their time. Times are seconds of any one clock."""
+    """The tokens of one choice that wait to be sent. Times are seconds of any one clock."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, Piece]] = deque()
@@ -57,11 +58,11 @@ class Spread:
 
     @property
     def next_due(self) -> float | None:
-        """When the next token is to go out; None if none waits."""
+        """When the next token is to be sent; None if none waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def arrive(self, now: float, run: Piece) -> None:
-        """The next run. Everything before it is due now, and so is its first token."""
+        """Add the next step's tokens. Everything before them is due now, and so is the first of them."""
         self._expect(now)
         tokens = split(run)
         over = run.finish_reason is not None or run.finish_at is not None
@@ -70,18 +71,18 @@ class Spread:
         self._waiting += ((now + place * pause, piece) for place, piece in enumerate(tokens))
 
     def hasten(self) -> None:
-        """Nothing that waits is to wait any longer."""
+        """Make everything that waits due now."""
         self._waiting = deque((-inf, piece) for _, piece in self._waiting)
 
     def due(self, now: float) -> Piece | None:
-        """What is to go out by now, in one piece."""
+        """What is due by now, in one piece."""
         pieces = []
         while self._waiting and self._waiting[0][0] <= now:
             pieces.append(self._waiting.popleft()[1])
         return merged(pieces) if pieces else None
 
     def _expect(self, now: float) -> None:
-        """Learn from the time since the last run how long the next one will take."""
+        """Update the expected time until the next step by the time since the last."""
         if self._last is not None:
             passed = now - self._last
             self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
@@ -89,7 +90,7 @@ class Spread:
 
 
 class Evenly:
-    """Hands on what arrives, token by token at the running rate. clock: seconds."""
+    """Passes tokens on one by one, at the average rate. clock: seconds."""
 
     def __init__(self, arrivals: Arrivals, clock: Callable[[], float] | None = None) -> None:
         self._arrivals = arrivals
@@ -98,7 +99,7 @@ class Evenly:
         self._error: Exception | None = None
 
     async def __call__(self, timeout: float | None) -> Batch:
-        """As the arrivals; what they raise comes behind all that came before it."""
+        """As the arrivals; their error is raised after everything that arrived before it."""
         began = self._clock()
         while True:
             if due := self._due(self._clock()):
@@ -110,7 +111,7 @@ class Evenly:
                 return []
 
     async def _arrive(self, timeout: float | None) -> bool:
-        """Wait for what comes, until the next token is due; whether anything came."""
+        """Wait for arrivals until the next token is due; returns whether anything arrived."""
         times = [spread.next_due for spread in self._spreads.values() if spread.next_due is not None]
         waits = [max(0.0, min(times) - self._clock())] if times else []
         try:
@@ -130,7 +131,7 @@ class Evenly:
 
 
 def split(run: Piece) -> list[Piece]:
-    """A piece for each token; what goes with the beginning of the run with the first, its end with the last."""
+    """A piece for each token; the first has what belongs to the step's beginning, the last what belongs to its end."""
     if len(run.token_texts) < 2:
         return [run]
     pieces = [
@@ -150,9 +151,9 @@ def split(run: Piece) -> list[Piece]:
     return pieces
 
 
-#: Before this, an error still gets its own HTTP status; after it, the client sees headers and pings.
+#: Until then an error gets its own HTTP status; afterwards the client gets headers and pings.
 HEADERS_AFTER_SECONDS = 1.0
-#: Spelling this many logprobs, with the likeliest ones beside each, takes about a millisecond.
+#: Formatting this many logprobs, with the likeliest of each, takes about a millisecond.
 MOST_INLINE_ENTRIES = 200
 
 P = ParamSpec("P")
@@ -160,7 +161,7 @@ T = TypeVar("T")
 
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
-    """Write one event batch per engine step; a comment every ``ping`` seconds while there is nothing to say."""
+    """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
     async with _Telling(events, lambda error: answer.broken(told(error)[1])):
@@ -170,7 +171,7 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
 
 
 class _Telling:
-    """What is raised in a block of it is told in the stream, if that has begun; a mistake of ours is raised as well."""
+    """Reports exceptions of its block in the stream, if that has started; internal errors are raised as well."""
 
     def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
         self._events, self._broken = events, broken
@@ -188,7 +189,7 @@ class _Telling:
 
 
 class Paced:
-    """Holds pieces back until there are ``interval`` tokens to send. The first one of a choice goes out at once."""
+    """Holds pieces back until there are ``interval`` tokens to send. The first piece of a choice is sent at once."""
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
@@ -196,7 +197,7 @@ class Paced:
         self._held: dict[int, Piece] = {}
 
     def take(self, index: int, piece: Piece) -> Piece | None:
-        """What of a choice is due with this piece; None if it is to wait."""
+        """The piece of a choice that is due now; None if it is to wait."""
         if index in self._held:
             piece = merged([self._held.pop(index), piece])
         ended = piece.finish_reason is not None
@@ -215,9 +216,9 @@ class Paced:
 async def batches(
     answer: Answer, generation: Generation, patience: Callable[[], float | None]
 ) -> AsyncIterator[tuple[list[msgspec.Struct], bytes]]:
-    """The chunks of an answer, as many at once as an engine step gives, and the bytes that an event stream has behind
-    them. Whenever nothing came for ``patience()`` seconds there may be none. What ends the generation is raised behind
-    what was held back.
+    """The chunks of an answer, one batch per engine step, and the bytes that an event stream has after them. A batch
+    may be empty if nothing arrived for ``patience()`` seconds. An error of the generation is raised after what was held
+    back.
     """
     paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
     arrivals = delivery(answer, generation)
@@ -251,7 +252,7 @@ async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:
 
 
 async def _unhurried(pieces: Sequence[Piece], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make something of the pieces; in a thread if there is so much that it would delay other streams."""
+    """Call ``make``; in a thread if there are so many logprobs that it would delay other streams."""
     entries = sum(len(piece.logprobs) + len(piece.prompt_logprobs or ()) for piece in pieces)
     if entries <= MOST_INLINE_ENTRIES:
         return make(*args, **kwargs)
@@ -264,7 +265,7 @@ def finished(answer: Answer) -> bool:
 
 
 def delivery(answer: Answer, generation: Generation) -> Arrivals:
-    """What to call for the next pieces, at the time that the client wants them."""
+    """The function that waits for the next pieces, at the client's pacing."""
 
     async def arrivals(timeout: float | None) -> Batch:
         return list(pieces_of(answer, generation, await generation.next(timeout)))
@@ -273,7 +274,7 @@ def delivery(answer: Answer, generation: Generation) -> Arrivals:
 
 
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:
-    """The text of a batch, one piece for each choice in it; tells the engine about stop strings found on the way."""
+    """The text of a batch, one piece for each choice in it; ends requests in which a stop string was found."""
     for index, deltas in groupby(batch, key=itemgetter(0)):
         piece = merged([_piece(answer, generation, index, delta) for _, delta in deltas])
         generation.delivered(index, piece)
@@ -289,7 +290,7 @@ def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> 
     return piece
 
 
-#: Answers a request with the service of its model.
+#: Answers a request, given its model's service.
 Answering = Callable[[Service], Awaitable[web.StreamResponse]]
 
 
@@ -301,10 +302,10 @@ async def leased(
     broken: Callable[[int, ErrorBody], msgspec.Struct] | None = None,
     keep: Keep = "usual",
 ) -> web.StreamResponse:
-    """What ``answer`` returns, with the model called ``name``.
+    """Call ``answer`` with the model called ``name``, leased.
 
-    framing: of the stream, if one was asked for. broken: how it tells an error before there is an answer, from the HTTP
-    status and OpenAI's body; as the API's error bodies unless it is given. keep: see
+    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer, from the
+    HTTP status and OpenAI's body; by default the API's error body. keep: see
     :meth:`foresay.server.host.models.models.Models.lease`.
     """
     models = http.app[MODELS]

@@ -1,10 +1,10 @@
-"""From a decoded request to the choices that run, whatever route it came through.
+"""From a decoded request to the choices that run, for all routes.
 
-Every route that speaks of messages turns its body into a :class:`~foresay.server.schemas.chat.ChatRequest` first; so
-each option is understood in one place.
+Every route with messages converts its body to a :class:`~foresay.server.schemas.chat.ChatRequest` first; so each option
+is handled in one place.
 
-OpenAI refuses a ``prediction`` beside ``n``, log-probabilities, penalties and tools. Here all of these hold at every
-drafted token; only what contradicts it is refused.
+OpenAI refuses a ``prediction`` together with ``n``, logprobs, penalties and tools. Here all of these apply at every
+drafted token; only contradictions are refused.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from foresay.spec.sampling import SamplingParams
 
 
 async def prediction_of(service: Service, body: GenerationRequest, prompts: int = 1) -> list[int] | None:
-    """The tokens of the predicted text; None if nothing is predicted. prompts: that shall be answered.
+    """The tokens of the predicted text; None if nothing is predicted. prompts: number of prompts.
 
-    Raises :class:`InvalidRequest` naming the field that is wrong, or that it cannot be together with.
+    Raises :class:`InvalidRequest` naming the wrong or conflicting field.
     """
     if body.prediction is None:
         return None
@@ -66,7 +66,7 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
 
 
 def predicted_text(prediction: Prediction) -> str:
-    """The text, its parts joined."""
+    """The predicted text, with its parts joined."""
     if prediction.type != CONTENT:
         raise InvalidRequest("prediction.type", f" must be {CONTENT}, got {prediction.type!r}")
     if isinstance(prediction.content, str):
@@ -88,12 +88,12 @@ def _check_company(body: GenerationRequest, prompts: int) -> None:
         raise InvalidRequest("prediction", " and max_tokens 0 cannot be combined: no tokens are generated")
 
 
-#: Methods that name no drafter: whatever the server would do, and decoding plainly.
+#: Methods that name no drafter: the server's choice, and plain decoding.
 ANYBODY, NOBODY = "auto", NONE
 
 
 def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
-    """The fields of a :class:`~foresay.spec.request.Request` that say it. Raises InvalidRequest naming the field."""
+    """``speculation`` as fields of a :class:`~foresay.spec.request.Request`. Raises InvalidRequest naming the field."""
     if asked is None:
         return {}
     method, most = canonical(asked.method or ANYBODY), asked.max_tokens
@@ -109,17 +109,17 @@ def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     return {"speculate": not asked.off and method != NOBODY and most != 0, "draft_method": named, "most_drafted": most}
 
 
-#: Tokens of a prompt that its first words are made of.
+#: Tokens of a prompt that are decoded for its first words.
 _SHOWN = 80
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choices of a request are made of.
+    """What the choices of a request are made from.
 
-    field: of the prompts in the request. follows: whether the answer's text goes on where the prompt's ends. parser:
-    makes the parser of the choice whose request has this id. grammar: what all choices must match. predicted: what they
-    will probably be. warnings: what the prompt does not tell as was asked. strict: as in :func:`chat_choices`. words:
-    the first ones of the prompt, where those of its tokens are others'. differs: where it differs from one before it.
+    field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. parser:
+    makes the parser of a choice, given its request's id. grammar: what all choices must match. predicted: tokens that
+    they will probably have. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
+    show, if not those of the prompt's tokens. differs: where the prompt differs from an earlier one.
     """
 
     prompts: Sequence[list[int]]
@@ -137,7 +137,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 async def completion_choices(
     service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
 ) -> list[Choice]:
-    """``n`` choices for each of the given prompts, those of the first one first."""
+    """``n`` choices for each of the given prompts, in order."""
     special = body.add_special_tokens is not False
     room = room_for(service, body, "prompt")
     prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
@@ -149,8 +149,8 @@ async def completion_choices(
 async def chat_choices(
     service: Service, body: ChatRequest, spoken: Sequence[int] = (), strict: bool = False
 ) -> list[Choice]:
-    """The answers to a conversation. spoken: the token ids of its beginning, where they are known. strict: refuse more
-    output than there is room for, whatever the settings say.
+    """The choices for a conversation. spoken: the token ids of its beginning, if known. strict: refuse more output than
+    there is room for, whatever the settings say.
     """
     continues = bool(body.continue_final_message)
     told = await rendered(service, body)
@@ -180,18 +180,18 @@ async def chat_choices(
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
-    """The token ids of the conversation, as the model's chat template writes it."""
+    """The token ids of the conversation, rendered by the model's chat template."""
     told = await rendered(service, body)
     return await service.encode(told.prompt, add_special_tokens=bool(body.add_special_tokens))
 
 
 def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
-    """What a prompt has to fit into; None if it will be cut to what fits."""
+    """The limit for a prompt; None if it will be truncated to fit."""
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
 async def _compared(service: Service, body: ChatRequest, told: ModelConversation, prompt: list[int]) -> str:
-    """Where a long prompt differs from one that the same client sent before; empty if it does not."""
+    """Where a long prompt differs from an earlier one of the same client; empty if it does not."""
     if len(prompt) < LONG:
         return ""
     owner, tokenizer = f"{service.fingerprint} {_salt(body)}", service.opened()[0].tokenizer
@@ -205,8 +205,8 @@ async def _compared(service: Service, body: ChatRequest, told: ModelConversation
 
 
 class ModelConversation(NamedTuple):
-    """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made of.
-    warnings: what is not told as was asked."""
+    """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made from.
+    warnings: about what was changed."""
 
     prompt: RenderedPrompt
     offer: conversation.Offer
@@ -215,7 +215,7 @@ class ModelConversation(NamedTuple):
 
 
 async def rendered(service: Service, body: ChatRequest) -> ModelConversation:
-    """The conversation as the model's chat template writes it, in a thread: a template is a program of the model's."""
+    """Render the conversation with the model's chat template, in a thread, since a template is an untrusted program."""
     return await asyncio.to_thread(_rendered, service, body)
 
 
@@ -311,7 +311,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
 
 
 def _params(service: Service, body: GenerationRequest) -> SamplingParams:
-    """How to draw, before it is known what room a prompt leaves."""
+    """The sampling parameters, before max_tokens is fitted to the prompt."""
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
@@ -335,7 +335,7 @@ def _text_options(body: GenerationRequest) -> ChoiceOptions:
 def _fitted(
     service: Service, body: GenerationRequest, prepared: Prepared, params: SamplingParams, given: list[int]
 ) -> tuple[list[int], SamplingParams, tuple[Warned, ...]]:
-    """A prompt and its parameters as they fit the context together, and what to say of it."""
+    """A prompt and its parameters, fitted to the context, and warnings about that."""
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
@@ -346,7 +346,7 @@ def _fitted(
 
 
 def _salt(body: GenerationRequest) -> str:
-    """Prompts share their KV only within one tenant, and within one ``cache_salt`` of it."""
+    """The salt: prompts share KV only within one tenant and one ``cache_salt``."""
     tenant, given = CONTEXT.get().caller.tenant, body.cache_salt or ""
     return f"{tenant}:{given}" if tenant else given
 
@@ -359,7 +359,7 @@ async def answered(
     kind: Callable[[AnswerOrigin, Sequence[Choice], Any], Answer],
     origin: AnswerOrigin | None = None,
 ) -> web.StreamResponse:
-    """Run the choices of a request and send their answer, streamed or whole. origin: by default as it says."""
+    """Run the choices of a request and send their answer, streamed or whole. origin: by default as the request says."""
     answer = kind(origin or service.origin(body.request_id or CONTEXT.get().id, body.model), choices, body)
     service.warned.note(answer.warnings)
     async with service.generation(answer.choices) as generation:

@@ -1,7 +1,7 @@
-"""From bytes to a request the engine can run, or an :class:`~foresay.spec.errors.InvalidRequest` that names the field.
+"""From bytes to a request that the engine can run, or an :class:`~foresay.spec.errors.InvalidRequest` naming the field.
 
-Null means default everywhere. Unknown fields are ignored; known fields that the server does not do are refused unless
-their value asks for nothing. An empty field name means the body as a whole.
+Null always means the default. Unknown fields are ignored; known but unsupported fields are refused unless their value
+is harmless. An empty field name means the body as a whole.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _TRANSLATED = {
     *("top_k", "seed", "max_tokens", "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids"),
     *("logprobs", "prompt_logprobs"),
 }
-#: The fields that mean to the engine what they mean in a request.
+#: Fields with the same meaning in the request and the engine.
 _SAME = sorted({*SamplingParams.__struct_fields__} & {*GenerationRequest.__struct_fields__} - _TRANSLATED)
-#: The fields that say how many tokens are written at most, the stronger first.
+#: The fields that limit the output, by precedence.
 _LIMITING = ("max_completion_tokens", "max_tokens")
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -48,7 +48,7 @@ _decoder = lru_cache(msgspec.json.Decoder)
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
-    """The request in ``body``, every field of a known type and none that cannot be served."""
+    """The request in ``body``, with all fields checked."""
     bounds.weigh(body)
     try:
         request: S = _decoder(kind).decode(body)
@@ -60,7 +60,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
 
 
 def converted(fields: dict[str, Any], kind: type[S]) -> S:
-    """A request made from another API's: ``fields`` as its JSON would have them."""
+    """A request converted from another API's: ``fields`` as in its JSON."""
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -69,7 +69,7 @@ def converted(fields: dict[str, Any], kind: type[S]) -> S:
 
 
 def checked(request: S) -> S:
-    """``request``, whichever route it came through, if it holds nothing that cannot be served."""
+    """``request``, from any route, if it holds nothing unsupported."""
     if isinstance(request, ChatRequest | CompletionRequest):
         _check(request)
     if isinstance(request, ChatRequest):
@@ -88,9 +88,9 @@ def _check(request: GenerationRequest) -> None:
 
 
 def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
-    """Msgspec's complaint as an error that names the field. given: reads all of the request, as plain objects."""
+    """msgspec's error as one that names the field. given: returns the whole request, as plain objects."""
     message, path = complaint(error)
-    with suppress(msgspec.DecodeError):  # not every number of a wrong body can be read
+    with suppress(msgspec.DecodeError):  # an invalid body may hold unreadable numbers
         if (beyond := bounds.out_of_range(path, kind, given())) is not None:
             return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
@@ -102,7 +102,7 @@ def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Cal
 
 
 def refuse(record: msgspec.Struct) -> None:
-    """Raise for the first field that is known and not done, and whose value asks for something."""
+    """Raise for the first known but unsupported field whose value is not harmless."""
     for name, (harmless, wrong) in refused_fields(type(record)).items():
         value = getattr(record, name)
         if value is not None and (type(value), value) not in harmless:
@@ -110,31 +110,30 @@ def refuse(record: msgspec.Struct) -> None:
 
 
 def refused_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[list[tuple[type, object]], str]]:
-    """Of the fields of a struct that are known and not done: the values that ask for nothing, by type, and what
-    is wrong with all others."""
+    """The known but unsupported fields of a struct: their harmless values, by type, and the message for all others."""
     return marked_fields(kind, "wrong")
 
 
 @lru_cache(maxsize=64)
 def marked_fields(kind: type[msgspec.Struct], mark: str) -> dict[str, tuple[list[tuple[type, object]], str]]:
-    """The fields whose annotation says ``mark``: the values that ask for nothing, by type, and what it says."""
+    """The fields whose annotation has ``mark``: their harmless values, by type, and the value of ``mark``."""
     fields = [(field.name, one.extra) for field in fields_of(kind) for one in getattr(field.type, "__metadata__", ())]
     return {name: (extra["harmless"], extra[mark]) for name, extra in fields if extra and mark in extra}
 
 
 def not_followed(request: GenerationRequest) -> tuple[Warned, ...]:
-    """About fields that are known and change nothing, and whose value asks for something."""
+    """Warnings about ignored fields whose value is not harmless."""
     asked = [(name, getattr(request, name), *told) for name, told in marked_fields(type(request), "said").items()]
     noted = [(name, said) for name, value, harmless, said in asked if (type(value), value) not in harmless]
     return tuple(warning("not_followed", name, why=said) for name, said in noted if getattr(request, name) is not None)
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
-    """How to draw: the request's word, else the model's recommendation, else the default, which is OpenAI's."""
+    """Sampling parameters: the request's, else the model's recommendation, else OpenAI's default."""
     bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
     field, most = _most_tokens(request, defaults)
     if options.scores_only(request):
-        most = 1  # the engine writes at least one token; the choice drops it
+        most = 1  # the engine emits at least one token; the choice drops it
         if request.min_tokens:
             raise InvalidRequest("min_tokens", f" must be at most max_tokens (0), got {request.min_tokens}")
     if most is not None and most < 1:
@@ -142,7 +141,7 @@ def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, voca
     drawn = {name: _first(getattr(request, name), getattr(defaults, name, None), None) for name in _SAME}
     params = SamplingParams(
         **{name: value for name, value in drawn.items() if value is not None},
-        top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more is all of them, and may be no word
+        top_k=min(_first(request.top_k, defaults.top_k, 0), vocab_size),  # more means all, and may overflow
         seed=None if request.seed is None else request.seed % SEED_RANGE,
         max_tokens=most,
         stop_token_ids=tuple(request.stop_token_ids or ()),
@@ -184,7 +183,8 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
 
 
 def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_size: int, longest: int) -> None:
-    """Raise unless the prompt is made of the model's tokens and fits, with the output asked for, into its context."""
+    """Raise unless the prompt consists of the model's tokens and fits its context together with the requested
+    output."""
     if not tokens:
         raise InvalidRequest(field, " must not be empty")
     Room(field, longest).check(len(tokens), params.max_tokens or 1)
@@ -195,8 +195,8 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
 
 
 def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:
-    """``params`` with at most ``most`` output tokens, of the ``room`` there is: an error if the request asks for more,
-    else as many as are allowed.
+    """``params`` with at most ``most`` output tokens, and at most ``room``. Raises if the request itself sets more than
+    ``most``.
     """
     if most is None or (params.max_tokens is not None and params.max_tokens <= most):
         return params
@@ -210,10 +210,10 @@ def capped(request: GenerationRequest, params: SamplingParams, most: int | None,
 def clamped(
     request: GenerationRequest, params: SamplingParams, room: int, strict: bool
 ) -> tuple[SamplingParams, tuple[Warned, ...]]:
-    """``params`` with no more output tokens than there is ``room`` for behind the prompt, and what to say of it.
+    """``params`` with no more output tokens than there is ``room`` for after the prompt, and warnings about that.
 
-    strict: leave them, so that :func:`check_prompt` refuses. So it does a prompt that has no room at all, and one that
-    was to be cut so that the output fits.
+    strict: leave them unchanged, so that :func:`check_prompt` refuses. The same happens if there is no room at all, and
+    if the prompt was to be truncated so that the output fits.
     """
     most = params.max_tokens
     if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
@@ -224,7 +224,7 @@ def clamped(
 
 
 def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
-    """Raise unless all are tokens of the model."""
+    """Raise unless all are in the model's vocabulary."""
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise InvalidRequest(field, f" holds a token id outside 0 .. {vocab_size - 1}")
 
@@ -241,14 +241,13 @@ T = TypeVar("T")
 
 
 def _first(*values: T | None) -> T:
-    """The first value that is given; the last one anyway."""
+    """The first value that is not None, else the last."""
     return next((value for value in values[:-1] if value is not None), values[-1])  # type: ignore[return-value]
 
 
 class FieldNames:
-    """What a client calls the fields of a chat request that was made of its own: a name for the beginning of a path,
-    the longest one that is known; with ``.*`` behind it for all that it begins. Errors raised in a ``with`` block of it
-    have the client's path.
+    """The client's names for the fields of a chat request that was converted from its own: by path prefix, the longest
+    match; with ``.*`` for all paths with that prefix. Errors raised in its ``with`` block get the client's path.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -258,7 +257,7 @@ class FieldNames:
         self._names[path] = name
 
     def also(self, names: Mapping[str, str] | Mapping[Path, Path]) -> FieldNames:
-        """These names and more."""
+        """A copy with more names."""
         more = FieldNames({})
         more._names = self._names | {path_of(field): path_of(name) for field, name in names.items()}
         return more
@@ -281,20 +280,20 @@ class FieldNames:
         return path
 
     def warned(self, choices: Sequence[Choice]) -> Sequence[Choice]:
-        """The choices, whose warnings name the client's fields."""
+        """The choices, with warnings that name the client's fields."""
         for choice in choices:
             choice.warnings = tuple(replace(one, path=self.of(one.path)) for one in choice.warnings)
         return choices
 
 
 def naming(error: ErrorDetail) -> str:
-    """The message of an error, with the field's name where the body has no other place for it."""
+    """The message of an error, with the field's name, for error bodies without a field for it."""
     return error.message if error.param is None or error.param in error.message else f"{error.param}: {error.message}"
 
 
 def thinking(chat_format: ChatFormat, wanted: bool, field: str) -> dict[str, Any]:
-    """The chat request's fields that make the model think before it answers, or not; an error if it cannot but do the
-    other.
+    """The chat request's fields that switch the model's reasoning on or off. Raises InvalidRequest if the model cannot
+    do that.
     """
     if wanted and chat_format.thinks is None:
         raise InvalidRequest(field, ": this model does not think before it answers")

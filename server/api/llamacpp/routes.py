@@ -30,10 +30,10 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.names import NONE
 from foresay.spec.request import TokenLogprobs
 
-#: Its streams end with the chunk that says ``stop``.
+#: Its streams end with the chunk that has ``stop``, without ``[DONE]``.
 FRAMING = msgspec.structs.replace(EVENTS, done=b"")
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
-#: The client's names of what a completion request calls otherwise.
+#: The client's names of fields that a completion request names differently.
 NAMES = FieldNames(
     {
         "max_tokens": "n_predict",
@@ -48,7 +48,7 @@ _SHARED = sorted({*GenerationRequest.__struct_fields__} - _OWN)
 
 
 class Native(Answer):
-    """llama.cpp's answer: the text, and at its end all there is to say."""
+    """llama.cpp's answer: the text, and at its end all other fields."""
 
     framing = FRAMING
 
@@ -57,7 +57,7 @@ class Native(Answer):
         return []
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A chunk for what a piece says."""
+        """A chunk for a piece that has text or tokens."""
         return [self._said([piece])] if piece.text or piece.token_ids else []
 
     def closing(self) -> list[msgspec.Struct]:
@@ -65,7 +65,7 @@ class Native(Answer):
         return [self._ended(self._said([]))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The answer in one piece; its tokens if they were asked for."""
+        """The whole answer; with its tokens if requested."""
         answer = self._said(pieces[0])
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
@@ -104,7 +104,7 @@ class Native(Answer):
 
 
 def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
-    """What a completion request says of it, the prompt left out."""
+    """The fields of the completion request, without the prompt."""
     if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
         raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
     validation.refuse(body)
@@ -154,7 +154,7 @@ async def _infilled(service: Service, body: Any) -> list[int]:
     return [before, *prefix, hole, *suffix, after]
 
 
-#: What models call the tokens before the prefix, before the suffix, and before what stands between them.
+#: Models' tokens before the prefix, before the suffix, and before the text between them.
 _INFILL = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -165,7 +165,7 @@ _INFILL = (
 
 
 def infill_tokens(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the three; :class:`InvalidRequest` if the tokenizer has none."""
+    """The ids of the three tokens. Raises :class:`InvalidRequest` if the tokenizer has none."""
     for names in _INFILL:
         ids = [id for name in names if (id := tokenizer.added_id(name)) is not None]
         if len(ids) == len(names):
@@ -230,7 +230,7 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
     return told if running is None else told | {"loaded_context_length": running.max_model_len}
 
 
-#: LM Studio's routes are in Ollama's folder, and tell errors as OpenAI's do.
+#: LM Studio's paths share Ollama's prefix, but have OpenAI's error format.
 ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
 _NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)

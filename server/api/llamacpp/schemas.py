@@ -1,4 +1,4 @@
-"""llama.cpp's own completions on the wire."""
+"""The schemas of llama.cpp's own completions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ollama's API: its requests become chat requests or completions, and the answers its lines of JSON."""
+"""Ollama's API: its requests become chat requests or completions, and answers become its lines of JSON."""

@@ -29,7 +29,7 @@ NANOSECONDS = 1_000_000_000
 
 
 def error_shape(status: int, body: ErrorBody) -> schemas.OllamaError:
-    """An error as Ollama tells it: a sentence."""
+    """An error in Ollama's format: a sentence."""
     return schemas.OllamaError(naming(body.error))
 
 
@@ -46,14 +46,14 @@ class OllamaAnswer(Answer):
 
     @abstractmethod
     def _line(self, text: str, thought: str, calls: list[schemas.OllamaToolCall]) -> schemas.OllamaProgress:
-        """A line that says this."""
+        """A line with this content."""
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """Nothing introduces an answer."""
         return []
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A line for what a piece says, if it says anything."""
+        """A line for a piece, if it has any content."""
         calls = self._calls.of(piece.parts, last=piece.finish_reason is not None)
         text, thought = text_of(piece.parts), thought_of(piece.parts)
         if not (text or thought or calls or piece.logprobs):
@@ -65,7 +65,7 @@ class OllamaAnswer(Answer):
         return [self._ended(self._line("", "", []))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The answer in one line."""
+        """The whole answer in one line."""
         parts = joined([part for piece in pieces[0] for part in piece.parts])
         line = self._line(text_of(parts), thought_of(parts), self._calls.of(parts, last=True))
         return self._ended(self._scored(line, pieces[0]))
@@ -83,9 +83,7 @@ class OllamaAnswer(Answer):
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
         line.total_duration = int((CONTEXT.get().waited + time.perf_counter() - self._began) * NANOSECONDS)
-        line.load_duration = int(
-            CONTEXT.get().waited * NANOSECONDS
-        )  # mostly 0: the model was there before the request came
+        line.load_duration = int(CONTEXT.get().waited * NANOSECONDS)  # mostly 0: the model was already loaded
         line.prompt_eval_count, line.prompt_eval_cached_count = len(choice.request.prompt), choice.cached_tokens
         line.eval_count = choice.completion_tokens
         if statistics is not None:
@@ -114,7 +112,7 @@ class OllamaGenerate(OllamaAnswer):
 
 
 class Calls(Items[schemas.OllamaToolCall]):
-    """Calls of tools, which Ollama tells whole: a call is complete when the next one begins or the answer ends."""
+    """Tool calls, which Ollama sends whole: a call is complete when the next one begins or the answer ends."""
 
     def of(self, parts: Sequence[Part], last: bool) -> list[schemas.OllamaToolCall]:
         """The calls that are complete after ``parts``."""
@@ -128,16 +126,16 @@ class Calls(Items[schemas.OllamaToolCall]):
         return [schemas.OllamaToolCall(id=item.first.id or UNSET, function=function)]
 
 
-# -- what is said about the models: only what is true of them ----------------------------------------------------------
+# -- descriptions of models: only true facts ----------------------------------------------------------
 
 
-#: Ollama's words for how weights are stored.
+#: Ollama's names of dtypes.
 _STORED = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _UNKNOWN = "foresay"
 
 
 def described(name: str, created: int, info: EngineInfo | None) -> schemas.OllamaModel:
-    """A model under one of its names. info: None before it was loaded."""
+    """A model under one of its names. info: None if never loaded."""
     return schemas.OllamaModel(
         name=tagged(name),
         model=tagged(name),
@@ -149,7 +147,7 @@ def described(name: str, created: int, info: EngineInfo | None) -> schemas.Ollam
 
 
 def details(info: EngineInfo | None) -> schemas.ModelDetails:
-    """What kind of model it is, as far as that is known."""
+    """The kind of model, as far as known."""
     family = architecture(info)
     if info is None:
         return schemas.ModelDetails(family=family, families=(family,), parameter_size="", quantization_level="")
@@ -162,7 +160,7 @@ def details(info: EngineInfo | None) -> schemas.ModelDetails:
 
 
 def model_info(name: str, target: str, info: EngineInfo | None, longest: int | None) -> dict[str, Any]:
-    """Facts by GGUF's names, which begin with the architecture, and some of ours. longest: the longest text."""
+    """Facts under GGUF's names, which begin with the architecture, and some of ours. longest: the context length."""
     family = architecture(info)
     facts: dict[str, Any] = {"general.architecture": family, "general.basename": name}
     if longest is not None:
@@ -180,5 +178,5 @@ def model_info(name: str, target: str, info: EngineInfo | None, longest: int | N
 
 
 def architecture(info: EngineInfo | None) -> str:
-    """The architecture as GGUF calls it: ``llama`` for ``LlamaForCausalLM``."""
+    """GGUF's name of the architecture: ``llama`` for ``LlamaForCausalLM``."""
     return (info.family if info is not None else "") or _UNKNOWN

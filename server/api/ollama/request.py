@@ -1,4 +1,4 @@
-"""Ollama's requests in the words of a chat request."""
+"""Ollama's requests as chat requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from foresay.spec.errors import InvalidRequest, inside
 
 Json = dict[str, Any]
 
-#: Seconds: who names more means for ever.
+#: Seconds from which keep_alive means for ever.
 _FOREVER = 1e9
 
-#: The options by what the chat request calls them.
+#: The options by the chat request's names.
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 _OPTIONS = {name: name for name in _SAME} | {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
-#: The client's names of what the chat request calls otherwise.
+#: The client's names of fields that the chat request names differently.
 NAMES = FieldNames(
     {field: f"options.{name}" for field, name in _OPTIONS.items()}
     | {
@@ -38,14 +38,14 @@ NAMES_OF_PROMPT = NAMES.also({"messages.*": "prompt"})
 
 
 def chat_of(body: schemas.OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
-    """The chat request that asks for the same."""
+    """The equivalent chat request."""
     messages = _messages(body.messages or [])
     fields = _shared(body) | _thinking(body.think, chat_format)
     return validation.converted({"messages": messages, "tools": body.tools} | fields, ChatRequest)
 
 
 def chat_of_prompt(body: schemas.OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
-    """The chat request of a prompt for the chat template. Its messages are called ``prompt``."""
+    """The chat request of a prompt that uses the chat template. Errors call its messages ``prompt``."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}]
     fields = _shared(body) | _thinking(body.think, chat_format)
@@ -53,7 +53,7 @@ def chat_of_prompt(body: schemas.OllamaGenerateRequest, chat_format: ChatFormat)
 
 
 def fields_of_raw(body: schemas.OllamaGenerateRequest) -> Json:
-    """What a completion request says of a prompt that goes to the model as it is, the prompt left out."""
+    """The completion request's fields for a raw prompt, without the prompt."""
     if body.system:
         raise InvalidRequest("system", " and raw cannot be combined")
     if body.think:
@@ -65,7 +65,7 @@ def fields_of_raw(body: schemas.OllamaGenerateRequest) -> Json:
 
 
 def refuse_unsupported(body: schemas.OllamaRequest) -> None:
-    """Raise for a known field whose value asks for something the server does not do."""
+    """Raise for a known but unsupported field whose value is not harmless."""
     validation.refuse(body)
     if isinstance(body, schemas.OllamaChatRequest):
         for index, message in enumerate(body.messages or ()):
@@ -78,7 +78,7 @@ def refuse_unsupported(body: schemas.OllamaRequest) -> None:
 
 
 def keep_alive(body: schemas.OllamaRequest) -> Keep:
-    """How long the model is to stay behind the request, in seconds; None for ever."""
+    """How long the model stays loaded after the request, in seconds; None: for ever."""
     given = body.keep_alive
     if given is None:
         return "usual"
@@ -90,14 +90,14 @@ def keep_alive(body: schemas.OllamaRequest) -> Keep:
 
 
 def _check_window(options: schemas.OllamaOptions) -> None:
-    """repeat_penalty counts the whole text; a window means nothing without it, and is refused with it."""
+    """repeat_penalty always counts the whole text: a window is refused with it, and ignored without it."""
     penalized = options.repeat_penalty not in (None, 1.0)
     if penalized and options.repeat_last_n not in (None, -1):
         raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
 
 
 def _shared(body: schemas.OllamaRequest) -> Json:
-    """What chat and completion requests call alike."""
+    """Fields that chat and completion requests share."""
     options = body.options or schemas.OllamaOptions()
     drawn = {field: getattr(options, name) for field, name in _OPTIONS.items()}
     if options.num_predict is not None and options.num_predict < 0:
@@ -129,7 +129,7 @@ def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
 
 
 def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
-    """The conversation; calls get the numbers that Ollama does not give them, results the number of their call."""
+    """The conversation; calls without an id get one, and results get the id of their call."""
     told: list[Json] = []
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
@@ -154,7 +154,7 @@ def _call(id: str, call: schemas.OllamaToolCall) -> Json:
 
 
 def _answered(message: schemas.OllamaMessage, waiting: list[tuple[str, str]]) -> str | None:
-    """The call a result belongs to: by its id, else by the tool's name, else the first that has no result yet."""
+    """The id of a result's call: by its id, else by the tool's name, else the first call without a result."""
     if message.tool_call_id is not None:
         return message.tool_call_id
     found = next((call for call in waiting if call[1] == message.tool_name), waiting[0] if waiting else None)

@@ -35,12 +35,12 @@ from foresay.spec.request import EngineInfo
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.hub import resolve
 
-#: Whose API this is, as far as it goes: log-probabilities came with it. Clients that ask want 0.6.4 at least.
+#: The version of Ollama's API: the one that added log-probabilities. Clients that check need at least 0.6.4.
 OLLAMA_VERSION = "0.12.11"
-#: Between two lines that say that a model is still being fetched.
+#: Seconds between two lines of progress while a model is fetched.
 PULL_SECONDS = 1.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-#: When a model leaves that stays for ever.
+#: The expiry of a model that stays for ever.
 NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -105,13 +105,13 @@ async def _nothing_said(
 
 
 async def _leased(http: web.Request, body: schemas.OllamaRequest, answer: Answering) -> web.StreamResponse:
-    """The answer of the model that the request names."""
+    """Answer with the model that the request names, leased."""
     framing = None if body.stream is False else LINES
     return await leased(http, body.model, answer, framing, keep=ollama.keep_alive(body))
 
 
 async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: str) -> CompletionRequest:
-    """The completion request of a prompt as it is; unless told, it is written on for as long as there is room."""
+    """The completion request of a raw prompt; max_tokens defaults to all that the context leaves."""
     _, info = service.opened()
     tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
     fields = ollama.fields_of_raw(body)
@@ -198,7 +198,7 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
     lines = EventStream.of(http, LINES)
     if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
         known = of_short_name(name)
-        if known is None and not _HUB_ID.fullmatch(name):  # a path of this machine is nobody's business
+        if known is None and not _HUB_ID.fullmatch(name):  # do not reveal local paths
             raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
         if not CONTEXT.get().caller.rate_limiter.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")

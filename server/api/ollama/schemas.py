@@ -1,4 +1,4 @@
-"""Ollama's API on the wire. Durations are in nanoseconds."""
+"""The schemas of Ollama's API. Durations are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foresay.server.schemas.shared import Metrics, RequestWarning, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.spec.sampling import Logprobs, MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 
-#: How hard a model may be asked to think.
+#: Levels of reasoning effort.
 EFFORTS = ("low", "medium", "high")
 
 # -- requests ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 
 
 class ChatAnswer(Answer):
-    """``chat.completion`` and its chunks. store: where it is kept, if it is."""
+    """``chat.completion`` and its chunks. store: where it is kept; None if it is not."""
 
     prefix = "chatcmpl"
 
@@ -48,7 +48,7 @@ class ChatAnswer(Answer):
         return [chunk]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A chunk for each part, and one more with the finish reason behind the last."""
+        """A chunk for each part, and a last one with the finish reason."""
         self._note_prompt(index, piece)
         if self._store is not None:
             self._pieces[index].append(piece)
@@ -56,7 +56,7 @@ class ChatAnswer(Answer):
         if not deltas and self._has_token_fields(piece):
             deltas = [schemas.ChatDelta(content="")]
         said = [self._chunk(index, delta) for delta in deltas]
-        if said:  # what there is per token goes with the first of them
+        if said:  # per-token fields go with the first of them
             first = said[0].choices[0]
             first.token_ids, first.logprobs = self._ids([piece]), self._logprobs([piece])
             first.provenance = self._provenance([piece])
@@ -72,7 +72,7 @@ class ChatAnswer(Answer):
         return chunks
 
     def closing(self) -> list[msgspec.Struct]:
-        """The usage chunk, if asked for: no choices, so that only clients that asked must expect it."""
+        """The usage chunk, if requested: it has no choices, so only clients that requested it need to handle it."""
         if self._store is not None:
             self.whole(self._pieces)
         if not self._tells_usage:
@@ -104,12 +104,12 @@ class ChatAnswer(Answer):
         return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
 
     def _has_token_fields(self, piece: Piece) -> bool:
-        """Whether a chunk is due, though nothing is said yet."""
+        """Whether a chunk is due although it has no content."""
         ids = self.body.return_token_ids and piece.token_ids
         return bool(ids or piece.logprobs or piece.prompt_logprobs or piece.steps or piece.tokens)
 
     def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
-        """As always, without the thoughts that the client does not want to see."""
+        """The provenance, without reasoning if the client does not want it."""
         provenance = super()._provenance(pieces)
         if not self._include_reasoning and provenance is not UNSET:
             for token in provenance.tokens:
@@ -145,7 +145,7 @@ class ChatAnswer(Answer):
 
 
 def delta_of(part: Part) -> schemas.ChatDelta:
-    """What the part adds to the message."""
+    """What a part adds to the message."""
     match part:
         case TextPart(text=text):
             return schemas.ChatDelta(content=text)
@@ -156,7 +156,7 @@ def delta_of(part: Part) -> schemas.ChatDelta:
 
 
 def message_of(parts: Sequence[Part]) -> schemas.AssistantMessage:
-    """The message that all parts make."""
+    """The message made of all parts."""
     text, thought = text_of(parts), thought_of(parts)
     calls = [_call(part) for part in joined(list(parts)) if isinstance(part, ToolCallPart)]
     return schemas.AssistantMessage(

@@ -23,18 +23,18 @@ from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.tokenizer import Tokenizer
 
-# -- the prompt in front of the answer, as echo asks for it ------------------------------------------------------------
+# -- echo: the prompt before the answer ------------------------------------------------------------
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """text: the prompt's. offsets: where each of its tokens begins in there."""
+    """text: the prompt's. offsets: where each of its tokens begins in it."""
 
     text: str
     offsets: list[int]
 
 
 def echoed(body: CompletionRequest, prompt: str | list[int], tokens: list[int], tokenizer: Tokenizer) -> Echo:
-    """The echo of a prompt that became ``tokens``: as it was given, if it is text and was not truncated."""
+    """The echo of a prompt that became ``tokens``: unchanged if it is text and was not truncated."""
     if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
         return Echo(prompt, _offsets(tokens, frozenset(), len(prompt), tokenizer))
     skip = body.skip_special_tokens is not False
@@ -43,13 +43,13 @@ def echoed(body: CompletionRequest, prompt: str | list[int], tokens: list[int], 
 
 
 def _offsets(tokens: Sequence[int], hidden: frozenset[int], length: int, tokenizer: Tokenizer) -> list[int]:
-    """For each token, the characters of the text that are whole before it."""
+    """For each token, the number of complete characters before it."""
     decoder, starts, so_far = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
     for token in tokens:
         starts.append(so_far)
         if token not in hidden:
             so_far += len(decoder.decode(tokenizer.token_bytes(token)))
-    # What the tokenizer itself put in front (a begin token, a space) takes no room in the text.
+    # What the tokenizer prepends (a begin token, a space) is not part of the text.
     surplus = so_far + len(decoder.decode(b"", True)) - length
     return [min(max(start - surplus, 0), length) for start in starts]
 
@@ -58,7 +58,7 @@ def _offsets(tokens: Sequence[int], hidden: frozenset[int], length: int, tokeniz
 
 
 class CompletionAnswer(Answer):
-    """``text_completion``. echoes: what is put in front of each choice; empty, if nothing is."""
+    """``text_completion``. echoes: what precedes each choice; empty if nothing does."""
 
     prefix = "cmpl"
 
@@ -70,9 +70,7 @@ class CompletionAnswer(Answer):
         self._introduced = [False] * len(choices)
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The echoed prompt; a completion needs no introduction otherwise. Logprobs of a prompt come with the first
-        token, so they have it wait.
-        """
+        """The echoed prompt, if any. With prompt logprobs, which come with the first token, it waits for them."""
         return [] if self._scores_prompt else self._introduction(index)
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
@@ -87,7 +85,7 @@ class CompletionAnswer(Answer):
         return chunks
 
     def closing(self) -> list[msgspec.Struct]:
-        """The usage chunk, if asked for."""
+        """The usage chunk, if requested."""
         if not self._tells_usage:
             return []
         return [self._final(self._chunk([], statistics.usage(self.choices)))]
@@ -104,19 +102,19 @@ class CompletionAnswer(Answer):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _shows(self, piece: Piece) -> bool:
-        """Whether there is anything to say of a piece."""
+        """Whether a piece has any content."""
         ids = self.body.return_token_ids and piece.token_ids
         return bool(piece.text or piece.logprobs or piece.steps or piece.tokens or ids)
 
     def _introduction(self, index: int) -> list[msgspec.Struct]:
-        """The chunk in front of a choice's first token, if there is anything to say."""
+        """The chunk before a choice's first token, if it has any content."""
         self._introduced[index] = True
         before = self._before(index)
         said = before.text or before.logprobs or self.body.return_token_ids or self._scores_prompt
         return [self._chunk([before], self._usage())] if said else []
 
     def _before(self, index: int) -> CompletionChoice:
-        """What is known of the prompt: the echo, its logprobs, its ids."""
+        """The prompt's part of a choice: the echo, its logprobs, its ids."""
         return CompletionChoice(
             index=index,
             text=self._echoes[index].text if self._echoes else "",
@@ -163,7 +161,7 @@ class CompletionAnswer(Answer):
 
 
 def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoice:
-    """The prompt's part of a choice and its answer's as one."""
+    """The prompt's part of a choice merged with the answer's."""
     said.text = before.text + said.text
     said.prompt_token_ids, said.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
     if before.logprobs is not None and said.logprobs is not None:
@@ -193,7 +191,7 @@ async def _completions(http: web.Request, service: Service, body: CompletionRequ
 
 
 def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]], choices: list[Choice]) -> list[Echo]:
-    """What goes in front of each choice; a prompt may have several."""
+    """The echo of each choice; a prompt may have several choices."""
     each = len(choices) // len(given)
     made = [echoed(body, one, choices[each * place].request.prompt, text.tokenizer) for place, one in enumerate(given)]
     return [echo for echo in made for _ in range(each)]

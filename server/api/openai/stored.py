@@ -23,14 +23,14 @@ class StoredNotFound(ApiError):
 
 
 class StoredChat(Kept, kw_only=True, eq=False):
-    """A chat completion and what it answered."""
+    """A chat completion and the messages that it answered."""
 
     completion: ChatCompletion
     messages: list[Message]
 
     @property
     def id(self) -> str:
-        """The completion's."""
+        """The completion's id."""
         return self.completion.id
 
     def measured(self) -> int:
@@ -39,10 +39,10 @@ class StoredChat(Kept, kw_only=True, eq=False):
 
 
 class StoredChats(Store[StoredChat]):
-    """Those of one server."""
+    """The stored chat completions of one server."""
 
     def drain(self) -> None:
-        """They go with the server."""
+        """Nothing to do: they are lost with the server."""
 
 
 class Changed(msgspec.Struct, kw_only=True):

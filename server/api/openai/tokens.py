@@ -20,7 +20,7 @@ from foresay.server.schemas.completions import CompletionRequest
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
 
-# -- what travels ------------------------------------------------------------------------------------------------------
+# -- schemas ------------------------------------------------------------------------------------------------------
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -86,7 +86,7 @@ class Rendered(msgspec.Struct):
 
 # -- routes ------------------------------------------------------------------------------------------------------------
 
-#: What a conversation to count has in common with one to answer.
+#: Fields shared by conversations to tokenize and to answer.
 _TEMPLATE_FIELDS = {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__}
 
 

@@ -1,3 +1,3 @@
-"""OpenAI's Responses API: what is asked becomes a chat, what the model says becomes items and events, over HTTP and
-over a WebSocket that keeps its conversations warm.
+"""OpenAI's Responses API: requests become chat requests, the model's output becomes items and events, over HTTP and
+over a WebSocket that keeps its conversations' KV warm.
 """

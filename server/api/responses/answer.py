@@ -27,13 +27,13 @@ from foresay.server.schemas.tokens import Provenance
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import TextPart
 
-#: OpenAI's words for why a response failed; every other reason is the server's.
+#: OpenAI's codes for why a response failed; all others are server errors.
 FAILURES = {"rate_limit_error": "rate_limit_exceeded", "invalid_request_error": "invalid_prompt"}
 CANCELLED = "cancelled"
 
 
 class Cancelled(ApiError):
-    """Somebody asked for the end of a response while it was running."""
+    """The client cancelled a running response."""
 
     status, type, code = 409, "invalid_request_error", CANCELLED
 
@@ -42,10 +42,10 @@ class Cancelled(ApiError):
 
 
 class ResponseAnswer(Answer):
-    """One response while it is made. ``response`` is what it is so far; ``record`` sees every event.
+    """One response in progress. ``response`` is its current state; ``record`` is called with every event.
 
-    toolbox: how the client calls its tools. stream_id: the lane of a WebSocket it belongs to. generates: false only
-    computes the KV of the conversation, and nothing is said.
+    toolbox: the client's names of its tools. stream_id: the WebSocket lane it belongs to. generates: false only
+    computes the KV of the conversation, without output.
     """
 
     framing = events.FRAMING
@@ -77,7 +77,7 @@ class ResponseAnswer(Answer):
 
     @property
     def said(self) -> list[int]:
-        """The token ids of what was told."""
+        """The token ids of the output."""
         return self.choices[0].tokens if self._generates else []
 
     # -- Answer --------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class ResponseAnswer(Answer):
         return self._numbered(said)
 
     def closing(self) -> list[msgspec.Struct]:
-        """The end, as the choice ended: all said, or cut at the token limit."""
+        """The last events: complete, or cut at the token limit."""
         if not self._generates:
             return self._prepared()
         complete = self.choices[0].finish_reason != "length"
@@ -116,7 +116,7 @@ class ResponseAnswer(Answer):
         return self._numbered([*said, events.ResponseIncomplete(response=self._ended("incomplete"))])
 
     def _prepared(self) -> list[msgspec.Struct]:
-        """The end of a response that said nothing."""
+        """The last event of a response without output."""
         self.response.completed_at = int(time.time())
         response = self._ended("completed")
         assert response.usage is not None
@@ -124,7 +124,7 @@ class ResponseAnswer(Answer):
         return self._numbered([events.ResponseCompleted(response=response)])
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
-        """The last event of a response that could not go on or was cancelled; its last item stays as far as it got."""
+        """The last event of a response that failed or was cancelled; its last item stays incomplete."""
         self._close("incomplete")
         if error.error.code == CANCELLED:
             return self._numbered([events.ResponseIncomplete(response=self._ended("cancelled"))])[0]
@@ -147,7 +147,7 @@ class ResponseAnswer(Answer):
             provenance.tokens += piece.tokens
 
     def _tell(self, said: Sequence[ResponseEvent]) -> None:
-        """Let the first event that adds to an item tell what was not told yet."""
+        """Attach the pending provenance to the first event that adds to an item."""
         growing = next((event for event in said if isinstance(event, ItemDelta)), None)
         if growing is not None and (self._untold.steps or self._untold.tokens):
             growing.provenance, self._untold = self._untold, Provenance([], [])
@@ -158,7 +158,7 @@ class ResponseAnswer(Answer):
         return self._items.close()
 
     def _ended(self, status: schemas.Status) -> schemas.Response:
-        """The response as it stays."""
+        """The final response."""
         response, choice = self.response, self.choices[0]
         response.status = status
         usage = statistics.usage(self.choices)
@@ -179,7 +179,7 @@ class ResponseAnswer(Answer):
         return response
 
     def _snapshot(self) -> schemas.Response:
-        """The response now, for an event that may be sent later."""
+        """A copy of the response now, for an event that may be sent later."""
         return msgspec.structs.replace(self.response, output=list(self.response.output))
 
     def _numbered(self, said: Sequence[ResponseEvent]) -> list[msgspec.Struct]:

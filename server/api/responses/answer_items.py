@@ -1,4 +1,4 @@
-"""The output items of a response while they grow, and the events of their lives."""
+"""The growing output items of a response, and their events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 
 
 class ItemEvents(NamedTuple):
-    """What tells of more of an item, and of all of it."""
+    """The events for more of an item's text, and for all of it."""
 
     delta: Callable[..., ResponseEvent]
     done: Callable[..., ResponseEvent]
@@ -34,8 +34,8 @@ KINDS: dict[type[schemas.OutputItem], ItemEvents] = {
 
 
 class ResponseItems(Items[ResponseEvent]):
-    """The items of a response; complete ones are added to ``output``. status: of the next one that closes. logprobs: of
-    the tokens since the last text. Whoever sends the events numbers them.
+    """The items of a response; complete ones are added to ``output``. status: of the next item that closes. logprobs:
+    of the tokens since the last text. The sender numbers the events.
     """
 
     def __init__(self, output: list[schemas.OutputItem], toolbox: Toolbox) -> None:
@@ -46,14 +46,15 @@ class ResponseItems(Items[ResponseEvent]):
         self._told: list[ChatTokenLogprob] = []
 
     def opens(self, item: Item) -> list[ResponseEvent]:
-        """The item begins, and the only part of its content; copied, since the event may be sent later."""
+        """Events for a new item and its only content part; copied, since they may be sent later."""
         item.made, self._told = _begun(item.first, self._toolbox), []
         added = events.OutputItemAdded(output_index=item.index, item=msgspec.structs.replace(item.made))
         part = self._content(item)
         return [added] if part is None else [added, events.ContentPartAdded(**_inside(item), part=part)]
 
     def grows(self, item: Item, more: str) -> list[ResponseEvent]:
-        """The item grows. What a custom tool reads is known when its arguments are complete."""
+        """Events for a growing item; none for a custom tool, whose input is known only when its arguments are
+        complete."""
         taken, self.logprobs = self.logprobs, []
         if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are nobody's
             self._told += taken
@@ -61,11 +62,11 @@ class ResponseItems(Items[ResponseEvent]):
         return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
 
     def nothing(self) -> list[ResponseEvent]:
-        """The open item grows by nothing: an event for what there is to say of tokens without text."""
+        """An empty delta of the open item, to report tokens without text."""
         return [] if self.open is None else [_delta(self.open, "")]
 
     def closes(self, item: Item) -> list[ResponseEvent]:
-        """The item ends, and with it the tokens whose text was never shown."""
+        """Events for a complete item; it gets the logprobs of tokens without text."""
         self._told += self.logprobs
         self.logprobs = []
         item.made.status = self.status
@@ -73,7 +74,7 @@ class ResponseItems(Items[ResponseEvent]):
         return [*self._done(item), events.OutputItemDone(output_index=item.index, item=item.made)]
 
     def _content(self, item: Item) -> schemas.OutputText | schemas.ReasoningText | None:
-        """The only part of an item's content so far; a call has none."""
+        """The item's only content part so far; None for a call."""
         match item.made:
             case schemas.OutputMessage():
                 return schemas.OutputText(text=item.text, logprobs=list(self._told))
@@ -82,7 +83,7 @@ class ResponseItems(Items[ResponseEvent]):
         return None
 
     def _done(self, item: Item) -> Sequence[ResponseEvent]:
-        """The text is complete."""
+        """Events for the complete text."""
         inside, done, made, part = _inside(item), KINDS[type(item.made)].done, item.made, self._content(item)
         if part is not None:
             made.content = [part]
@@ -96,7 +97,7 @@ class ResponseItems(Items[ResponseEvent]):
 
 
 def _inside(item: Item) -> dict[str, Any]:
-    """Where an event about an item's text is."""
+    """The fields that locate an event about an item's text."""
     place = {"item_id": item.made.id, "output_index": item.index}
     return (
         place | {"content_index": 0} if isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem) else place

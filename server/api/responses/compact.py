@@ -1,15 +1,15 @@
-"""``/v1/responses/compact``: a conversation as a shorter window of items, which a client sends instead of it.
+"""``/v1/responses/compact``: shortens a conversation to a window of items, which a client sends instead.
 
-Nothing is summarized, since a small model's summary would be wrong in silence: what fits stays word for word, and what
-does not is left out in this order, no more of it than has to be:
+Nothing is summarized, since a small model's summary could be silently wrong: what fits stays verbatim, and the rest is
+left out in this order, no more than necessary:
 
 ::
 
-    what was thought before the last question      always: chat templates do not show it again
-    results of tools, and thoughts since           the oldest first; the model reads that a result is missing
+    reasoning before the last question             always: chat templates do not show it again
+    tool results, and reasoning since              the oldest first; the model reads that a result is missing
     turns                                          the oldest first; the model reads how much is missing
 
-The answer's ``warnings`` tell how much that was.
+The response's ``warnings`` say how much that was.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from foresay.server.text.prompt import Room
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest
 
-#: Of the context, for the window; the rest is for what comes after it.
+#: Share of the context for the window; the rest is for what follows.
 SHARE = 0.5
 MISSING_RESULT = "[This result was left out to make room.]"
 MISSING_TURNS = "[{count} earlier items of this conversation were left out to make room.]"
-#: Items that stay whatever is left out.
+#: Roles of items that always stay.
 _RULES = ("system", "developer")
 
 
 async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[schemas.Compaction, tuple[Warned, ...]]:
-    """The window that stands for a conversation, and what it lacks. Raises
-    :class:`~foresay.spec.errors.ContextLengthExceeded` where even the last turn is too long."""
+    """The window that replaces a conversation, and warnings about what it lacks. Raises
+    :class:`~foresay.spec.errors.ContextLengthExceeded` if even the last turn is too long."""
     before, given = given_now(service, body)
     items = [*(() if before is None else before.conversation), *given]
     if not items:
@@ -64,15 +64,15 @@ async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[sch
 
 
 async def _length(service: Service, body: schemas.CompactRequest, items: Sequence[schemas.InputItem]) -> int:
-    """Tokens of the prompt that the items make."""
+    """Number of tokens of the items' prompt."""
     asked = schemas.ResponseRequest(instructions=body.instructions)
     with NAMES:
         return len(await chat_prompt(service, chat_request(asked, (), items)))
 
 
 def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
-    """The places of what can be left out, in order, and how many of these always are; the place of a user's message
-    stands for all before it."""
+    """The number of items that are always left out, and the indices of all that can be, in order; the index of a user
+    message stands for everything before it."""
     asked = [place for place, item in enumerate(items) if item.role == "user"]
     last = asked[-1] if asked else 0
     thoughts = [place for place, item in enumerate(items) if item.type == "reasoning"]
@@ -85,7 +85,7 @@ def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
 def window(
     items: Sequence[schemas.InputItem], left_out: Sequence[int]
 ) -> tuple[list[schemas.InputItem], dict[str, int]]:
-    """The items without what is at these places, and what they lack."""
+    """The items without those at these indices, and counts of what was left out."""
     start = max((place for place in left_out if items[place].role == "user"), default=0)
     rules = [item for item in items[:start] if item.role in _RULES]
     lacks = {"results": 0, "thoughts": 0, "earlier": start - len(rules)}
@@ -107,7 +107,7 @@ def _is_result(item: schemas.InputItem) -> bool:
 
 
 def _told(item: schemas.InputItem) -> schemas.InputItem:
-    """As an item of an answer, whose texts have a list of annotations."""
+    """An item in the form of responses, whose texts have a list of annotations."""
     parts = item.content if item.type == "message" and isinstance(item.content, list) else []
     told = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]
     return replace(item, content=told) if told else item

@@ -1,8 +1,8 @@
-"""The events of ``/v1/responses``, the same over server-sent events and a WebSocket, and what a client sends on the
+"""The events of ``/v1/responses``, the same over server-sent events and a WebSocket, and the client's messages on the
 latter.
 
 Every event of a response carries a ``sequence_number`` that grows within the response; over a WebSocket it also carries
-the ``stream_id`` of the ``response.create`` that asked for it, if that had one.
+the ``stream_id`` of the ``response.create`` that requested it, if that had one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 
 _DONE = b"data: [DONE]\n\n"
-#: How they travel as server-sent events: the end of a stream is told, however it ended.
+#: Their framing as server-sent events: every stream ends with ``[DONE]``, even after an error.
 FRAMING = msgspec.structs.replace(NAMED_EVENTS, done=_DONE, broken=_DONE)
 
 # -- server to client ----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class Event(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class LifecycleEvent(Event, kw_only=True):
-    """An event that carries the response as it is then."""
+    """An event that carries the current response."""
 
     response: Response
 
@@ -80,7 +80,7 @@ class OutputItemDone(ItemEvent, kw_only=True, tag="response.output_item.done"):
 
 
 class Placed(Event, kw_only=True):
-    """An event about an item's inside."""
+    """An event about an item's content."""
 
     item_id: str
     output_index: int
@@ -202,8 +202,8 @@ class SocketError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
 class Create(ResponseRequest, kw_only=True, tag_field="type", tag="response.create"):
     """Make a response: the fields of ``POST /v1/responses``.
 
-    generate: false prepares the conversation (its KV is computed) and says nothing. stream_id: the lane; responses of
-    one lane follow each other, those of different lanes run side by side.
+    generate: false only computes the KV of the conversation, without output. stream_id: the lane; responses of one lane
+    run one after the other, those of different lanes in parallel.
     """
 
     stream_id: str | None = None
@@ -218,14 +218,14 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True):
 
 
 class CancelResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="response.cancel"):
-    """End a response early (ours, as OpenAI's Realtime API spells it): by its id, or all of a lane, or all of them."""
+    """End a response early (our addition, spelled as in OpenAI's Realtime API): by its id, or all of a lane, or all."""
 
     response_id: str | None = None
     stream_id: str | None = None
 
 
 class Envelope(msgspec.Struct, kw_only=True):
-    """What can be read of a message that is wrong otherwise."""
+    """What can be read of an otherwise invalid message."""
 
     stream_id: Any = None
 

@@ -1,4 +1,4 @@
-"""The items of a conversation: checked and put into one form, and turned into the messages of a chat.
+"""The items of a conversation: checked, normalised, and converted to chat messages.
 
 ::
 
@@ -23,7 +23,7 @@ ROLES = ("user", "system", "developer", "assistant")
 
 
 class ItemType(NamedTuple):
-    """A type of item. prefix: of its ids. required: fields without which there is none."""
+    """A type of item. prefix: of its ids. required: its required fields."""
 
     prefix: str
     required: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ KINDS = {
 REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
-# -- one form ------------------------------------------------------------------------------------------------------
+# -- normalised ------------------------------------------------------------------------------------------------------
 
 
 def new_id(kind: str) -> str:
@@ -52,8 +52,8 @@ def new_id(kind: str) -> str:
 def given_items(
     given: str | list[InputItem] | None, find: Callable[[str], InputItem | None] = lambda id: None
 ) -> list[InputItem]:
-    """The items of ``input``, with type, id and content parts; errors name the field. find: an item that was said, by
-    its id, for those that are only referred to.
+    """The items of ``input``, with type, id and content parts; errors name the field. find: returns an earlier output
+    item by its id, for references.
     """
     if given is None:
         return []
@@ -67,7 +67,7 @@ def given_items(
 
 
 def _found(item: InputItem, find: Callable[[str], InputItem | None]) -> InputItem:
-    """The item itself, or what it refers to."""
+    """The item itself, or the one that it references."""
     if item.type != REFERENCE:
         return item
     _require(item, "id")
@@ -106,7 +106,7 @@ def _require(item: InputItem, *fields: str) -> None:
 
 
 def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list[InputPart]:
-    """The parts of some content; a text alone is one of type ``kind``."""
+    """The parts of some content; a plain text becomes one of type ``kind``."""
     if isinstance(content, str):
         return [InputPart(type=kind, text=content)]
     for index, part in enumerate(content or ()):
@@ -116,7 +116,7 @@ def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list
 
 
 def said_items(output: Sequence[OutputItem]) -> list[InputItem]:
-    """What the model wrote, as items of the conversation that goes on: just as a client would send it back."""
+    """The model's output as items of a continued conversation, just as a client would send them back."""
     return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
 
 
@@ -124,7 +124,7 @@ def said_items(output: Sequence[OutputItem]) -> list[InputItem]:
 
 
 def messages_of(instructions: str | None, before: Sequence[InputItem], given: Sequence[InputItem]) -> list[Any]:
-    """The conversation as chat messages: what was said before, and the items given now (errors name those)."""
+    """The conversation as chat messages: earlier items, and those given now (errors name these)."""
     count = len(before) + len(given)
     if count > MOST_MESSAGES:
         wrong = f"The conversation has {count:,} items, those before it included; at most {MOST_MESSAGES:,} are allowed"
@@ -140,15 +140,15 @@ def messages_of(instructions: str | None, before: Sequence[InputItem], given: Se
 
 
 class _Chat:
-    """Messages in the making. What the model wrote without interruption is one message."""
+    """Collects messages. Consecutive output of the model is one message."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._opening: list[str] = []  # what the system says before anybody else does
+        self._opening: list[str] = []  # system messages before all others
         self._called: set[str | None] = set()
 
     def add(self, item: InputItem, path: Path) -> None:
-        """One more item. path: to the field that an error names."""
+        """Add an item. path: of the field that an error names."""
         match item.type:
             case "message" if item.role == "assistant":
                 self._last("content")["content"] = _text(item.content)
@@ -171,7 +171,7 @@ class _Chat:
                 self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
     def say(self, role: str, text: str) -> None:
-        """A message of somebody else. System messages at the beginning are one: some templates know no second."""
+        """Add a message of another role. System messages at the beginning are merged: some templates allow only one."""
         self._called = set()
         if role == "system" and len(self.messages) == len(self._opening[:1]):
             self._opening.append(text)
@@ -186,7 +186,7 @@ class _Chat:
         return self.messages
 
     def _last(self, *taken: str) -> dict[str, Any]:
-        """The model's message that is going on, or a new one if one of the fields ``taken`` is there already."""
+        """The model's current message, or a new one if it already has one of the fields ``taken``."""
         last = self.messages[-1] if self.messages else {"role": ""}
         if last["role"] != "assistant" or any(last.get(field) for field in taken):
             self._called = set()

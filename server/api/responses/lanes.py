@@ -1,4 +1,4 @@
-"""The lanes of a WebSocket: responses of one lane follow each other, those of different lanes run side by side."""
+"""The lanes of a WebSocket: responses of one lane run one after the other, those of different lanes in parallel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foresay.server.schemas.errors import ApiError
 
 
 class LaneRequest:
-    """What a client asks for. lane: held by the one whose turn it is. begun: it has its turn; turn: what it does, once
-    that is prepared."""
+    """A client's request. lane: a lock held by the lane's running request. begun: it holds the lock; turn: the response
+    that it runs, once prepared."""
 
     def __init__(self, create: Create, size: int, lane: asyncio.Lock) -> None:
         self.create, self.size, self.lane = create, size, lane
@@ -23,22 +23,23 @@ class LaneRequest:
         self.task: asyncio.Task[None] | None = None
 
     def run(self, turn: ResponseTurn) -> ResponseTurn:
-        """``turn`` is what it does."""
+        """Set the turn that it runs."""
         self.turn = turn
         if self.cancelled:
             turn.cancel()
         return turn
 
     def cancel(self) -> None:
-        """End what it does, or will do once it is prepared."""
+        """End its turn, now or once prepared."""
         self.cancelled = True
         if self.turn is not None:
             self.turn.cancel()
 
 
 class Lanes:
-    """All messages of a socket that run or wait, a task each. answer: serves one. idle: called when all are done.
-    bodies: what a message takes its bytes of until it is answered.
+    """All running or waiting messages of a socket, each with a task. answer: serves one. idle: called when all are
+    done.
+    bodies: the budget that a message's bytes are taken from until it is answered.
     """
 
     def __init__(
@@ -58,18 +59,18 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for their turn."""
+        """Number of messages that wait for their lane."""
         return sum(not message.begun for message in self._messages)
 
     def add(self, create: Create, size: int, refusal: Callable[[], ApiError]) -> None:
-        """Serve a message of ``size`` bytes when its lane comes to it, or raise if there is no room for them."""
+        """Queue a message of ``size`` bytes in its lane, or raise ``refusal`` if there is no room for the bytes."""
         self._bodies.take(size, refusal)
         message = LaneRequest(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
         self._messages.append(message)
         message.task = asyncio.create_task(self._run(message))
 
     def drop(self, message: LaneRequest) -> None:
-        """A message that waits will not run."""
+        """Drop a waiting message."""
         self._leave(message)
         if message.task is not None:
             message.task.cancel()
@@ -88,7 +89,7 @@ class Lanes:
 
     async def _run(self, message: LaneRequest) -> None:
         try:
-            async with message.lane:  # whoever waits for it gets it in the order of their coming
+            async with message.lane:  # granted in order of arrival
                 message.begun = True
                 await self._answer(message)
         finally:

@@ -1,5 +1,5 @@
-"""From a request to ``/v1/responses`` to the chat request that means the same, and errors back to the fields of the
-former. Each option is understood where chat understands it.
+"""Converts a request to ``/v1/responses`` to the equivalent chat request, and maps errors back to its fields. Options
+are handled where chat handles them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
 
-#: What may be asked to be included. All but logprobs belong to tools and inputs that are never there, or are always in
-#: plain sight (reasoning).
+#: Valid values of ``include``. All but logprobs belong to tools and inputs that do not exist here, or to output that is
+#: always included (reasoning).
 INCLUDABLE = (
     schemas.LOGPROBS,
     "reasoning.encrypted_content",
@@ -30,7 +30,7 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-#: What the fields of the chat request are called here.
+#: This API's names of the chat request's fields.
 NAMES = FieldNames(
     {
         "messages.*": "input",
@@ -45,7 +45,7 @@ NAMES = FieldNames(
     }
 )
 
-#: Values of hints that any model follows which does not know the hint.
+#: Values of hints that a model without the hint follows anyway.
 ASKS_NOTHING = ("none", "medium")
 
 _own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
@@ -59,10 +59,10 @@ def chat_request(
     generates: bool = True,
     words: Collection[str] = (),
 ) -> ChatRequest:
-    """The chat that continues the items ``before`` with the items ``given``.
+    """The chat request that continues the items ``before`` with the items ``given``.
 
-    generates: false only prepares the conversation, as far as it is certain whatever comes next. words: what the chat
-    template has words for; see :func:`hints_left_out`.
+    generates: false only prepares the conversation, as far as it does not depend on what comes next. words: names in
+    the chat template; see :func:`hints_left_out`.
     """
     check(body)
     toolbox = Toolbox.of(body.tools, given, before)
@@ -90,13 +90,14 @@ def chat_request(
 
 
 def hints_left_out(body: schemas.ResponseRequest, words: Collection[str]) -> tuple[Warned, ...]:
-    """About hints that the model cannot be told. Agents send them to every model, and none of them is an order."""
+    """Warnings about hints that the chat template does not support. Agents send them to every model; they are not
+    errors."""
     untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
     return tuple(warning("hint_left_out", field, value=value) for _, field, value in untold)
 
 
 def _hints(body: schemas.ResponseRequest) -> list[tuple[str, str, str]]:
-    """The template's word, the field and the value of each hint there is."""
+    """The template's variable, the field and the value of each given hint."""
     given = (
         ("reasoning_effort", "reasoning.effort", body.reasoning.effort if body.reasoning else None),
         ("verbosity", "text.verbosity", body.text.verbosity if body.text else None),
@@ -105,7 +106,7 @@ def _hints(body: schemas.ResponseRequest) -> list[tuple[str, str, str]]:
 
 
 def check(body: schemas.ResponseRequest) -> None:
-    """Raise for what only this API has and the server does not do."""
+    """Raise for what only this API has and the server does not support."""
     validation.refuse(body)
     for index, wish in enumerate(body.include or ()):
         if wish not in INCLUDABLE:

@@ -26,7 +26,7 @@ from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 
-#: How long a cancel waits for the engine's last words.
+#: How long a cancel waits for the engine's last events.
 CANCEL_SECONDS = 2.0
 
 
@@ -91,7 +91,7 @@ async def cancel(http: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 await record.over.wait()
-        except TimeoutError:  # whoever sends its events is stuck with a slow client
+        except TimeoutError:  # its sender is blocked by a slow client
             return json_response(msgspec.structs.replace(record.response, status=CANCELLED))
     elif record.response.status != CANCELLED:
         raise InvalidRequest("response_id", f"Cannot cancel a response that is {record.response.status}")
@@ -144,18 +144,18 @@ ROUTES = [
 ]
 
 
-# -- the events of a response once more --------------------------------------------------------------------------------
+# -- replaying the events of a response --------------------------------------------------------------------------------
 
 
 async def follow(http: web.Request, record: Record, after: int, ping: float) -> web.StreamResponse:
-    """Send the events with numbers above ``after``, none of them left out: the last one is an error if the client reads
-    so slowly that the next one is no longer kept, and :class:`InvalidRequest` is raised if the first one is not.
+    """Send all events with numbers above ``after``, without gaps: the last one is an error if the client reads so
+    slowly that the next one is no longer kept. Raises :class:`InvalidRequest` if the first one is no longer kept.
 
-    ping: seconds between comments while there is nothing to send.
+    ping: seconds between comments while idle.
     """
     events = EventStream(http, FRAMING)
     while True:
-        changed = record.changed  # taken before looking, so that nothing that comes later is missed
+        changed = record.changed  # taken before reading, so that no later event is missed
         over = record.response.status != "in_progress"
         kept = list(record.events)
         if kept and kept[0].sequence_number > after + 1:
@@ -180,7 +180,7 @@ def _only(kept: Sequence[ResponseEvent]) -> str:
 
 
 def _left_behind(record: Record, kept: Sequence[ResponseEvent], number: int) -> StreamError:
-    """Why the event of this number is not sent, nor any after it."""
+    """The error sent instead of the event with this number and all later ones."""
     message = f"The client reads too slowly: {_only(kept)}; read it whole with GET /v1/responses/{record.response.id}"
     error = _broken(*described(SlowReader(message)))
     error.sequence_number = number

@@ -1,7 +1,7 @@
-"""``/v1/responses`` on the wire: the request, the items of a conversation, and the response object.
+"""The schemas of ``/v1/responses``: the request, the items of a conversation, and the response object.
 
-Items are one struct with optional fields, told apart by ``type``, because clients leave ``type`` out of messages. What
-the server itself writes has a struct for each kind.
+Input items are one struct with optional fields, distinguished by ``type``, because clients leave ``type`` out of
+messages. Output items have a struct for each kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foresay.spec.sampling import Positive
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-#: What is included for log-probabilities.
+#: The value of ``include`` for log-probabilities.
 LOGPROBS = "message.output_text.logprobs"
 HERE = "/v1/responses"
 
@@ -131,7 +131,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]  # OpenAI's own two meanings
 
-    # Not done here, so their ranges are not what is wrong with them.
+    # Not supported here, so declared without ranges.
     n: Annotated[int | None, not_done(1, by=HERE)] = None
     max_tokens: Annotated[int | None, not_done(by=HERE, instead="use max_output_tokens")] = None
     response_format: Annotated[ResponseFormat | None, not_done(by=HERE, instead="use text.format")] = None

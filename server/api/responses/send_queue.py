@@ -1,7 +1,7 @@
-"""How messages travel over a WebSocket, as JSON in text frames, and what waits to be written.
+"""Messages over a WebSocket, as JSON in text frames, and the queue of those to be sent.
 
-Putting never blocks: deltas of a response that find another one waiting are merged into it, so a slow reader gets fewer
-and longer ones, and nothing but text piles up.
+Putting never blocks: a delta is merged into a waiting one of the same response, so a slow reader gets fewer and longer
+ones, and only text accumulates.
 
 ::
 
@@ -33,7 +33,7 @@ _envelope = msgspec.json.Decoder(Envelope)
 
 
 def decoded(message: str) -> ClientEvent:
-    """What the client says, once it is weighed; :class:`InvalidRequest` names the field."""
+    """A client's message, decoded after its size check. Raises :class:`InvalidRequest` naming the field."""
     try:
         event = _client_event.decode(message)
     except msgspec.ValidationError as error:
@@ -47,7 +47,7 @@ def decoded(message: str) -> ClientEvent:
 
 
 def lane_of(message: str) -> str | None:
-    """The lane of a weighed message, as far as a wrong one shows it."""
+    """The lane of a message after its size check; None if it has none, or is too malformed."""
     try:
         lane = _envelope.decode(message).stream_id
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -55,12 +55,12 @@ def lane_of(message: str) -> str | None:
     return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
 
 
-#: What a message counts besides its text.
+#: Bytes counted for a message in addition to its text.
 MESSAGE_BYTES = 256
 
 
 class _Merged:
-    """Deltas of one part, waiting."""
+    """Waiting deltas of one part, merged."""
 
     def __init__(self, event: ItemDelta) -> None:
         self.first, self.last = event, event
@@ -75,7 +75,7 @@ class _Merged:
         self.provenance.append(event.provenance)
 
     def event(self) -> ItemDelta:
-        """One delta that says it all, with the number of the last."""
+        """One delta with all of them, with the number of the last."""
         if self.last is self.first:
             return self.first
         changes: dict[str, Any] = {"delta": "".join(self.texts), "sequence_number": self.last.sequence_number}
@@ -86,19 +86,19 @@ class _Merged:
 
 
 class SendQueue:
-    """Messages of one socket in order. ``most``: bytes that may wait; :attr:`full` says when there are more."""
+    """The messages of one socket, in order. ``most``: bytes that may wait; :attr:`full` is true beyond that."""
 
     def __init__(self, most: int) -> None:
         self.bytes = 0
         self._most = most
         self._waiting: list[bytes | _Merged] = []
-        self._tails: dict[str, _Merged] = {}  # the delta of each response that the next one may join
+        self._tails: dict[str, _Merged] = {}  # by response: the delta that the next may be merged into
         self._filled, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
 
     @property
     def full(self) -> bool:
-        """Whether more waits than may."""
+        """Whether too much is waiting."""
         return self.bytes > self._most
 
     def put(self, response_id: str, events: Sequence[msgspec.Struct]) -> None:
@@ -126,7 +126,7 @@ class SendQueue:
         self.bytes += MESSAGE_BYTES
 
     async def take(self) -> list[bytes]:
-        """Everything that waits, as messages; waits for the first. Call :meth:`written` when they are out."""
+        """Everything that waits, as messages; blocks until there is one. Call :meth:`written` when they are sent."""
         await self._filled.wait()
         self._filled.clear()
         waiting, self._waiting, self.bytes = self._waiting, [], 0
@@ -134,17 +134,17 @@ class SendQueue:
         return [one if isinstance(one, bytes) else _encode(one.event()) for one in waiting]
 
     def written(self) -> None:
-        """What was taken last is out."""
+        """The messages taken last were sent."""
         if not self._waiting:
             self._empty.set()
 
     async def flushed(self) -> None:
-        """Wait until everything is out."""
+        """Wait until everything was sent."""
         await self._empty.wait()
 
 
 def _told(event: ItemDelta) -> int:
-    """How many tokens and steps its provenance tells of."""
+    """The number of tokens and steps in its provenance."""
     return 0 if event.provenance is UNSET else len(event.provenance.tokens) + len(event.provenance.steps)
 
 

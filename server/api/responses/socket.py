@@ -3,9 +3,9 @@
 ::
 
     client ──messages──> read ──> lanes ──> turns ──events──> send queue ──> pump ──frames──> client
-                           └── response.cancel ──> turns            keep house: warm KV, idle limit
+                           └── response.cancel ──> turns            housekeeping: warm KV, idle limit
 
-Four tasks and one for each busy lane; all of them end with the socket. Only the pump waits for the client to read.
+Four tasks, and one for each busy lane; all end with the socket. Only the pump waits for the client to read.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooMany
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
-#: How long a response's first event waits for the engine: what it refuses then comes as an error, not as a failure.
+#: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
 PATIENCE = 0.25
 MOST_WARM = 8
 log = logging.getLogger("foresay.server")
 
 
 class ConnectionLimit(Busy):
-    """No more sockets."""
+    """Too many sockets are open."""
 
     code = "websocket_connection_limit_reached"
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """Why and how the server ends a connection. flush: after writing what waits."""
+    """Why and how the server closes a connection. flush: after sending what waits."""
 
     code: int
     reason: str
@@ -72,11 +72,11 @@ class Socket:
         self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
         self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
         self._lanes = Lanes(self._answer, self._idle, models.server.bodies)
-        self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: a response and its salt
+        self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: the last response and its salt
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
         self._used = time.monotonic()
-        self._writing: float | None = None  # since when the pump waits for the client
+        self._writing: float | None = None  # since when the pump has waited for the client
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Socket:
         return ws
 
     def _enter(self, held: contextlib.ExitStack) -> None:
-        """Count among the open sockets, or close; keep what is stored for this socket until it is over."""
+        """Count as an open socket, or close; responses stored only for this socket are dropped at its end."""
         held.callback(self._state.store.forget, self._tenant, self._id)
         places = self._state.places
         message = f"{places.used} WebSockets are open already, {places.own} of them yours"
@@ -117,7 +117,7 @@ class Socket:
             self.close(FULL)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Stop the tasks and say goodbye, unless the client has gone already."""
+        """Stop the tasks and close the socket, unless the client has left."""
         closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
         reading, pumping, keeping = tasks
         await _stopped(reading, keeping)
@@ -132,15 +132,15 @@ class Socket:
                 await self._ws.close(code=closing.code, message=closing.reason.encode())
         transport = self._http.transport
         if transport is not None and transport.get_write_buffer_size():
-            transport.abort()  # what the client has not read by now it never will
+            transport.abort()  # do not wait for the rest to be read
 
     def close(self, closing: Closing) -> None:
-        """End the connection; the first reason counts."""
+        """Close the connection; only the first call counts."""
         if not self._closing.done():
             self._closing.set_result(closing)
 
     def drain(self) -> None:
-        """Take no more, finish what runs, close."""
+        """Take no more messages, finish running responses, then close."""
         self._draining = True
         self._idle()
 
@@ -152,21 +152,21 @@ class Socket:
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Take messages as they come; nothing here waits for what they ask."""
+        """Receive messages; nothing here waits for their answers."""
         while True:
             message = await self._ws.receive()
             self._used = time.monotonic()
             if message.type is WSMsgType.TEXT:
                 self._take(message.data)
-                await asyncio.sleep(0)  # others have their turn, however fast this client sends
+                await asyncio.sleep(0)  # let other tasks run, however fast this client sends
             elif message.type is WSMsgType.BINARY:
                 self.close(TEXT_ONLY)
                 return
             else:
-                return  # closed by the client, or by aiohttp because of what it sent
+                return  # closed by the client, or by aiohttp after a bad message
 
     async def _pump(self) -> None:
-        """Write what is in the send queue, as fast as the client reads it."""
+        """Send what is in the send queue, as fast as the client reads it."""
         while True:
             for frame in await self._send_queue.take():
                 self._writing = time.monotonic()
@@ -181,7 +181,7 @@ class Socket:
             self._send_queue.written()
 
     async def _keep_house(self) -> None:
-        """Mark the KV of the conversations as used now and then, and end a connection that nobody uses."""
+        """Periodically mark the conversations' KV as used, and close an idle connection."""
         while True:
             idle = self._used + self._limits.idle - time.monotonic()
             await asyncio.sleep(min(self._limits.refresh, max(idle, 0.01)))
@@ -195,7 +195,7 @@ class Socket:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _take(self, data: Any) -> None:
-        """One message of the client."""
+        """Handle a client's message."""
         try:
             CONTEXT.get().caller.rate_limiter.check()
             weigh(data.encode(), what="The message")
@@ -217,7 +217,7 @@ class Socket:
         self._lanes.add(create, size, self._models.server.crowded)
 
     def _cancel(self, cancel: CancelResponse) -> None:
-        """End what is meant, if it runs; silence otherwise, since it may just have ended by itself."""
+        """End the response meant, if it runs; otherwise do nothing, since it may have just ended by itself."""
         for message in self._lanes:
             if cancel.response_id is not None:
                 if message.turn is not None and message.turn.record.response.id == cancel.response_id:
@@ -230,7 +230,7 @@ class Socket:
                     self._refuse(Cancelled(), message.create.stream_id)
 
     async def _answer(self, message: LaneRequest) -> None:
-        """Make the response that a message asks for."""
+        """Make the response that a message requests."""
         create = message.create
         try:
             async with self._models.lease(create.model) as service:
@@ -263,13 +263,14 @@ class Socket:
         self._remember(create.stream_id, turn)
 
     def _forget(self, create: Create, error: Exception) -> None:
-        """What a failed response was to follow, if this socket alone had it: the client starts again with all items."""
+        """Drop the response that a failed one was to follow, if only this socket had it: the client restarts with all
+        items."""
         record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
         if record is not None and record.place and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
 
     def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
-        """The conversation of a lane, whose KV is kept warm while the socket is open."""
+        """Remember a lane's conversation, whose KV is kept warm while the socket is open."""
         self._warm[lane] = (turn.record.response.id, turn.salt)
         self._warm.move_to_end(lane)
         if len(self._warm) > MOST_WARM:
@@ -290,7 +291,7 @@ class Socket:
 
 
 def _protocols(http: web.Request) -> tuple[str, ...]:
-    """The sub-protocol, if it is offered; offering only others is an error, since browsers fail without a choice."""
+    """The sub-protocol. Raises if the client offers only others, since browsers fail unless one is selected."""
     offered = [one.strip() for one in http.headers.get("Sec-WebSocket-Protocol", "").split(",") if one.strip()]
     if offered and PROTOCOL not in offered:
         raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {PROTOCOL}, or none")

@@ -1,4 +1,4 @@
-"""Responses that are over, kept in memory so that the next one can follow; each with the conversation before it."""
+"""Finished responses, kept in memory so that another can follow; each with its conversation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from foresay.server.gateway.caller import Shared
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
-#: The events kept of one response, so that a client can read a stream again from where it lost it.
+#: Most events kept of one response, so that a client can resume a stream.
 MOST_EVENTS = 512
 EVENT_BYTES = 300
 TOKEN_BYTES = 36  # a reference and a Python integer
 
 
 class ResponseNotFound(ApiError):
-    """No such response is kept: it never was, it was not stored, or it had to make room."""
+    """No such response is kept: it never existed, was not stored, or was evicted."""
 
     status, type, code, param = 404, "invalid_request_error", "response_not_found", "response_id"
 
@@ -36,9 +36,10 @@ class PreviousResponseNotFound(InvalidRequest):
 
 
 class Record(Kept, kw_only=True, eq=False):
-    """A response and the conversation that led to it. model, fingerprint: what made it. tokens: prompt and answer, as
-    it read and said them. events: the latest ones. changed: is set, and replaced, with each event. over: set after the
-    last one. place: the WebSocket that alone can find it; "" is everywhere."""
+    """A response and its conversation. model, fingerprint: what made it. tokens: prompt and output, as the model read
+    and generated them. events: the latest ones. changed: set and replaced with each event. over: set after the last
+    one.
+    place: the only WebSocket that can find it; "": any."""
 
     response: Response
     items: tuple[InputItem, ...]
@@ -52,7 +53,7 @@ class Record(Kept, kw_only=True, eq=False):
     place: str = ""
 
     def note(self, event: ResponseEvent) -> None:
-        """One more event. Long ones are made in a thread."""
+        """Record an event. May be called in a thread, where long events are made."""
         self.events.append(event)
         changed, self.changed = self.changed, asyncio.Event()
         try:
@@ -64,7 +65,7 @@ class Record(Kept, kw_only=True, eq=False):
 
     @property
     def id(self) -> str:
-        """The response's."""
+        """The response's id."""
         return self.response.id
 
     @property
@@ -80,53 +81,52 @@ class Record(Kept, kw_only=True, eq=False):
 
 
 class ResponseStore(Store[Record]):
-    """Responses, and which one each of their output items is of. Some are found from one WebSocket only."""
+    """Responses, and an index of their output items. Some can be found only from one WebSocket."""
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
         self._said: dict[tuple[str, str], str] = {}
 
     def keep(self, record: Record) -> None:
-        """As always, with its items."""
+        """Keep a record, and index its items."""
         self._said |= {(record.tenant, item.id): record.id for item in record.response.output}
         super().keep(record)
 
     def find(self, tenant: str, id: str, place: str = "") -> Record | None:
-        """As always; None if it is to be found elsewhere only."""
+        """The record; None if there is none, or only another WebSocket can find it."""
         record = super().find(tenant, id)
         return record if record is not None and record.place in ("", place) else None
 
     def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
-        """An item that a response said, by its id; None if no such response is kept."""
+        """An output item of a response, by its id; None if no such response is kept."""
         record = self.find(tenant, self._said.get((tenant, id), ""), place)
         said = [] if record is None else [item for item in record.response.output if item.id == id]
         return next(iter(said_items(said)), None)
 
     def drop(self, tenant: str, id: str) -> bool:
-        """As always, with its items."""
+        """Drop a record and its items."""
         record = super().find(tenant, id)
         for item in () if record is None else record.response.output:
             self._said.pop((tenant, item.id), None)
         return super().drop(tenant, id)
 
     def forget(self, tenant: str, place: str) -> None:
-        """Drop what could be found there only."""
+        """Drop the records that only this WebSocket can find."""
         for id in [record.id for record in self.of(tenant) if record.place == place]:
             self.drop(tenant, id)
 
 
-# -- what all connections share ----------------------------------------------------------------------------------------
+# -- shared by all connections ----------------------------------------------------------------------------------------
 
 
 class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How sockets are treated; times in seconds.
+    """Limits of sockets; times in seconds.
 
-    most: sockets open at once, each of which may hold a message that is half received. waiting: messages of one socket
-    that wait for their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from
-    the client and without a running response. stall: a single write that the client's connection does not take.
-    outbox_bytes, behind: a write that waits longer than ``behind`` with more than so many bytes waiting after it is a
-    stall, too. refresh: between two times that the KV of a socket's conversations is marked as used. closing: for the
-    client's half of a close.
+    most: open sockets, each of which may hold a partly received message. waiting: messages of one socket that wait for
+    their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from the client or
+    a running response. stall: a single write that the client's connection does not accept. outbox_bytes, behind: a
+    write that waits longer than ``behind`` with more than ``outbox_bytes`` queued is a stall, too. refresh: between
+    marking the KV of a socket's conversations as used. closing: for the client's part of a close.
     """
 
     most: int = 128
@@ -141,15 +141,15 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningResponse(NamedTuple):
-    """A response that is being made. cancel: ends it early."""
+    """A response in progress. cancel: ends it early."""
 
     record: Record
     cancel: Callable[[], None]
 
 
 class Responses:
-    """The state behind ``/v1/responses``. running: by tenant and id. sockets: what tells each open one that the server
-    goes away."""
+    """The state of ``/v1/responses``. running: by tenant and id. sockets: functions that notify each open socket of a
+    shutdown."""
 
     def __init__(self, limits: StoreLimits | None = None, socket_limits: SocketLimits | None = None) -> None:
         self.store = ResponseStore(limits)
@@ -164,6 +164,6 @@ class Responses:
         return running.record if running is not None else self.store.find(tenant, id)
 
     def drain(self) -> None:
-        """The server goes away: sockets close as soon as nothing runs on them."""
+        """The server shuts down: sockets close once nothing runs on them."""
         for drain in list(self.sockets):
             drain()

@@ -1,4 +1,4 @@
-"""The tools of a response, which may stand in namespaces and take plain text, as the functions of a chat.
+"""The tools of a response, which may be in namespaces and take plain text, as functions of a chat request.
 
 ::
 
@@ -7,7 +7,7 @@
     namespace files { function read, custom patch }  files.read   files.patch(input)
     web_search                                       left out, and named
 
-What the model calls goes back by the client's names.
+Calls are returned under the client's names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
 
 NAMESPACE, CUSTOM = "namespace", "custom"
-#: An item of a conversation that brings more tools.
+#: The type of items that add tools.
 ADDITIONAL = "additional_tools"
 _TEXT = {
     "type": "object",
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 class ClientName(NamedTuple):
-    """What the client calls a function of the chat. custom: it takes a text, not arguments."""
+    """The client's name of a chat function. custom: it takes a text, not arguments."""
 
     name: str
     namespace: str | None = None
@@ -43,7 +43,7 @@ class ClientName(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """A tool, the path to it, and its namespace."""
+    """A tool, its path in the request, and its namespace."""
 
     tool: FunctionTool
     path: Path
@@ -53,8 +53,8 @@ class _Placed(NamedTuple):
 class Toolbox(msgspec.Struct, frozen=True):
     """The tools of one response.
 
-    chat: as a chat request has them. paths: to each in the client's request. names: the client's name of each function,
-    by the chat's. warnings: about custom tools.
+    chat: as in a chat request. paths: of each in the client's request. names: the client's names of functions, by the
+    chat's. warnings: about custom tools.
     """
 
     chat: tuple[Json, ...]
@@ -66,7 +66,7 @@ class Toolbox(msgspec.Struct, frozen=True):
     def of(
         cls, tools: Sequence[FunctionTool] | None, given: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Toolbox:
-        """Of the request's tools and of those that items bring, now and before; errors name the field."""
+        """Collect the request's tools and those added by items, now and earlier; errors name the field."""
         placed = list(_placed(tools or (), ("tools",)))
         bringing: list[tuple[Path, InputItem]] = [(("previous_response_id",), item) for item in before]
         bringing += [(("input", index, "tools"), item) for index, item in enumerate(given)]
@@ -85,27 +85,27 @@ class Toolbox(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> dict[Path, Path]:
-        """The client's fields by those of the chat."""
+        """The client's fields by the chat's."""
         placed = enumerate(self.paths)
         return {(*tool, *more): path for n, path in placed for tool in [("tools", n)] for more in ((), ("function",))}
 
     def client_name(self, name: str) -> ClientName:
-        """What the client calls a function that the model calls ``name``."""
+        """The client's name of the function that the model calls ``name``."""
         return self.names.get(name, ClientName(name))
 
 
 def served(tools: Sequence[FunctionTool] | None) -> list[FunctionTool]:
-    """Those that are not left out."""
+    """The tools that are not left out."""
     return [tool for tool in tools or () if tool.type in (FUNCTION, CUSTOM, NAMESPACE)]
 
 
 def full_name(name: str | None, namespace: str | None) -> str:
-    """What a function of a namespace is called in the chat. No name of OpenAI's has a dot in it."""
+    """The chat's name of a function in a namespace. OpenAI's names contain no dots."""
     return f"{namespace}.{name}" if namespace else name or ""
 
 
 def spoken_input(arguments: str) -> str:
-    """The text that a call of a custom tool is: what its arguments hold; or they themselves, if the model broke off."""
+    """The input text of a custom tool's call, from its arguments; the arguments themselves if they are incomplete."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, str])["input"]
     except (msgspec.DecodeError, KeyError, RecursionError):
@@ -113,7 +113,7 @@ def spoken_input(arguments: str) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments that say ``text`` to a custom tool."""
+    """The arguments that pass ``text`` to a custom tool."""
     return msgspec.json.encode({"input": text}).decode()
 
 
@@ -150,7 +150,7 @@ def _chat_tool(one: _Placed) -> Json:
 
 
 def _description(one: _Placed) -> str | None:
-    """What the model reads about the tool; the first of a namespace tells what that is for."""
+    """The description for the model; the first tool of a namespace includes the namespace's."""
     said = [one.tool.description] if one.tool.description else []
     space = one.namespace
     if space is not None and space.description and space.tools and one.tool is space.tools[0]:
@@ -161,6 +161,6 @@ def _description(one: _Placed) -> str | None:
 
 
 def _grammar(tool: FunctionTool) -> Json:
-    """The grammar that a custom tool's input is to follow; empty if any text will do."""
+    """The grammar of a custom tool's input; empty if any text is allowed."""
     shape = tool.format or {}
     return shape if tool.type == CUSTOM and shape.get("type") == "grammar" else {}

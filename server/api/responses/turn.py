@@ -1,4 +1,4 @@
-"""One response from its request to its record: prepared, run, and kept if it may be."""
+"""One response from request to record: prepared, run, and stored if allowed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from foresay.spec.errors import ContextLengthExceeded
 
 
 class ResponseTurn:
-    """A response that is about to run. Leaving :meth:`running` ends it, whatever happened, and keeps its record.
+    """A response that is ready to run. Leaving :meth:`running` always ends it and keeps its record.
 
     keeps: whether the record is kept.
     """
@@ -45,28 +45,28 @@ class ResponseTurn:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was said."""
+        """Token ids of prompt and output."""
         return self.answer.choices[0].request.prompt + self.answer.said
 
     @property
     def salt(self) -> str:
-        """Who shares its prefixes."""
+        """The salt of its prefixes."""
         return self.answer.choices[0].request.salt
 
     @property
     def begun(self) -> bool:
-        """Whether its first event was made, so that an error is told as a failed response."""
+        """Whether its first event was made, so that an error is reported as a failed response."""
         return bool(self.record.events)
 
     def cancel(self) -> None:
-        """End it early; it keeps what it has said."""
+        """End it early; it keeps its output."""
         self._cancelled = True
         if self._generation is not None:
             self._generation.abort(Cancelled())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Generation]:
-        """The engine at work on it."""
+        """Run it in the engine."""
         registry, key = self._service.server.of(Responses).running, (self.tenant, self.record.response.id)
         registry[key] = RunningResponse(self.record, self.cancel)
         try:
@@ -89,12 +89,12 @@ class ResponseTurn:
 
     def _run(self, generation: Generation) -> None:
         self._generation = generation
-        if self._cancelled:  # while the engine was being asked
+        if self._cancelled:  # while the request was being submitted
             generation.abort(Cancelled())
 
     async def batches(self, generation: Generation, patience: float | None) -> AsyncIterator[list[msgspec.Struct]]:
-        """Events, as many at once as an engine step gives. The first wait for the engine, but no longer than
-        ``patience`` seconds, so that what the engine refuses is told as an error and not as a failed response.
+        """Events, one batch per engine step. The first batch waits for the engine, at most ``patience`` seconds, so
+        that the engine's refusals are reported as errors and not as failed responses.
         """
         with NAMES:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
@@ -105,7 +105,7 @@ class ResponseTurn:
             self.answer.broken(told(error)[1])
 
     def _keep(self) -> None:
-        """The response is over: close it if nobody did (the client is gone), and keep it if it ever began."""
+        """The response has ended: close it if that has not happened (the client left), and keep it if it ever began."""
         if not self.begun and not self._cancelled:
             return
         if not self.answer.over:
@@ -123,10 +123,10 @@ async def prepared(
     stream_id: str | None = None,
     generates: bool = True,
 ) -> ResponseTurn:
-    """A turn that is ready to run. place: the WebSocket it came through, where what is not stored is kept. generates:
-    see :class:`ResponseAnswer`.
+    """A turn that is ready to run. place: its WebSocket, which keeps what is not stored. generates: see
+    :class:`ResponseAnswer`.
 
-    Raises what the client must know: :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
+    Raises :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
     before, given = given_now(service, body, place)
@@ -167,8 +167,8 @@ async def _choice(
     given: list[schemas.InputItem],
     generates: bool,
 ) -> tuple[Choice, int]:
-    """What will run, and how many items were dropped to make it fit (with truncation ``auto``): so that there is room
-    for all the output asked for, if there can be; else for some.
+    """The choice to run, and how many items were dropped to make it fit (with truncation ``auto``): so that all the
+    requested output fits, if possible; else some.
     """
     attempt = partial(_attempt, service, body, generates)
     if body.truncation != "auto":
@@ -180,7 +180,7 @@ async def _choice(
 
 
 async def _shortened(attempt: Attempt, before: Record | None, given: list[schemas.InputItem]) -> tuple[Choice, int]:
-    """The conversation without its oldest turns, as few of them as make it fit, and how many items these were."""
+    """The choice without as few of the oldest turns as make it fit, and how many items these were."""
     with contextlib.suppress(ContextLengthExceeded):
         return await attempt(before, given), 0
     items = [*(() if before is None else before.conversation), *given]
@@ -206,7 +206,7 @@ async def _attempt(
     given: Sequence[schemas.InputItem],
     strict: bool = False,
 ) -> Choice:
-    """strict: refuse where the output asked for has no room, whatever the settings say."""
+    """strict: refuse if the requested output does not fit, whatever the settings say."""
     conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
     words = service.opened()[0].chat_format.words
     if before is not None and before.fingerprint != service.fingerprint:
@@ -225,9 +225,9 @@ _SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice) -> schemas.Response:
-    """The response before anything is said: the request, with what was chosen for it."""
+    """The response before any output: the request's fields, with the values chosen for it."""
     params = choice.request.params
-    for field in ("tools", "metadata"):  # which three events say again
+    for field in ("tools", "metadata"):  # three events repeat them
         check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
     return schemas.Response(
         id=f"resp_{id}",
@@ -251,7 +251,7 @@ def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice
 
 
 def _text(asked: schemas.TextOptions) -> schemas.TextOptions:
-    """What was asked of the text, with what was left out of it."""
+    """The requested text options, with defaults filled in."""
     format = asked.format or schemas.TextFormat(type="text")
     if format.type == "json_schema":  # which holds strictly either way
         format = replace(format, description=format.description or None, strict=format.strict is not False)
@@ -265,7 +265,7 @@ def _tool_choice(asked: str | schemas.NamedChoice) -> str | schemas.NamedChoice:
 
 
 async def whole(turn: ResponseTurn) -> schemas.Response:
-    """Run a turn to its end; one that is cancelled on the way keeps what it has said."""
+    """Run a turn to its end; if cancelled, it keeps its output so far."""
     with contextlib.suppress(Cancelled):
         async with turn.running() as generation:
             async for _ in turn.batches(generation, None):
@@ -274,6 +274,6 @@ async def whole(turn: ResponseTurn) -> schemas.Response:
 
 
 async def prompt_length(service: Service, body: schemas.ResponseRequest) -> int:
-    """The tokens of the prompt that the request would have."""
+    """The number of tokens of the request's prompt."""
     choice, _ = await _choice(service, body, *given_now(service, body), True)
     return len(choice.request.prompt)

@@ -1,1 +1,1 @@
-"""``foresay check``: can a target and who drafts for it work together, and what would mend it if not."""
+"""``foresay check``: whether a target and its drafters work together, and how to fix it if not."""

@@ -1,4 +1,4 @@
-"""``foresay check``: can this target and this drafter work together, and what would mend it if not."""
+"""``foresay check``: whether this target and drafter work together, and how to fix it if not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from foresay.server.cli.command import Command
 from foresay.server.settings.config import EngineConfig
 
-#: How long --probe measures, loading aside.
+#: How long --probe measures, without loading.
 PROBE_SECONDS = 25.0
 
 

@@ -1,13 +1,13 @@
-"""The whole check of a pair, from settings to a report, with the very functions that build an engine.
+"""The whole check of a pair, from settings to a report, with the same functions that build an engine.
 
 ::
 
     target ── files, tokenizer ──┐
-    draft ─── files, vocabulary ─┼── context ── memory ── probe, if asked for
+    draft ─── files, vocabulary ─┼── context ── memory ── probe, if requested
     head ──── files, layers ─────┘
 
 All but the probe read only configurations, tokenizers and the headers of weight files. A hub id is downloaded first, as
-it would be to serve it.
+for serving it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
 
 
 def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
-    """Note what there is to say of the target; None if not even its configuration can be read."""
+    """Note findings about the target; None if its configuration cannot be read."""
     name = f"give the directory that holds {config.target}, or the hub id (OWNER/NAME) of a model you may download"
     directory = notes.attempt("target", name, lambda: target_directory(config))
     if directory is None:
@@ -78,7 +78,7 @@ def _model(config: EngineConfig, directory: Path) -> ModelConfig:
 
 
 def _look_at_texts(notes: Notes, directory: Path) -> None:
-    """What the server reads besides the model: tokenizer and recommended settings."""
+    """Check what the server reads besides the model: tokenizer and recommended settings."""
     fetch = f"put the tokenizer.json and tokenizer_config.json of the model's source into {directory}"
     notes.attempt("tokenizer", fetch, lambda: vocabulary(directory))
     if not notes.failed("tokenizer"):
@@ -87,11 +87,12 @@ def _look_at_texts(notes: Notes, directory: Path) -> None:
     notes.attempt("target", settings, lambda: SamplingDefaults.read(directory))
 
 
-# -- what the catalog knows of it --------------------------------------------------------------------------------------
+# -- the catalog's recommendations
+# --------------------------------------------------------------------------------------
 
 
 def recommended(name: str, target: Target | None = None) -> str:
-    """Drafts for the target in a sentence; empty where none is known. target: None if it could not be read."""
+    """Drafts for the target in a sentence; empty if none is known. target: None if it could not be read."""
     if name == "bundled":
         return "The bundled target's own draft model comes with it: --draft draft_model, or leave --draft out."
     names = [name] if target is None else [name, *sorted(names_of(target))]
@@ -119,14 +120,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Who drafts. positions: the longest text that all of them were made for; None if none says so."""
+    """The drafters. positions: the longest text that all of them were made for; None if unknown."""
 
     drafters: Sequence[Entry]
     positions: int | None = None
 
 
 def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> Draft | None:
-    """Note what there is to say of the drafters; None if one cannot be found, or not be looked at without a target."""
+    """Note findings about the drafters; None if one cannot be found, or there is no target to check it with."""
     choice = notes.attempt("draft", "see foresay check --help", lambda: choose_draft(config))
     if choice is None:
         return None
@@ -155,7 +156,7 @@ def _which(config: EngineConfig) -> str:
 
 
 def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:
-    """Note how long a text may be; returns that, None where more is asked for than the target holds."""
+    """Note and return the context length; None if more is requested than the target supports."""
     length = notes.attempt("context", "lower --max-model-len", lambda: max_model_len(config, target.model))
     if length is None:
         return None
@@ -176,7 +177,7 @@ def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: D
 
 
 def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
-    """Note what weights and KV cache take of the device's memory. Without a drafter, what the target takes alone."""
+    """Note the memory of weights and KV cache on the device; of the target alone if there is no drafter."""
     drafters = () if draft is None or notes.failed("draft") else draft.drafters
     smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
     found = notes.attempt(
@@ -210,7 +211,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
 
 
 def check(config: EngineConfig, probe_seconds: float | None = None) -> CheckReport:
-    """Everything that is known of the pair. probe_seconds: load it and measure so long, unless it cannot work."""
+    """Check the pair. probe_seconds: also load it and measure for this long, unless it cannot work."""
     notes = Notes()
     advised = _look(notes, config)
     probed = _probe(notes, config, probe_seconds) if probe_seconds is not None and not notes.failed() else None
@@ -227,7 +228,7 @@ def check(config: EngineConfig, probe_seconds: float | None = None) -> CheckRepo
 
 
 def _look(notes: Notes, config: EngineConfig) -> str:
-    """Note everything; returns what to draft with instead, if that is known."""
+    """Note all findings; returns recommended drafts, if known."""
     target = look_at_target(notes, config)
     draft = look_at_draft(notes, config, target)
     if target is None:
@@ -243,7 +244,7 @@ def _look(notes: Notes, config: EngineConfig) -> str:
 
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:
-    """What was measured, and what it means; None if there is nothing to measure, or it could not be."""
+    """The measurements, and advice; None if there is nothing to measure, or measuring failed."""
     from foresay.server.cli.check.probe import probe
     from foresay.server.cli.check.summary import measured
 
@@ -269,7 +270,7 @@ _LEAVE = "leave --draft-quantize out"
 
 
 def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
-    """The same with a draft model of int8; None where no model of floats drafts, or that is so already."""
+    """The same with an int8 draft model; None if there is no float draft model, or it is already quantised."""
     from foresay.server.engine.drafters.draft_model import DraftModel
     from foresay.server.engine.drafters.registry import drafts
 
@@ -280,7 +281,7 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
-    """What int8 of the draft model does to acceptance and speed."""
+    """Note what an int8 draft model does to acceptance and speed."""
     from foresay.server.cli.check.summary import factor, gains, measured
 
     if found is None:
@@ -299,7 +300,7 @@ def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) 
 
 
 def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str) -> None:
-    """Whether drafting changed a text, which it must not where the engine is exact."""
+    """Note whether drafting changed a text, which it must not if the engine is exact."""
     runs = sum(one.runs for one in numbers)
     if all(one.same_tokens for one in numbers):
         notes.ok("texts", f"{counted(runs, 'text')}, the same with the drafter and without ({reason})", runs=runs)

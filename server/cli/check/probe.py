@@ -1,6 +1,6 @@
-"""Load a pair and measure it: every text is written twice, drafted and plain, in turns, on the same weights.
+"""Load a pair and measure it: every text is decoded twice, drafted and plain, in turns, with the same weights.
 
-So a machine that slows down slows both, and each pair of texts gives one speed-up. Both must be the same text.
+So a machine that slows down slows both, and each pair of texts gives one speed-up. Both texts must be equal.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ PROMPTS = (
     "Dear Sir or Madam,\n\nI am writing to you because",
 )
 TEMPERATURES = (0.0, 1.0)
-#: Tokens of a text: few enough that each prompt gets its turn in the time there is, enough to tell speeds apart.
+#: Tokens of a text: few enough that each prompt gets its turn in time, enough to measure speeds.
 _LEAST_TOKENS, _MOST_TOKENS = 16, 96
 _WARM_UP_TOKENS = 8
 
 
 class ProbeFailed(ForesayError):
-    """The engine ended one of the texts with an error."""
+    """The engine ended a text with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Every text that was written, by temperature, and the engine that wrote them."""
+    """All decoded texts by temperature, and the engine's info."""
 
     info: EngineInfo
     texts: dict[float, list[Twice]]
 
 
 def probe(config: EngineConfig, seconds: float) -> Probed:
-    """Load the pair, then write texts for ``seconds``, at least one at each temperature.
+    """Load the pair, then decode texts for ``seconds``, at least one at each temperature.
 
     Raises what loading raises, and ProbeFailed.
     """
     config = msgspec.structs.replace(config, prefix_cache=False)
     if "," not in config.draft and config.draft != "auto" and pinned(config) is None:
-        # One drafter in one shape, so that its acceptance by depth can be told.
+        # One drafter with a fixed shape, so that its acceptance by depth can be measured.
         config = msgspec.structs.replace(config, draft_tokens=DEFAULT_TOKENS)
     texts: dict[float, list[Twice]] = {temperature: [] for temperature in TEMPERATURES}
     with Stages() as stages:
@@ -80,7 +80,7 @@ def probe(config: EngineConfig, seconds: float) -> Probed:
 
 
 def _plain(drafted: Engine) -> Engine:
-    """The same target in the same pages, without a drafter; the two are never in use at the same time."""
+    """An engine with the same target and pages, without a drafter; the two are never used at the same time."""
     scheduler = Scheduler(drafted.pool, None, ROOT_ONLY, drafted.scheduler.cost, drafted.info.max_seqs)
     verifier = drafted.runner.verifier
     return Engine(
@@ -89,14 +89,14 @@ def _plain(drafted: Engine) -> Engine:
 
 
 def _prompts(config: EngineConfig, info: EngineInfo) -> list[list[int]]:
-    """The prompts as tokens, cut so that half of the context is left to write in."""
+    """The prompts as tokens, cut so that half of the context is left for output."""
     tokenizer = Tokenizer.load(target_directory(config))
     encoded = [tokenizer.encode(prompt)[: max(1, info.max_model_len // 2)] for prompt in PROMPTS]
     return [[token for token in ids if token < info.vocab_size] or [0] for ids in encoded]
 
 
 def _tokens(plain: Engine, drafted: Engine, prompts: list[list[int]], seconds: float) -> int:
-    """How long texts may be, so that each prompt is written both ways at both temperatures in about the time."""
+    """How long texts may be, so that each prompt is decoded both ways at both temperatures in about ``seconds``."""
     warm_up = SamplingParams(temperature=1.0, seed=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     _write(drafted, prompts[0], warm_up)
     speed = _write(plain, prompts[0], warm_up).statistics.decode_tokens_per_second
@@ -113,7 +113,7 @@ def _twice(drafted: Engine, plain: Engine, prompt: Sequence[int], params: Sampli
 
 
 def _write(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Written:
-    """One text, alone in the engine."""
+    """Decode one text, alone in the engine."""
     engine.add(Request(id="probe", prompt=list(prompt), params=params))
     tokens: list[int] = []
     while True:

@@ -1,4 +1,4 @@
-"""From texts that were written twice to numbers, and a report for people: one row per finding."""
+"""From texts decoded twice to numbers, and a report for people: one row per finding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from foresay.spec.trace import Statistics
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Texts shorter than this say nothing about speed, unless all are.
+#: Texts with fewer tokens do not count for speed, unless all are shorter.
 _SHORT = 8
-#: How often the interval of a speed-up may be wrong.
+#: The error probability of a speed-up's interval.
 _DOUBT = 0.05
 
 
@@ -33,17 +33,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Twice:
-    """One text, written with the drafter and without."""
+    """One text, decoded with the drafter and without."""
 
     drafted: Written
     plain: Written
 
 
 class Speeds(NamedTuple):
-    """What the same texts took both ways, in tokens per second after the first ones: medians, each way's least and
-    most. speedup: of the medians. spread: the least and the greatest of single texts; the other lies between them.
-    interval: where the median of single texts lies, with 95 % certainty if there are six or more. None: no text has a
-    speed.
+    """Speeds of the same texts both ways, in tokens per second after the first ones: medians, and each way's range.
+    speedup: quotient of the medians. spread: the least and greatest speed-up of single texts, between which it lies.
+    interval: the 95 % confidence interval of the median of single speed-ups, if there are six or more texts. None: no
+    text has a speed.
     """
 
     drafted: float
@@ -56,8 +56,8 @@ class Speeds(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Statistics, Statistics]]) -> Speeds:
-        """Of texts, drafted and plain. One that was over when its prompt was read, or with its first token, has no
-        speed and is left out; where none is left all are 0."""
+        """Make it from pairs of texts, drafted and plain. A text that ended with its prefill or its first token has no
+        speed and is left out; if none is left, all speeds are 0."""
         longer = [pair for pair in pairs if min(one.completion_tokens for one in pair) > 1]
         rates = [(one.decode_tokens_per_second, other.decode_tokens_per_second) for one, other in longer]
         rates = [pair for pair in rates if all(pair)]
@@ -70,7 +70,7 @@ class Speeds(NamedTuple):
 
 
 def _interval(each: Sequence[float]) -> tuple[float, float]:
-    """Of the median: by the sign test, which assumes nothing of how the values are distributed."""
+    """The confidence interval of the median, by the sign test, which assumes no distribution."""
     ordered, cut, beyond = sorted(each), 0, 0.0
     while (beyond := beyond + math.comb(len(ordered), cut) / 2 ** len(ordered)) <= _DOUBT / 2:
         cut += 1
@@ -106,40 +106,40 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
 
 
 def rounded(speedup: float | None) -> float | None:
-    """For programs."""
+    """Rounded for programs."""
     return None if speedup is None else round(speedup, 3)
 
 
 def rounded_pair(pair: tuple[float, float] | None) -> tuple[float, float] | None:
-    """For programs."""
+    """Rounded for programs."""
     return None if pair is None else (round(pair[0], 3), round(pair[1], 3))
 
 
 def factor(speedup: float | None) -> str:
-    """For people."""
+    """A speed-up for people."""
     return "unknown" if speedup is None else f"{speedup:.2f}x"
 
 
-# -- what the numbers mean for a person --------------------------------------------------------------------------------
+# -- what the numbers mean --------------------------------------------------------------------------------
 
 
 #: Below this many tokens per step the drafter is hardly ever right.
 _SELDOM_RIGHT = 1.4
-#: Above this share of a step the drafter itself is what costs.
+#: Above this share of a step's time the drafter itself is too slow.
 _COSTLY = 0.35
 
 
-#: Of the time in which threads could have run, the share that they wait for a core on a machine that is not quiet.
+#: Share of runnable time that threads wait for a core above which a machine counts as busy.
 _CROWDED = 0.1
-#: A step with drafts is never faster than one without, so a speed-up beyond tokens per step and this factor is noise.
+#: A step with drafts is never faster than one without, so a speed-up above tokens per step times this is noise.
 _BEYOND = 1.1
-#: A speed-up near 1 whose interval lies within this factor of it is known to be none.
+#: A speed-up near 1 whose interval is within this factor certainly means no gain.
 _NEAR = 1.1
 
 
 def why_unknown(speeds: Speeds, drafted: Sequence[Statistics], crowded: float) -> str:
-    """Why these speeds do not tell whether drafts gain, and what to do; empty if they do. drafted: of the texts that
-    were written with drafts. crowded: the share of the time that threads waited for a core."""
+    """Why these speeds do not show whether drafts gain, and what to do; empty if they do. drafted: statistics of the
+    drafted texts. crowded: the share of the time that threads waited for a core."""
     if speeds.speedup is None or speeds.spread is None or speeds.interval is None:
         return _nothing(drafted)
     (least, most), (low, high), most_tokens = speeds.spread, speeds.interval, _most_tokens(drafted)
@@ -168,14 +168,14 @@ def _nothing(drafted: Sequence[Statistics]) -> str:
 
 
 def _most_tokens(drafted: Sequence[Statistics]) -> float:
-    """Tokens per step, at most: with the pass that read the prompt, or without it and its token."""
+    """An upper bound of tokens per step: with the prefill pass, or without it and its token."""
     steps, tokens = sum(one.steps for one in drafted), sum(one.completion_tokens for one in drafted)
     later = tokens_per_step(tokens - len(drafted), max(0, steps - len(drafted)))
     return max(tokens_per_step(tokens, steps) or 0.0, later or 0.0)
 
 
 def advice(measured: Sequence[Measured], levels: int) -> str:
-    """levels: how deep each step drafts."""
+    """Advice in a sentence. levels: draft depth of each step."""
     speeds = [one.speedup for one in measured if one.speedup is not None]
     each = " and ".join(f"{factor(one.speedup)} at temperature {one.temperature:g}" for one in measured if one.speedup)
     if unknown := next(filter(None, (one.unknown for one in measured)), ""):
@@ -190,7 +190,7 @@ def advice(measured: Sequence[Measured], levels: int) -> str:
 
 
 def gains(before: Sequence[Measured], after: Sequence[Measured]) -> bool:
-    """Whether the second is faster at every temperature, by more than texts differ, as far as its figures tell."""
+    """Whether ``after`` is significantly faster at every temperature."""
     pairs = zip(before, after, strict=True)
     if any(one.unknown for one in after):
         return False
@@ -225,7 +225,7 @@ def show(report: CheckReport, out: TextIO) -> None:
 
 
 def plain(report: CheckReport) -> str:
-    """One line per finding, and one for what would mend it."""
+    """One line per finding, and one for its fix."""
     width = max(len(finding.subject) for finding in report.findings)
     lines = [f"{report.target} with --draft {report.draft}"]
     for finding in report.findings:
@@ -264,7 +264,7 @@ def _findings(report: CheckReport) -> RenderableType:
 
 
 def _measurements(probe: list[Measured]) -> RenderableType:
-    """The table, and below it what would not fit a column."""
+    """The table, and below it what does not fit a column."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -279,7 +279,7 @@ def _measurements(probe: list[Measured]) -> RenderableType:
 
 
 def _measured_rows(probe: list[Measured]) -> list[tuple[str, ...]]:
-    """A table of what was measured, its header first; empty if nothing was."""
+    """A table of the measurements, with a header; empty if there are none."""
     if not probe:
         return []
     rows: list[tuple[str, ...]] = [("T", "speed-up", "tokens/s", "alone", "tokens per step", "accepted by depth")]

@@ -1,6 +1,6 @@
-"""``--draft package.module:Class``: a drafter of the user's own, found by import (docs/drafters.md).
+"""``--draft package.module:Class``: a user's own drafter, found by import (docs/drafters.md).
 
-It is the user who names the module, where the server is set up; nothing of a model's repository is run.
+Whoever configures the server names the module; no code from a model's repository is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 
 _NAMED = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
-#: What a drafter's name may look like: it stands in flags, requests, metrics and traces.
+#: Valid names of drafters: they appear in flags, requests, metrics and traces.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 #: Words that mean something else where drafters are named.
 _TAKEN = frozenset({*DRAFTERS, *ALIASES, NONE, "auto", "bundled", "combined", "recorded"})
@@ -36,19 +36,19 @@ _LOOK = "see docs/drafters.md"
 
 @dataclass(frozen=True)
 class Custom(Entry):
-    """:mod:`foresay.drafters.custom` around it."""
+    """A user's drafter, wrapped by :mod:`foresay.drafters.custom`."""
 
     made = CustomDrafter
     looks = True
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By a dotted module and a class, as long as neither word is one of ours and no such directory is there."""
+        """By a dotted module and a class, unless the first word is reserved or a directory has that name."""
         known = part.partition(":")[0] in _TAKEN
         return cls(part) if _NAMED.fullmatch(part) and not known and not Path(part).is_dir() else None
 
     def setting(self, name: str, place: str) -> str:
-        """The class, since the name alone does not find it."""
+        """The module and class, since the drafter's name does not suffice to find it."""
         return self.asked
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
@@ -57,13 +57,13 @@ class Custom(Entry):
         return self
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
-        """Whether it can be imported and is a drafter."""
+        """Note whether it can be imported and is a drafter."""
         found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
         if found is not None:
             notes.ok("draft", f"{self.asked}: a drafter of your own; works with any target", kind="custom")
 
     def load(self, loading: LoadContext, target: ModelRunner) -> CustomDrafter:
-        """Make one, and check what only one that was made tells: its name, and what it needs."""
+        """Make an instance, and check what only an instance has: its name, and the features it needs."""
         own = self._made(loading)
         name, needs = getattr(own, "name", None), getattr(own, "needs", self)
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
@@ -76,7 +76,7 @@ class Custom(Entry):
         return CustomDrafter(own, loading.model.vocab_size)
 
     def _made(self, loading: LoadContext) -> Drafter:
-        """One made with what its constructor declares, of what there is for it."""
+        """An instance, made with those of the available arguments that its constructor declares."""
         given = {
             "vocab_size": loading.model.vocab_size,
             "max_model_len": loading.length,
@@ -94,10 +94,10 @@ class Custom(Entry):
         return own
 
     def _class(self) -> type[Any]:
-        """Raises ConfigurationError for one that cannot be imported, or is no drafter."""
+        """The class. Raises ConfigurationError if it cannot be imported, or is not a drafter."""
         module_name, _, name = self.asked.partition(":")
         if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)  # at the end: a torch.py where the user happens to be is none of ours
+            sys.path.append(here)  # at the end: a torch.py in the working directory must not shadow torch
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
@@ -131,7 +131,7 @@ def _declared(found: type[Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a constructor that can be given by name."""
     try:
         parameters = inspect.signature(found).parameters
-    except ValueError:  # one that is written in C does not say
+    except ValueError:  # written in C without a signature
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}

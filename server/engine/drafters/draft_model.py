@@ -1,4 +1,4 @@
-"""``--draft draft_model:PATH``, or the path alone: a smaller model drafts."""
+"""``--draft draft_model:PATH``, or only the path: a smaller model drafts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LARGE = 0.5
 
 @dataclass(frozen=True)
 class DraftModel(FromFiles):
-    """:mod:`foresay.drafters.draft_model`. quantize: what its floats become. kv_dtype: what its KV is kept in.
-    between: both vocabularies, once compared; None where they are the same."""
+    """:mod:`foresay.drafters.draft_model`. quantize: what its float weights become. kv_dtype: of its KV cache. between:
+    the translation between both vocabularies, once compared; None if they are the same."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter
     only_one = "draft model"
@@ -40,33 +40,32 @@ class DraftModel(FromFiles):
     kv_dtype: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """As ``--draft-quantize`` and ``--draft-kv-dtype`` want it."""
+        """With ``--draft-quantize`` and ``--draft-kv-dtype``."""
         return replace(self, quantize=config.draft_quantize, kv_dtype=config.draft_kv_dtype)
 
     @cached_property
     def model(self) -> ModelConfig:
-        """Its configuration, as it is loaded. Raises a loader's error for one that cannot be read, or is of no family
-        that is known."""
+        """Its configuration, as loaded. Raises a loader's error if it cannot be read, or its family is unknown."""
         return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Both vocabularies compared. Raises Unfit if they have too little in common."""
+        """Compare both vocabularies. Raises Unfit if they have too little in common."""
         return replace(self, between=translation(self.place, target, model, self.directory, self.model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its own."""
+        """Its own shape."""
         return (self.model,)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """Its KV."""
+        """Bytes of its KV."""
         return token_bytes(self.model, dtype, self.kv_dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """As those of the target."""
+        """Counted like the target's."""
         return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> DraftModelDrafter:
-        """It reads and proposes in the target's token ids."""
+        """The drafter; it reads and proposes the target's token ids."""
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
@@ -76,16 +75,16 @@ class DraftModel(FromFiles):
 
     @property
     def remark(self) -> str:
-        """How many of the target's tokens it knows, if not all."""
+        """How many of the target's tokens it shares, if not all."""
         return "" if self.between is None else f", knows {self.between.described}"
 
     @property
     def warning(self) -> str:
-        """Where these are few."""
+        """A warning if these are few."""
         return "" if self.between is None else self.between.warning(self.place)
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Its files, its size beside the target's, and what both vocabularies share."""
+        """Check its files, its size relative to the target's, and what both vocabularies share."""
         other = f"take a model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
         model = notes.attempt("draft", other, lambda: self.model)
         if model is not None:
@@ -109,9 +108,9 @@ class DraftModel(FromFiles):
             )
 
     def _look_at_vocabulary(self, notes: Notes, target: Target, model: ModelConfig | None) -> None:
-        """Whether two models mean the same by their token ids; where they do not, how many tokens they share."""
+        """Note whether both models use the same token ids; if not, how many tokens they share."""
         fetch = f"put the target's tokenizer.json into {self.directory}"
-        # A list, since that there is nothing to compare is an answer too.
+        # A list, since "nothing to compare" (None) is a result too.
         found = notes.attempt("vocabulary", fetch, lambda: [overlap(target.directory, self.directory)])
         if found is None:
             return
@@ -143,5 +142,5 @@ def _note_translation(notes: Notes, made: Translation) -> None:
 
 
 def _met(model: ModelConfig) -> int:
-    """The number of weights that a row meets."""
+    """The number of weights that each row is multiplied with."""
     return parameters(model) - idle_parameters(model)

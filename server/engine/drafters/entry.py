@@ -1,15 +1,16 @@
-"""What the rest of the server asks of a kind of drafter. An entry of the registry is a class that says it.
+"""The interface of a kind of drafter for the rest of the server. An entry of the registry is a class that implements
+it.
 
 ::
 
-    named, holds                          is it what --draft names: by a word, a prefix, what a directory holds
-    checked, look_at                      can it draft for the target; the same for people (foresay check)
-    shapes, token_bytes, weights          what memory it takes, before a weight is read
-    load, remark, doubts                  the drafter itself, and what to say of it now that it is there
-    looks, levels                         whether it costs next to nothing, else how deep it can go: for the budget
+    named, holds                          does --draft name it: by a word, a prefix, the contents of a directory
+    checked, look_at                      can it draft for the target; findings for people (foresay check)
+    shapes, token_bytes, weights          its memory, known before a weight is read
+    load, remark, doubts                  the drafter itself, and remarks and doubts once it is loaded
+    looks, levels                         whether it is nearly free, else how deep it can draft: for the budget
     passes                                its models' passes
 
-An instance is one drafter that ``--draft`` names, found, but with nothing of it loaded.
+An instance is one drafter that ``--draft`` names, found but not loaded.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class Entry:
-    """A kind of drafter that needs nothing of the target and no files; what others need, they say.
+    """A kind of drafter that needs no files and no features of the target; subclasses override what they need.
 
-    names: what its drafters are called, which is what ``--draft`` names them by. made: their class. looks: whether they
-    look something up or think for themselves, at next to no cost, instead of running a model. only_one: what it is,
-    of which only one may draft; "" for any number. layered: whether it reads layers that ``--draft-layers`` can name.
+    names: its drafters' names, also in ``--draft``. made: their class. looks: whether they use lookups or own code, at
+    nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
+    number. layered: whether it reads layers that ``--draft-layers`` can name.
 
     asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
     """
@@ -54,19 +55,19 @@ class Entry:
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """The drafter of this kind that a part of ``--draft`` names by a word or prefix; None if it does not.
+        """The drafter of this kind that a part of ``--draft`` names by a word or prefix; None if it names none.
 
-        Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
+        Raises ConfigurationError if what is found is not of this kind, ModelNotFound if nothing is found.
         """
         return cls(part) if part in cls.names else None
 
     @classmethod
     def holds(cls, directory: Path) -> bool:
-        """Whether a directory, which ``--draft`` names without saying of what kind it is, holds one of this kind."""
+        """Whether a directory that ``--draft`` names without a kind holds one of this kind."""
         return False
 
     def setting(self, name: str, place: str) -> str:
-        """How ``--draft`` would name the drafter that is called ``name``. place: its own, for people."""
+        """How ``--draft`` would name the drafter called ``name``. place: its directory or hub id, for people."""
         return f"{name}:{place}" if place else name
 
     @property
@@ -79,25 +80,25 @@ class Entry:
         return self
 
     def configured(self, config: EngineConfig) -> Self:
-        """The same as the other settings want it."""
+        """The same, with the other settings applied."""
         return self
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """The same, with what is to be known of it beside this target before anything is loaded.
+        """The same, checked against this target before anything is loaded.
 
         Raises one of Foresay's errors if it cannot draft for it.
         """
         return self
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Note what there is to say of it beside the target; returns the longest text it was made for, if it says so.
+        """Note findings about it with this target; returns the longest text it was made for, if known.
 
-        name: for people. shape: of the tree that each step drafts, if it is known.
+        name: for people. shape: of the tree that each step drafts, if known.
         """
         raise NotImplementedError
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The models that it runs: passes of theirs need a workspace."""
+        """The models that it runs: their passes need a workspace."""
         return ()
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -114,22 +115,22 @@ class Entry:
         return {}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
-        """The drafter; this one is made of nothing."""
+        """The drafter; by default made without arguments."""
         drafter: Drafter = self.made()
         return drafter
 
     @property
     def remark(self) -> str:
-        """What to say behind the reason why the drafter drafts; "" for nothing."""
+        """A remark to append to the reason why it drafts; "" for none."""
         return ""
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """What speaks against it, now that it is loaded; "" if nothing does. directory: the target's."""
+        """Doubts about it once loaded; "" for none. directory: the target's."""
         return ""
 
     @property
     def warning(self) -> str:
-        """What to warn of at start-up; "" for nothing. Of one that was checked."""
+        """A warning at start-up; "" for none. Requires :meth:`checked`."""
         return ""
 
     @staticmethod
@@ -140,8 +141,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class FromFiles(Entry):
-    """A kind of drafter that is loaded from a directory. files: patterns of what its hub repository may hold beside a
-    model's."""
+    """A kind of drafter that is loaded from a directory. files: patterns of files that its hub repository may have in
+    addition to a model's."""
 
     files: ClassVar[tuple[str, ...]] = ()
 
@@ -149,7 +150,7 @@ class FromFiles(Entry):
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By its name, a colon and a place."""
+        """By its name, a colon and a directory or hub id."""
         word, colon, place = part.partition(":")
         if word not in cls.names or not colon:
             return None
@@ -159,5 +160,5 @@ class FromFiles(Entry):
 
     @classmethod
     def at(cls, part: str, place: str) -> Self:
-        """The one in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
+        """The drafter in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
         return cls(part, place, resolve(place, extra=cls.files, flag="--draft"))

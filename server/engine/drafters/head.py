@@ -1,7 +1,7 @@
-"""What heads that read the target's hidden states have in common, as drafters that ``--draft`` names.
+"""What heads that read the target's hidden states share, as drafters that ``--draft`` names.
 
-A head is tried at load: does it guess a plain text, which the target reads once, as one of this target would? A head of
-another model is hardly ever right.
+A head is tried at load: does it predict a plain text, which the target reads once, as well as a head of this target
+would? Another model's head is hardly ever right.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
 
-#: Below this share of right first guesses a head hardly belongs to its target; chance is far below it, and one that
-#: learned from chats alone is seldom right about prose (SmolLM2's own: 14 %).
+#: With fewer correct first guesses than this share a head is probably not this target's; chance is far below, and a
+#: head trained only on chats is seldom right about prose (SmolLM2's own: 14 %).
 LEAST_AGREEMENT = 0.1
-#: Plain text of the kind that any model continues well.
+#: Plain text that any model predicts well.
 TRIAL = (
     "Once upon a time there was a king who had three sons. The first was strong and the second was clever, but the "
     "third was so simple that nobody thought he would ever come to anything. One day the king said to them: whoever "
@@ -48,10 +48,10 @@ TRIAL = (
 
 
 def tried(guess: Callable[[PageTable, Tensor], str], verifier: ModelRunner, pool: PagePool, target: Path) -> str:
-    """Why a head seems not to be this target's, in words for the banner; "" if it seems to be.
+    """Why a head seems not to be this target's, for the banner; "" if it seems to be.
 
-    guess: makes the words, of a page table with room for the text and its tokens, int64[R]. target: the target's
-    directory, whose tokenizer makes them. Without two that the target has nothing is tried.
+    guess: makes the message from a page table with room for the text and the text's tokens, int64[R]. target: the
+    target's directory, whose tokenizer is used. With fewer than two known tokens nothing is tried.
     """
     text = tokenizer_json(target)
     if text is None:
@@ -70,25 +70,25 @@ def tried(guess: Callable[[PageTable, Tensor], str], verifier: ModelRunner, pool
 
 
 def in_words(hits: Tensor) -> str:
-    """What to say of so many right first guesses, bool[R]; "" where they are enough."""
+    """A message about the correct first guesses, bool[R]; "" if they are enough."""
     if hits.float().mean() >= LEAST_AGREEMENT:
         return ""
     return f"{agrees(hits)} (it may be made for another model, read other layers, or have learned too little)"
 
 
 def clearly_better(hits: Tensor, others: Tensor) -> bool:
-    """Whether ``others`` has more hits than chance would give it: two deviations of a sign test where they differ."""
+    """Whether ``others`` has significantly more hits: two standard deviations of a sign test where they differ."""
     won, lost = int((others & ~hits).sum()), int((hits & ~others).sum())
     return won - lost > 2 * math.sqrt(won + lost)
 
 
 def agrees(hits: Tensor) -> str:
-    """The share of right first guesses, in a sentence."""
+    """The share of correct first guesses, in words."""
     return f"its first guess agrees with the target on {share(hits)} of a plain text"
 
 
 def share(hits: Tensor) -> str:
-    """The same as a number."""
+    """The share of correct first guesses, in per cent."""
     return f"{float(hits.float().mean()):.0%}"
 
 
@@ -97,7 +97,7 @@ _FETCH = "fetch the head's files again from where it was published, or train it 
 
 @dataclass(frozen=True)
 class Head(FromFiles):
-    """kind: of what is in the directory. trained: what ``foresay train`` calls it."""
+    """kind: of the head in the directory. trained: its name in ``foresay train``."""
 
     files, only_one = PATTERNS, "head"
     kind: ClassVar[Kind]
@@ -105,7 +105,7 @@ class Head(FromFiles):
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By its prefix, if that is what the directory holds."""
+        """By its prefix. Raises ConfigurationError if the directory holds no head of this kind."""
         head = super().named(part)
         if head is not None and not cls.holds(head.directory):
             found = kind_of(head.directory)
@@ -119,13 +119,13 @@ class Head(FromFiles):
         return kind_of(directory) == cls.kind
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """A head is small enough to be counted exactly; mapped files are not read for that."""
+        """Counted exactly from the tensors; mapped files are not read for that."""
         stored = HeadTensors.read(self.directory, prefix=BESIDE_MODEL).tensors.values()
         floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
         return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
-        """With its weights."""
+        """The drafter with its weights."""
         loading.say("reading the head's weights")
         made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
         config = self.directory / "config.json"
@@ -138,11 +138,11 @@ class Head(FromFiles):
         raise NotImplementedError
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:
-        """Note what it is; returns the longest text that it was trained on, where it says so. name: for people."""
+        """Note what it is; returns the longest text that it was trained on, if known. name: for people."""
         raise NotImplementedError
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Is it whole, does it fit, what does it read, which tokens can it draft?"""
+        """Note whether it is complete and fits, which layers it reads and which tokens it can draft."""
         files = notes.attempt("draft", _FETCH, lambda: HeadTensors.read(self.directory, prefix=BESIDE_MODEL))
         if files is None:
             return None
@@ -159,16 +159,17 @@ class Head(FromFiles):
         return self.note(notes, target, found, name, shape)
 
     def _another(self, target: Target) -> str:
-        """Where a head that fits comes from."""
+        """How to get a head that fits."""
         where = f" (this one says {origin})" if (origin := made_for(self.directory)) else ""
         train = f"foresay train {self.trained} --target {shlex.quote(target.name)} --prompts FILE --out DIR"
         return f"name a head that was made for {target.name}{where}, or make one: {train}"
 
     def _look_at_tokenizer(self, notes: Notes, target: Target) -> None:
-        """A head uses the target's tokenizer; one that it brings along tells for which target it was made."""
+        """Compare the head's tokenizer, if it has one, with the target's: heads use the target's, so a different one
+        shows that it was made for another target."""
         try:
             found = overlap(target.directory, self.directory)
-        except ForesayError:  # nobody needs it, so a broken one is nobody's trouble
+        except ForesayError:  # not needed, so a broken one does not matter
             return
         if found is not None and not found.whole:
             notes.warn(
@@ -181,15 +182,15 @@ class Head(FromFiles):
 
 
 def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
-    """Which of the target's tokens can be drafted; the others are only ever written by the target itself."""
+    """Note how many of the target's tokens can be drafted; only the target itself emits the others."""
     vocab = target.model.vocab_size
     which = "every one" if drafts == vocab else f"{drafts:,} ({drafts / vocab:.0%})"
     notes.ok("vocabulary", f"drafts {which} of the target's {vocab:,} tokens", target=vocab, draft=drafts)
 
 
 # -- a target without weights ------------------------------------------------------------------------------------------
-# The loaders of heads look at a target's shape alone, and put their own tensors where the target's are. On this one
-# they do all that they do on the real one, and what does not fit is refused in the same words.
+# Loaders of heads need only a target's shape, and put their tensors on its device. With this meta model they run as
+# with the real one, and raise the same errors for what does not fit.
 
 
 def outline(model: ModelConfig, dtype: str) -> ModelRunner:

@@ -1,5 +1,5 @@
 """The kinds of heads that ``--draft`` names: ``medusa:PATH``, ``eagle3:PATH``, ``eagle:PATH``, ``peagle:PATH``,
-``dflash:PATH``, ``dspark:PATH``, or the path alone; ``mtp``; ``--draft-layers``.
+``dflash:PATH``, ``dspark:PATH``, or only the path; ``mtp``; ``--draft-layers``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class LayeredHead(Head):
-    """layers: the target's layers whose inputs it is to read, whatever its own configuration says. kv_dtype: what its
-    KV is kept in."""
+    """layers: the target's layers whose inputs it reads, overriding its own configuration. kv_dtype: of its KV
+    cache."""
 
     layered = True
 
@@ -79,7 +79,7 @@ class LayeredHead(Head):
         return config
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its layers'."""
+        """The shape of its layers."""
         return (self.config(target).layer,)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
@@ -87,7 +87,8 @@ class LayeredHead(Head):
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target, or does so on other layers; texts longer than it knows."""
+        """Whether it hardly ever agrees with the target, or agrees better on other layers; and whether texts may be
+        longer than those it was trained on."""
         found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
         known = drafter.head.layer.max_positions
         if known < target.max_positions:
@@ -95,11 +96,11 @@ class LayeredHead(Head):
         return "; ".join(filter(None, found))
 
     def _store(self, drafter: Any) -> Any:
-        """Where its keys and values are: with what it was given to read."""
+        """The store of its keys and values, which also holds its hidden states."""
         return drafter.hidden_states
 
     def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
-        """What ``trial.tried`` asks. Layers may be numbered by another convention, so the others are tried."""
+        """The message for :func:`tried`. Layers may be numbered by another convention, so those are tried too."""
         head = drafter.head
         others = head.config.other_layers(target.decoder.config.num_layers)
         forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
@@ -115,7 +116,7 @@ class LayeredHead(Head):
 
     @abstractmethod
     def about(self, drafter: Any) -> str:
-        """What kind of head it is, in words."""
+        """The kind of head, in words."""
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int:
         """Its shape, and what it reads."""
@@ -135,12 +136,12 @@ class LayeredHead(Head):
         return int(drafter.head.layer.max_positions)
 
     def tokens(self, config: HeadConfig) -> int:
-        """How many of the target's it drafts."""
+        """How many of the target's tokens it drafts."""
         return config.draft_vocab
 
 
 def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> FeatureRequest:
-    """What the head reads, and what it might."""
+    """All layers that the head reads or might read."""
     layers = sorted({layer for read in (needs.layers, *others) for layer in read})
     return FeatureRequest(final=needs.final, layers=tuple(layers))
 
@@ -164,11 +165,11 @@ class Medusa(Head):
     kind, trained = "medusa", MEDUSA
 
     def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MedusaDrafter:
-        """With a store on the pool's pages."""
+        """The drafter with a store on the pool's pages."""
         return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """The target's last hidden state."""
+        """Bytes of the target's last hidden state."""
         return item_bytes(dtype) * target.hidden_size
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
@@ -182,11 +183,11 @@ class Medusa(Head):
 
     @staticmethod
     def levels(drafter: Any) -> int:
-        """One for each head."""
+        """One level per head."""
         return len(drafter.heads)
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> None:
-        """Heads, and whether they reach as deep as is asked for."""
+        """Note the heads, and whether they draft as deep as requested."""
         heads: MedusaHeads = drafter.heads
         text = f"Medusa, {len(heads)} heads on a hidden size of {target.model.hidden_size}, {name}"
         notes.ok("draft", text, kind=drafter.name, heads=len(heads), hidden_size=target.model.hidden_size)
@@ -201,18 +202,18 @@ class Medusa(Head):
 
 @dataclass(frozen=True)
 class Eagle(LayeredHead):
-    """:mod:`foresay.drafters.eagle`, :mod:`foresay.drafters.eagle`."""
+    """:mod:`foresay.drafters.eagle`."""
 
     names: ClassVar[tuple[str, ...]] = (EAGLE, EAGLE3, PEAGLE)
     made: ClassVar[type] = EagleDrafter
     kind, trained = "eagle", EAGLE3
 
     def _store(self, drafter: Any) -> Any:
-        """With nothing beside them."""
+        """A store of its own, without hidden states."""
         return drafter.store
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """Its own KV, and the fused feature."""
+        """Bytes of its own KV, and of the fused feature."""
         layer = self.config(target).layer
         return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
@@ -226,7 +227,7 @@ class Eagle(LayeredHead):
 
     @staticmethod
     def levels(drafter: Any) -> int:
-        """As many as were guessed at once in training, of P-EAGLE."""
+        """For P-EAGLE, as many as were predicted at once in training."""
         return drafter.head.config.guesses or MODEL_LEVELS
 
     def about(self, drafter: Any) -> str:
@@ -240,19 +241,19 @@ class Eagle(LayeredHead):
 
 @dataclass(frozen=True)
 class Mtp(Eagle):
-    """The layer that a checkpoint has beside the target's to predict further tokens; ``--draft mtp``."""
+    """The checkpoint's own extra layer that predicts further tokens; ``--draft mtp``."""
 
     names, made = (MTP,), MtpDrafter
     layered = False
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By its name alone: it lies in the target's own directory."""
+        """By its name only: it is in the target's own directory."""
         return cls(part) if part in cls.names else None
 
     @classmethod
     def holds(cls, directory: Path) -> bool:
-        """Nowhere else."""
+        """Never: it is only in the target's own directory."""
         return False
 
     def configured(self, config: EngineConfig) -> Self:
@@ -260,7 +261,7 @@ class Mtp(Eagle):
         return replace(super().configured(config), directory=target_directory(config))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Raises Unfit for a target without such a layer, or of a layout that is not known."""
+        """Raises Unfit for a target without such a layer, or with an unknown layout."""
         if beside(header_names(target), model) is None:
             fault = (
                 f"--draft {self.asked}: {target} has no layer that predicts further tokens (as checkpoints of Qwen3.5, "
@@ -270,24 +271,24 @@ class Mtp(Eagle):
         return replace(self, directory=target)
 
     def config(self, target: ModelConfig) -> HeadConfig:
-        """As the target's own layers are."""
+        """Its configuration, like the target's own layers."""
         layout = beside(header_names(self.directory), target)
         assert layout is not None, "it was checked"
         return HeadConfig.beside(target, layout)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """All its tensors are floats."""
+        """Bytes of its tensors, all floats."""
         layer = self.config(ModelConfig.from_directory(self.directory)).layer
         own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
         copied = drafted(layer) * layer.hidden_size if packed and drafted(layer) < layer.vocab_size else 0
         return {"head": item_bytes(dtype) * (own + copied)}
 
     def tokens(self, config: HeadConfig) -> int:
-        """Of many those that were said lately."""
+        """Of a large vocabulary, only tokens that occurred lately."""
         return drafted(config.layer)
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its layer, with as many logits as it has."""
+        """Its layer, with the size of its draft vocabulary."""
         layer = self.config(target).layer
         return (replace(layer, vocab_size=drafted(layer)),)
 
@@ -298,7 +299,7 @@ class Mtp(Eagle):
         return MtpDrafter(chosen, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Is it there, and whole?"""
+        """Note whether it exists and is complete."""
 
         def made() -> MtpDrafter:
             found = self.checked(target.directory, target.model)
@@ -308,19 +309,19 @@ class Mtp(Eagle):
         return None if found is None else self.note(notes, target, found, name, shape)
 
     def about(self, drafter: Any) -> str:
-        """That it is the checkpoint's own."""
+        """It is the checkpoint's own layer."""
         return "the checkpoint's own layer for further tokens (MTP)"
 
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
-    """:mod:`foresay.drafters.parallel`, :mod:`foresay.drafters.parallel`."""
+    """:mod:`foresay.drafters.parallel`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
 
     def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> DFlashDrafter:
-        """With a store on the pool's pages."""
+        """The drafter with a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
@@ -329,7 +330,7 @@ class DFlash(LayeredHead):
 
     @staticmethod
     def levels(drafter: Any) -> int:
-        """As many as a block guesses."""
+        """As many as a block predicts."""
         return int(drafter.head.config.guesses)
 
     def about(self, drafter: Any) -> str:

@@ -1,5 +1,5 @@
-"""``--draft self``, ``self:int4``, ``self:int8``: the target in fewer bits drafts, over the target's own pages; and
-``PATH > self``: a draft model, a head or a lookup drafts for it."""
+"""``--draft self``, ``self:int4``, ``self:int8``: a copy of the target in fewer bits drafts, on the target's own KV
+pages; and ``PATH > self``: a draft model, a head or a lookup drafts for that copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model_runner import ModelRunner
 
-#: What the weights can become; and below how many weights 4 bits guess wrong too often to pay (measured at 135M, where
+#: Bits of the copy's weights; and the model size below which 4 bits predict too badly to pay (measured at 135M, where
 #: half of the likeliest tokens change).
 BITS = {"int4": 4, "int8": 8}
 _SMALL = 500_000_000
@@ -40,8 +40,9 @@ _RIGHT = {"int4": 0.8, "int8": 0.95}
 
 @dataclass(frozen=True)
 class Own(Entry):
-    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats are to become; "": what pays. directory:
-    the target's. first: who drafts for it. shared: whether that one drafts for the target too.
+    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": what pays. directory: the
+    target's.
+    first: the drafter that drafts for it. shared: whether that one drafts for the target too.
     """
 
     names, made = (SELF,), SelfDrafter
@@ -54,7 +55,7 @@ class Own(Entry):
 
     @classmethod
     def named(cls, part: str) -> Self | None:
-        """By its name, perhaps with a colon and how many bits."""
+        """By its name, optionally with a colon and the number of bits."""
         word, colon, how = part.partition(":")
         if word != SELF:
             return None
@@ -69,16 +70,16 @@ class Own(Entry):
 
     @property
     def _with(self) -> Entry | None:
-        """Who comes with it."""
+        """The drafter that is loaded with it."""
         return None if self.shared else self.first
 
     def beside(self, others: Collection[str]) -> Self:
-        """Who drafts for it is loaded once."""
+        """The drafter before it is only loaded once."""
         return replace(self, shared=self.first is not None and self.first.asked in others)
 
     def behind(self, first: Entry, part: str) -> Self:
-        """The same with another before it, as a part of ``--draft`` says. Raises ConfigurationError for one that cannot
-        be."""
+        """The same with another drafter before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for a
+        kind that cannot be."""
         if not isinstance(first, DraftModel | Head) and not first.looks:
             raise ConfigurationError(
                 f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.asked}"
@@ -86,7 +87,7 @@ class Own(Entry):
         return replace(self, asked=part, place=first.place, first=first)
 
     def setting(self, name: str, place: str) -> str:
-        """With the number of bits."""
+        """Its name with the number of bits."""
         own, first = f"{SELF}:{self.how}", self.first
         if first is None:
             return own
@@ -100,13 +101,13 @@ class Own(Entry):
 
     @cached_property
     def how(self) -> str:
-        """What they become."""
+        """What its weights become: ``int4`` or ``int8``."""
         small = not self.asked_how and parameters(ModelConfig.from_directory(self.directory)) < _SMALL
         return "int8" if small else self.asked_how or "int4"
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The copy's configuration. Raises Unfit for files that are no floats."""
+        """The copy's configuration. Raises Unfit for files without floats."""
         model = ModelConfig.from_directory(self.directory)
         if model.quantization is not None:
             fault = f"--draft {self.asked}: its files are quantised ({model.quantization})"
@@ -125,7 +126,7 @@ class Own(Entry):
         return self if self.first is None else replace(self, first=self.first.checked(target, model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The copy, and who drafts for it."""
+        """The copy, and the drafter that drafts for it."""
         return (self.model,) if self._with is None else (self.model, *self._with.shapes(target))
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -133,18 +134,18 @@ class Own(Entry):
         return () if self._with is None else self._with.with_states(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """The KV of who drafts for it."""
+        """The KV of the drafter that drafts for it."""
         return 0 if self._with is None else self._with.token_bytes(target, dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """All but the embedding, which is the target's."""
+        """All weights but the embedding, which is the target's."""
         model = self.model
         own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
         return {SELF: own} if self._with is None else {SELF: own, **self._with.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
-        """Made of the target's files, as ``--quantize`` makes it. Raises Unfit for a chain on a GPU, whose captured
-        steps have no rounds."""
+        """The copy, made of the target's files like ``--quantize``. Raises Unfit for a chain of drafters on a GPU,
+        whose captured steps have no rounds."""
         config, model = loading.config, self.model
         if self.first is not None and loading.device.is_gpu:
             raise Unfit(f"--draft {self.asked}: chains of drafters run on a CPU alone", "name one of the two")
@@ -166,16 +167,16 @@ class Own(Entry):
 
     @property
     def remark(self) -> str:
-        """Of who drafts for it."""
+        """That of the drafter before it."""
         return "" if self._with is None else self._with.remark
 
     @property
     def warning(self) -> str:
-        """Of who drafts for it."""
+        """That of the drafter before it."""
         return "" if self._with is None else self._with.warning
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Whether there are floats to make it of; and who drafts for it."""
+        """Note whether there are floats to make it of, and findings about the drafter before it."""
         longest = None if self._with is None else self._with.look_at(notes, target, self._with.asked, shape)
         other = "name another drafter, such as suffix"
         if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:

@@ -1,4 +1,4 @@
-"""All kinds of drafters, and what ``--draft`` names of them.
+"""All kinds of drafters, and the drafters that ``--draft`` names.
 
 Adding one is a file in ``drafters``, an entry in this folder, and its name here and in :mod:`foresay.spec.names`.
 """
@@ -32,13 +32,13 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class _Lookup(Entry):
-    """what: how it finds them, in words."""
+    """what: how it finds drafts, in words."""
 
     what: ClassVar[str]
     looks = True
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
-        """There is nothing that could be wrong."""
+        """Note what it does; nothing can be wrong."""
         notes.ok("draft", f"{self.asked}: {self.what}; works with any target", kind=self.asked)
 
 
@@ -58,7 +58,7 @@ class Suffix(_Lookup):
     what = "looks up the last tokens earlier in the text and in earlier answers"
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SuffixDrafter:
-        """With what it said before, if that was kept."""
+        """The drafter, with earlier answers from its history file, if there is one."""
         path = loading.config.draft_history
         if path is None:
             return SuffixDrafter()
@@ -66,10 +66,10 @@ class Suffix(_Lookup):
         return SuffixDrafter(draft_history.read(path, loading.model.vocab_size))
 
 
-#: In the order they are asked whether a directory is theirs, which is also that in which models draft. Whatever is
-#: nothing else is taken for a draft model.
+#: In the order in which a directory is tested for them, which is also the order in which models draft. A directory that
+#: no other kind holds is taken for a draft model.
 ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom)
-#: Those that ``--shadow`` and replays name, ready to draft.
+#: Lookup drafters by name, for ``--shadow`` and replays.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
 }
@@ -78,7 +78,7 @@ LOOKUPS: dict[str, Callable[[], Drafter]] = {
 def find(part: str) -> Entry:
     """The drafter that a part of ``--draft`` names. What is on the hub is downloaded.
 
-    Raises ConfigurationError if what is there is not what was asked for, ModelNotFound if nothing is there.
+    Raises ConfigurationError if what is found is not of the named kind, ModelNotFound if nothing is found.
     """
     first, *rest = stages(part)
     if rest:
@@ -91,14 +91,14 @@ def find(part: str) -> Entry:
             return found
     directory = resolve(part, flag="--draft")
     kind = next((entry for entry in ENTRIES if issubclass(entry, FromFiles) and entry.holds(directory)), DraftModel)
-    # Of a hub repository only a model's files were fetched so far; others may be stored as others.
+    # From a hub repository only a model's files were fetched so far; other kinds may need others.
     return kind.at(part, part)
 
 
 def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[Entry]:
-    """The drafters that a setting names, models first, as the other settings want them.
+    """The drafters that a setting names, models first, with the other settings applied.
 
-    Raises ConfigurationError for two of which only one can draft, and for layers that none of them reads.
+    Raises ConfigurationError for two of a kind that allows one, and for layers if none of them reads layers.
     """
     counts = Counter(one.only_one for one in found if one.only_one)
     for what, count in counts.items():
@@ -118,18 +118,18 @@ def _order(one: Entry) -> int:
 
 
 def drafts(config: EngineConfig, draft: str) -> list[Entry]:
-    """What ``--draft`` names, found. draft: names with commas between them. Raises what :func:`find` and
+    """The drafters that ``--draft`` names. draft: names separated by commas. Raises what :func:`find` and
     :func:`settled` raise."""
     return settled([find(part) for part in named_in(draft) if part != NONE], config, draft)
 
 
 def entry_of(drafter: Drafter | None) -> type[Entry]:
-    """The kind of a drafter that is loaded; of one that nobody can ask for, what all have in common."""
+    """The kind of a loaded drafter; the base class for one that cannot be requested by name."""
     return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
 
 
 def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
-    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and how far ahead it drafts; ``tokens`` if it does not say.
+    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and its chain; of ``tokens`` tokens if no number is given.
 
     Raises ConfigurationError, naming ``flag``, for anything else.
     """

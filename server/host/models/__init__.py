@@ -1,10 +1,10 @@
-"""The models of one server: which there are, which are loaded, and who waits for one.
+"""The models of one server: which exist, which are loaded, and which requests wait for one.
 
 ::
 
-    Models        names, leases, life                    what the routes ask
+    Models        names, leases, life                    what the routes use
     └── Residency which are in, who waits, who leaves    the only one that loads and unloads
-        └── Model one model: settings, engine, service   does as it is told
+        └── Model one model: settings, engine, service   loads on command
 
 A server without ``[models.NAME]`` has one model, which is loaded at the start. docs/models.md is the description.
 """

@@ -1,4 +1,4 @@
-"""One model of a server: its settings, its engine process and its service. Loads and unloads as it is told."""
+"""One model of a server: its settings, its engine process and its service. Loads and unloads on command."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: So many engine processes may end while a model is loaded for requests that wait, before these are told.
+#: How many engine processes may end while a model loads before the waiting requests fail.
 MOST_STARTS = 3
 
 
 class Model:
-    """A :class:`~foresay.server.host.models.resident.Loadable` with its service; one alone is started with the server.
+    """A :class:`~foresay.server.host.models.resident.Loadable` with its service; a single model starts with the server.
 
-    One that has the requests of another, with other settings, is a successor of that one. on_status: told of every
-    change of its engine's status while requests go to it.
+    A successor has other settings and takes over a model's requests. on_status: called with every change of its
+    engine's status while requests go to it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Model:
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
     ) -> Model:
-        """names: what clients call it, the first one for answers. spawn: starts its engine process."""
+        """names: what clients call it; responses use the first. spawn: starts its engine process."""
         engine: EngineClient | Fleet
         engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
         service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
@@ -77,7 +77,7 @@ class Model:
     # -- other settings ------------------------------------------------------------------------------------------
 
     def successor(self, config: ServeConfig, changed: bool | None) -> Model:
-        """A model of other settings, to take over from this one; then both count as one. changed: see
+        """A model with other settings, to take over from this one and count as the same. changed: see
         :meth:`take_over`."""
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
         service, text = self.service, None if changed else self._text
@@ -87,14 +87,14 @@ class Model:
         return Model(self.engine.successor(config), service, config, self._on_status, text)
 
     def take_over(self, before: Model, changed: bool | None) -> int:
-        """Requests come to this one from now on. changed: those that run, too, and whether it may write other texts;
-        None: those end where they are. Returns how many run on."""
+        """Route requests to this model from now on. changed: running ones move too; true if their texts may differ.
+        None: they finish where they are. Returns how many continue."""
         assert isinstance(self.engine, EngineClient) and isinstance(before.engine, EngineClient)
         self.service.go_on(self.engine, self._config, self._text, changed is False)
         return self.engine.take_over(before.engine, changed)
 
     async def roll(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Have all replicas replaced; see :meth:`Fleet.replace`."""
+        """Replace all replicas; see :meth:`Fleet.replace`."""
         assert not isinstance(self.engine, EngineClient), "one engine has a successor"
         self._text = await _beside(Text.load, config) if changed else self._text
         moved = await self.engine.replace(config, tell, changed)
@@ -104,7 +104,7 @@ class Model:
 
     @property
     def _is_asked(self) -> bool:
-        """Whether requests come to this one."""
+        """Whether requests go to this one."""
         return self.service.telemetry.engine is self.engine
 
     def _stepped(self, trace: StepTrace) -> None:
@@ -128,11 +128,11 @@ class Model:
 
     @property
     def footprint(self) -> Footprint | None:
-        """What it holds when it is loaded; None until that was planned once."""
+        """What it holds when loaded; None until first planned."""
         return self.engine.footprint
 
     async def prepare(self) -> None:
-        """Download what is not here, and read the tokenizer. The first time only."""
+        """Download missing files, and read the tokenizer; only the first time."""
         if self.service.text is None:
             async with self.service.server.reading:
                 await asyncio.to_thread(_import)
@@ -140,13 +140,13 @@ class Model:
         await self._read_text()
 
     async def look(self) -> None:
-        """See what its files tell before it is loaded, as far as they are here."""
+        """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
             self._longest = await _beside(longest_here, self._config)
         self.service.server.allow_bodies(largest_body(self._longest or 0))
 
     async def peek(self) -> None:
-        """Read its text if that needs no download."""
+        """Read tokenizer and template if that needs no download."""
         if self._text is None and await _beside(is_here, self._config):
             await self._read_text()
 
@@ -154,22 +154,22 @@ class Model:
         async with self.service.server.reading:
             if self._text is None:
                 self._text = await _beside(Text.load, self._config)
-                gc.freeze()  # it stays; no collection before it, which would hold up the streams of others
+                gc.freeze()  # it stays; no collection before it, which would stall other streams
         if self._is_asked:
             self.service.text = self._text
 
     async def start(self) -> None:
-        """Begin to load it at the start of the server; returns at once."""
+        """Start loading at server start; returns at once."""
         await self.engine.start()
 
     async def arrived(self, starts: int | None = None) -> EngineInfo:
-        """What runs, once tokenizer and engine are there. starts: see :meth:`EngineClient.until_ready`."""
+        """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
         _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
         self.service.server.allow_bodies(self.service.largest_body)
         return info
 
     async def until_ended(self) -> NoReturn:
-        """Wait until there will be no engine any more, and raise why."""
+        """Wait until there will be no engine, and raise why."""
         await self.engine.until_ended()
 
     async def load(self, beside: dict[str, int]) -> None:
@@ -186,17 +186,17 @@ class Model:
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
 
     async def pause(self) -> None:
-        """End the engine; what runs waits for the one that takes over."""
+        """End the engine; running requests wait for the successor."""
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
         await self.engine.pause()
 
     async def unload(self) -> None:
-        """End the engine; all it held is free then."""
+        """End the engine and free all it holds."""
         await self.engine.unload()
 
     @property
     def longest(self) -> int | None:
-        """The longest text, as the engine said, else as its files do; None if nobody knows."""
+        """The context length, from the engine, else from the files; None if unknown."""
         return self._longest if self.engine.info is None else self.engine.info.max_model_len
 
 
@@ -208,27 +208,27 @@ def _fleet(config: ServeConfig, replicas: str) -> Fleet:
 
 
 async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:
-    """What ``read`` makes of the files, in a thread; whatever it raises as a :class:`ForesayError`."""
+    """Call ``read`` in a thread; its exceptions become :class:`ForesayError`."""
     try:
         return await asyncio.to_thread(read, config)
     except (ForesayError, asyncio.CancelledError):
         raise
-    except Exception as error:  # of the system's or of the tokenizer's library, about what the files hold
+    except Exception as error:  # the system or the tokenizer library cannot read the files
         raise ForesayError(f"its files cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _import() -> None:
-    """Whatever :func:`fetch` needs, by one thread at a time."""
+    """Import what :func:`fetch` needs, in one thread at a time."""
     import foresay.server.engine.build  # noqa: F401
 
 
 def is_here(config: ServeConfig) -> bool:
-    """Whether nothing has to be downloaded to read the target's text."""
+    """Whether the target's tokenizer can be read without a download."""
     return cached_target(config) is not None
 
 
 def longest_here(config: ServeConfig) -> int | None:
-    """The longest text, as far as settings and files that are here tell; None if they do not."""
+    """The context length from settings or local files; None if they do not say."""
     directory = cached_target(config)
     if config.max_model_len is not None or directory is None:
         return config.max_model_len
@@ -238,10 +238,10 @@ def longest_here(config: ServeConfig) -> int | None:
 
 
 def fetch(config: ServeConfig) -> None:
-    """Download what the settings name and is not here: while a model is downloaded nobody else has to wait."""
+    """Download what the settings name and is missing locally; nothing else waits for it."""
     target_directory(config)
     draft = choose_draft(config).value
     if not nothing_to_fetch(draft):
         with importing:
-            from foresay.server.engine.drafters.registry import drafts  # knows the drafters, and with them torch
+            from foresay.server.engine.drafters.registry import drafts  # imports the drafters, and so torch
         drafts(config, draft)

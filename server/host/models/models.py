@@ -1,4 +1,4 @@
-"""The models of a server by name: where a name is looked up, and what the routes hold a model with."""
+"""The models of a server by name: lookup, and the leases by which routes hold a model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from foresay.spec.request import EngineInfo
 
 
 class ServedModel(NamedTuple):
-    """A model, and as the residency sees it."""
+    """A model, and its entry in the residency."""
 
     model: Model
     resident: Resident
 
     @property
     def service(self) -> Service:
-        """What the routes ask."""
+        """What the routes use."""
         return self.model.service
 
     @property
@@ -49,12 +49,12 @@ class ServedModel(NamedTuple):
 
     @property
     def loaded(self) -> bool:
-        """Whether it is there, or was from the start."""
+        """Whether it is loaded, or was meant to be from the start."""
         return self.resident.standing == "in"
 
     @property
     def largest_body(self) -> int:
-        """Bytes that a body may have, also if it was never loaded."""
+        """Most bytes of a body, known even if the model was never loaded."""
         service = self.service
         if service.engine.info is not None or service.config.max_body_bytes is not None:
             return service.largest_body
@@ -62,27 +62,27 @@ class ServedModel(NamedTuple):
 
     @property
     def info(self) -> EngineInfo | None:
-        """What runs, or ran last; None if it was never loaded."""
+        """The info of the engine, current or last; None if never loaded."""
         return self.service.engine.info
 
     @property
     def running(self) -> EngineInfo | None:
-        """What runs; None while it is not loaded."""
+        """The info of the running engine; None while it is not loaded."""
         return self.info if self.service.engine.status.state == "ready" else None
 
     @property
     def target(self) -> str:
-        """What the settings call the target."""
+        """The target's name in the settings."""
         return self.service.config.target if self.info is None else self.info.target
 
     @property
     def refusal(self) -> Unavailable | None:
-        """Why no request for it is taken now; None if they are, even if they have to wait for it."""
+        """Why requests for it are refused now; None if they are taken, even if they must wait."""
         return self.service.refusal() if self.loaded else self.service.server.refusal()
 
     @property
     def state(self) -> str:
-        """How it is, in one word."""
+        """Its state in one word."""
         if self.service.server.draining:
             return "draining"
         if self.resident.failure is not None:
@@ -91,13 +91,13 @@ class ServedModel(NamedTuple):
 
     @property
     def message(self) -> str:
-        """More about its state; empty if there is nothing to say."""
+        """Details of its state; may be empty."""
         failure = self.resident.failure
         return self.service.engine.status.message if failure is None else failure
 
     @property
     def is_well(self) -> bool:
-        """Whether it runs, or will when it is asked for."""
+        """Whether it runs, or will when requested."""
         ready = self.service.engine.status.state == "ready"
         return ready or (not self.loaded and self.resident.failure is None)
 
@@ -105,8 +105,8 @@ class ServedModel(NamedTuple):
 class Models:
     """The models of one server, the first one first.
 
-    several: whether they have names of their own, and come when they are asked for; one alone is there from the start.
-    keep: seconds that each stays without a request; None for ever. most: that may be loaded at once.
+    several: whether they have names and are loaded on request; a single model is loaded at the start.
+    keep: seconds that each stays loaded without a request; None: for ever. most: that may be loaded at once.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Models:
             self._entries[name] = ServedModel(model, Resident(name, model, keep, "out" if several else "in"))
         self.residency = Residency([entry.resident for entry in self], most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
-        #: The change to other settings that goes on, or was the last, by the model's name.
+        #: The running or last change to other settings, by the model's name.
         self.reloading: dict[str, asyncio.Task[int]] = {}
         self._running: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -128,8 +128,8 @@ class Models:
     def of(
         cls, config: ServeConfig, on_status: Callable[[EngineStatus], None], spawn: Callable[[], Spawned] = spawn
     ) -> Models:
-        """Those that the settings name. on_status: told of every change of an engine's status. spawn: starts the engine
-        processes."""
+        """The models that the settings name. on_status: called with every change of an engine's status. spawn: starts
+        the engine processes."""
         server = ServerState()
         server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
@@ -147,19 +147,19 @@ class Models:
 
     @property
     def server(self) -> ServerState:
-        """What all of them have in common."""
+        """What all models share."""
         return self.first.service.server
 
     @property
     def largest_body(self) -> int:
-        """Bytes that a body, or a message on a WebSocket, may have, whatever its model."""
+        """Most bytes of a body or a WebSocket message, for any model."""
         return max(entry.largest_body for entry in self)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
     def find(self, name: str | None) -> ServedModel:
-        """The model that a request means, by one of its names, with Ollama's tag or without; the first one serves
-        whatever else is asked for where any name will do. :class:`ModelNotFound` if there is none.
+        """The model that a request names, with or without Ollama's tag; the first one for any other name if any name is
+        accepted. Raises :class:`ModelNotFound` if there is none.
         """
         if name is None and not self.several:
             return self.first
@@ -173,7 +173,7 @@ class Models:
         raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
     def chosen(self, name: str | None) -> ServedModel:
-        """The model that somebody wants to read about; the first one unless a name is given."""
+        """The named model; the first one without a name."""
         return self.first if name is None else self.find(name)
 
     def _listed(self) -> str:
@@ -182,12 +182,12 @@ class Models:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def forget(self, entry: ServedModel) -> None:
-        """Let a model leave as soon as nobody uses it, unless there are others whose it is."""
+        """Unload a model as soon as it is idle, unless other keys share it."""
         if CONTEXT.get().caller.rate_limiter.alone:
             self.residency.forget(entry.resident)
 
     def check_open(self) -> None:
-        """Raise :class:`Unavailable` if no request is taken, before anything is read of it."""
+        """Raise :class:`Unavailable` if no request is taken, before reading its body."""
         refusal = self.server.refusal() if self.several else self.first.refusal
         if refusal is not None:
             raise refusal
@@ -196,11 +196,11 @@ class Models:
     async def lease(
         self, name: str | None, patience: Heartbeat | None = None, keep: Keep = "usual"
     ) -> AsyncIterator[Service]:
-        """The service of the model that a request means. It stays loaded until its engine has no more to do for the
+        """The service of the model that a request names. The model stays loaded until its engine is done with the
         request, or the context ends; a request for one that is not loaded waits. From here on the request is accepted:
-        if its engine ends while it is prepared it runs in the next one.
+        if its engine dies while it is prepared, it runs in the next one.
 
-        keep: how long it is to stay afterwards. Where there are several keys nobody else's model is sent away.
+        keep: how long the model stays loaded afterwards; ignored if there are several keys, which share it.
         """
         entry = self.find(name)
         if (refusal := entry.refusal) is not None:
@@ -210,13 +210,13 @@ class Models:
         )
         serve(release=lease.release)
         try:
-            yield self.find(name).service  # where it had to wait, that may be another's by now
+            yield self.find(name).service  # after waiting, another model may have taken over
         finally:
             lease.release()
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:
-        """As a lease, for a request that says nothing: a model that was loaded once need not be loaded for it."""
+        """As :meth:`lease`, for requests that run no inference: a model that was once loaded is not loaded for them."""
         entry = self.find(name)
         if entry.service.known:
             yield entry.service
@@ -225,7 +225,7 @@ class Models:
             yield service
 
     async def _leased(self, entry: ServedModel, patience: Heartbeat, keep: Keep) -> Lease:
-        """Lease the model, and note how long that took. Who waits holds a place among those that may."""
+        """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
             serve(waited=0.0)
             return await self.residency.lease(entry.resident, patience, keep)
@@ -249,11 +249,11 @@ class Models:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def renew(self, entry: ServedModel, config: ServeConfig, changed: bool | None, tell: Progress) -> int:
-        """Have an engine of other settings get ready, beside the one before if there is room, and requests go to it.
+        """Load an engine with other settings, alongside the current one if there is room, and route requests to it.
 
-        changed: also those that run, and whether it may write other texts; None: it is another model, those end where
-        they are. tell: told how far it is. Returns how many run on. Raises a :class:`ForesayError` if it does not get
-        ready: then all is as it was.
+        changed: running ones move too; true if their texts may differ. None: it is another model, and they finish where
+        they are. tell: called with the progress. Returns how many continue. Raises :class:`ForesayError` if it does not
+        become ready: then nothing has changed.
         """
         model, engine, moved = entry.model, entry.model.engine, 0
         if not isinstance(engine, EngineClient):
@@ -276,14 +276,14 @@ class Models:
 
         other.engine.observe_status.append(told)
         try:
-            beside = config.trace is None and config.draft_history is None  # a file that one alone may write
+            beside = config.trace is None and config.draft_history is None  # a file with a single writer
             await self.residency.renew(entry.resident, after, beside, follow, moves=changed is not None)
         finally:
             other.engine.observe_status.remove(told)
         return moved
 
     async def start(self) -> None:
-        """Begin to load what is there from the start, or to see what there is; returns at once."""
+        """Start loading the single model, or inspecting the files of several; returns at once."""
         if self.several:
             self._looking = asyncio.create_task(self._look())
         else:
@@ -295,17 +295,17 @@ class Models:
                 await entry.model.look()
 
     async def arrived(self) -> EngineInfo | None:
-        """What runs from the start, once it is loaded; None if nothing does."""
+        """Wait for the model loaded at the start; its info, None if there is none."""
         if self.several:
             return None
         info = await self.first.model.arrived()
         gc.collect()
-        gc.freeze()  # what was loaded stays; a full collection would look through all of it while streams wait
+        gc.freeze()  # what was loaded stays; a full collection would traverse all of it while streams wait
         self.residency.arrived(self.first.resident)
         return info
 
     async def until_ended(self) -> NoReturn:
-        """Wait for the end of what has to go on while there is a server, and raise why it ended."""
+        """Wait until a task that the server depends on ends, and raise why."""
         assert self._running is not None, "the application was started"
         if self.several:
             await asyncio.shield(self._running)
@@ -318,8 +318,8 @@ class Models:
         raise AssertionError("neither ends but with an error")
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, let the running ones finish for ``seconds``, then end them with an error. Those that
-        wait for a model have not begun; they are told at once."""
+        """Refuse new requests, let running ones finish for ``seconds``, then end them with an error. Those that wait
+        for a model have not started and fail at once."""
         self.server.draining = True
         self.residency.close()
         await asyncio.gather(*[entry.service.drain(seconds) for entry in self])

@@ -1,17 +1,17 @@
-"""Which models are loaded. One place decides who comes, who waits and who has to go; one model comes at a time.
+"""Which models are loaded. The residency alone decides what to load and unload; one model loads at a time.
 
 ::
 
-    out ──somebody waits──> coming ──ready──> in ──its place is wanted, or nobody asked for long──> leaving ──> out
+    out ──a request waits─> coming ──ready──> in ──its memory is needed, or it was idle for long──> leaving ──> out
      ^                        │                ^                                                       │
-     └──failed: who waits is told              └──────────who wanted the place has left────────────────┘
+     └──failed: waiting requests fail          └──────────the request that needed it has left──────────┘
 
-A request holds a lease of its model while it runs, and a model that is leased does not leave. While it is leaving no
-more leases are given, so that it does leave: who comes then waits. Who has waited longest is served first, so nobody
-starves; with each load everybody who waits for that model is served.
+A request holds a lease of its model while it runs, and a leased model is not unloaded. A model that is leaving gives no
+more leases: new requests for it wait. The request that has waited longest decides what is loaded next, so none starves;
+each load serves all requests that wait for that model.
 
-One that is to have another's requests comes beside it if there is room for both, else after it. Then that one gets no
-more leases, and leaves when it is idle: at once, where whatever runs in it goes on in the other.
+A successor is loaded alongside its predecessor if there is room for both, else after it. The predecessor then gives no
+more leases and leaves when idle: at once, if its running requests move.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from foresay.server.schemas.errors import LoadFailed, Unavailable, going_away
 from foresay.server.settings.units import span_in_words
 from foresay.spec.errors import ForesayError
 
-#: After a load that failed, nobody tries again for so long; twice as long after each further one.
+#: Pause after a failed load; doubled by each further failure.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 log = logging.getLogger("foresay.loading")
 
 
 class Residency:
-    """most: models that may be in at once; None for as many as their footprints leave room for."""
+    """most: models that may be loaded at once; None: limited only by their footprints."""
 
     def __init__(
         self, residents: Sequence[Resident], most: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -62,41 +62,41 @@ class Residency:
     # -- requests ------------------------------------------------------------------------------------------------
 
     async def lease(self, resident: Resident, patience: Heartbeat, keep: Keep = "usual") -> Lease:
-        """Lease a model; waits until it is in. keep: how long it stays behind this request, if nobody comes.
+        """Lease a model; waits until it is loaded. keep: how long it stays loaded after this request without another.
 
-        Raises :class:`LoadFailed` if it cannot be loaded. The lease has to be given back.
+        Raises :class:`LoadFailed` if it cannot be loaded. The lease must be released.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
         given = self._give(resident) if resident.standing == "in" else await self._arrival(resident, patience)
         return Lease(lambda: self._return(given))
 
     def arrived(self, resident: Resident) -> None:
-        """A model that was in from the start is loaded: only now does its time begin."""
+        """The model of the server's start is loaded: its idle time starts now."""
         resident.keep, resident.used = resident.usual_keep, self._clock()
         self._changed.set()
 
     def forget(self, resident: Resident) -> None:
-        """Let it leave as soon as nobody uses it."""
+        """Unload it as soon as it is idle."""
         resident.keep = 0.0
         self._changed.set()
 
     async def renew(self, before: Resident, after: Resident, beside: bool, follow: Follow, moves: bool = False) -> None:
-        """Have another get the requests of one, beside which it is loaded if it may be and has room; else once nobody
-        uses that one, and who comes meanwhile waits. moves: whatever runs goes on in it, and waits for nobody. Raises a
-        :class:`ForesayError` if it cannot be loaded: then all is as it was."""
+        """Load ``after`` and give it the requests of ``before``: alongside it if ``beside`` and there is room, else
+        once it is idle, while new requests wait. moves: running requests continue in ``after``, so it need not be idle.
+        Raises :class:`ForesayError` if it cannot be loaded: then nothing has changed."""
         renewal = Renewal(before, after, beside, moves, follow, asyncio.get_running_loop().create_future())
         self._renewals.append(renewal)
         self._changed.set()
         await renewal.done
 
     def close(self) -> None:
-        """The server goes away: who waits is told so, and whoever comes later and would have to wait."""
+        """The server shuts down: refuse all requests that wait or would have to."""
         self._closed = True
         for resident in self.residents:
             self._refuse(resident)
 
     async def _arrival(self, resident: Resident, patience: Heartbeat) -> Resident:
-        """Wait for a lease; returns of what, since another may have its requests by then."""
+        """Wait for a lease; returns the resident leased, which may be a successor."""
         self._check(resident)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         await patiently(self._prepared(resident), patience)
@@ -104,12 +104,12 @@ class Residency:
         return await self._turn(resident.latest, waiter, patience)
 
     def _check(self, resident: Resident) -> None:
-        """Raise for whom it is no use to wait."""
+        """Raise if waiting is futile."""
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
     async def _turn(self, resident: Resident, waiter: Waiter, patience: Heartbeat) -> Resident:
-        """Wait among the others for the model."""
+        """Queue for the model."""
         if resident.standing == "in":
             return self._give(resident)
         resident.waiting.append(waiter)
@@ -118,7 +118,7 @@ class Residency:
             return await patiently(waiter.turn, patience)
         except BaseException:
             if waiter.turn.done() and waiter.turn.exception() is None:
-                self._return(waiter.turn.result())  # it was given, but who asked has left
+                self._return(waiter.turn.result())  # granted, but the request has left
             raise
         finally:
             if waiter in (waiting := resident.latest.waiting):
@@ -154,7 +154,7 @@ class Residency:
             self._changed.set()
 
     def _admit(self, resident: Resident) -> None:
-        """It is in: everybody who waits for it may run."""
+        """It is loaded: all requests that wait for it may run."""
         resident.standing = "in"
         resident.used = self._clock()
         waiting, resident.waiting = resident.waiting, []
@@ -163,14 +163,14 @@ class Residency:
                 waiter.turn.set_result(self._give(resident))
 
     def _refuse(self, resident: Resident) -> None:
-        """Nobody who waits for it will get it."""
+        """Fail all requests that wait for it."""
         waiting, resident.waiting = resident.waiting, []
         for waiter in waiting:
             if not waiter.turn.done():
                 waiter.turn.set_exception(self._refusal(resident))
 
     def _refusal(self, resident: Resident) -> Unavailable:
-        """Why; an error of its own for each, since what is raised keeps hold of those who raise it."""
+        """Why; a new error for each, since a raised one keeps its traceback's frames alive."""
         if self._closed:
             return going_away()
         return LoadFailed(resident.name, resident.failure or "", ceil(resident.refused_until - self._clock()))
@@ -178,7 +178,7 @@ class Residency:
     # -- coming and going ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Load who is waited for, and unload who is not: until cancelled."""
+        """Load models that requests wait for and unload idle ones, until cancelled."""
         while True:
             self._changed.clear()
             if (stale := self._stale()) is not None:
@@ -195,17 +195,17 @@ class Residency:
                 await self._pause()
 
     def _stale(self) -> Resident | None:
-        """Whom nobody asked for, for as long as it was to be kept."""
+        """A model whose time to stay without a request is over."""
         now = self._clock()
         return next((one for one in self.residents if one.leaves_at is not None and one.leaves_at <= now), None)
 
     def _wanted(self) -> Resident | None:
-        """Whose first request has waited longest."""
+        """The model whose first request has waited longest."""
         awaited = [one for one in self.residents if one.waiting]
         return min(awaited, key=lambda one: one.waiting[0].number, default=None)
 
     async def _pause(self) -> None:
-        """Until something changes, or somebody becomes stale."""
+        """Wait until something changes, or a model becomes stale."""
         ends = [one.leaves_at for one in self.residents if one.leaves_at is not None]
         patience = max(0.0, min(ends) - self._clock()) if ends else None
         try:
@@ -224,7 +224,7 @@ class Residency:
             await wanted.model.load(_held(self._others(wanted)))
         except NoPlace as error:
             wanted.standing = "out"
-            if self._in_the_way(wanted) is None:  # else, as its footprint is known now, the next look finds who is
+            if self._in_the_way(wanted) is None:  # else the footprint, known now, lets the next look make room
                 self._note(wanted, error)
                 self._refuse(wanted)
         except ForesayError as error:
@@ -236,7 +236,7 @@ class Residency:
             self._admit(wanted)
 
     async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
-        """Let no more in and wait until it is empty; false if nobody waits for its place any more."""
+        """Give no more leases, wait until it is idle and unload it; false if no request needs its memory any more."""
         leaving.standing = "leaving"
         while leaving.leases and wanted.waiting:
             self._changed.clear()
@@ -249,7 +249,7 @@ class Residency:
         return True
 
     async def _renew(self, renewal: Renewal) -> None:
-        """Bring another in the place of one, beside it if there is room for both."""
+        """Replace a model by its successor, loaded alongside it if there is room for both."""
         before, after = renewal.before, renewal.after
         self.residents.append(after)
         try:
@@ -272,7 +272,7 @@ class Residency:
                 await self._bring(before)
 
     async def _came_beside(self, renewal: Renewal) -> bool:
-        """Load it while the one before has the requests; false if there is no room for both."""
+        """Load it while the predecessor serves requests; false if there is no room for both."""
         before, after = renewal.before, renewal.after
         if not renewal.beside or (not renewal.moves and self._in_the_way(after) is not None):
             return False
@@ -286,7 +286,7 @@ class Residency:
         return True
 
     async def _came_at_once(self, renewal: Renewal) -> None:
-        """Load it in the place of the one before, whose requests wait for it."""
+        """Load it in place of the predecessor, whose requests wait."""
         before, after = renewal.before, renewal.after
         await before.model.pause()
         try:
@@ -298,7 +298,7 @@ class Residency:
         self.residents.remove(before)
 
     async def _came_after(self, renewal: Renewal) -> None:
-        """Load it once nobody uses the one before, nor those whose requests that one had got."""
+        """Load it once its predecessors are all idle."""
         before, after = renewal.before, renewal.after
         for leaving in [one for one in self.residents if one.latest is before]:
             leaving.standing = "leaving"
@@ -312,7 +312,7 @@ class Residency:
         self.residents.remove(before)
 
     def _follow(self, renewal: Renewal, before: Resident, after: Resident) -> None:
-        """Requests are for another from now on, also those that wait."""
+        """Route requests to ``after`` from now on, waiting ones included."""
         renewal.follow(before, after)
         before.successor, after.successor = after, None
         after.keep, after.waiting, before.waiting = before.keep, before.waiting, []
@@ -327,24 +327,24 @@ class Residency:
             self.residents.remove(resident)
 
     def _in_the_way(self, wanted: Resident) -> Resident | None:
-        """Who has to go before ``wanted`` can come; None if there is room, or nobody left to go. Whoever is not in use
-        goes first, of those the least recently used."""
+        """The model to unload before ``wanted`` can load; None if there is room, or nothing left to unload. Idle models
+        go first, the least recently used before others."""
         there = [one for one in self.residents if one.standing == "in" and one is not wanted]
         if self._most is not None:
             return _least_recently_used(there) if len(there) >= self._most else None
         need = wanted.model.footprint
         if need is None:
-            return None  # it says so itself if there is no room
+            return None  # its load raises if there is no room
         there = [one for one in there if one.model.footprint is None or one.model.footprint.device == need.device]
         held = sum(one.model.footprint.held for one in there if one.model.footprint is not None)
         return _least_recently_used(there) if held + need.held > need.capacity else None
 
     def _others(self, than: Resident) -> list[Resident]:
-        """Beside whom there has to be room; nobody where only their number counts."""
+        """The models alongside which it must fit; none if only their number counts."""
         return [one for one in self.residents if self._most is None and one is not than and one.standing == "in"]
 
     def _note(self, resident: Resident, error: ForesayError) -> None:
-        """It could not be loaded: whoever asks for it in the next seconds is told so, too."""
+        """It could not be loaded: refuse requests for it during the next seconds, too."""
         resident.pause = min(2 * resident.pause or FIRST_PAUSE, LONGEST_PAUSE)
         resident.refused_until = self._clock() + resident.pause
         resident.failure = str(error)
@@ -352,7 +352,7 @@ class Residency:
 
 
 def _held(residents: Sequence[Resident]) -> dict[str, int]:
-    """What they hold, by device."""
+    """Bytes that they hold, by device."""
     held: Counter[str] = Counter()
     for footprint in (one.model.footprint for one in residents):
         if footprint is not None:

@@ -1,12 +1,12 @@
-"""Who may speak to a replica over the network: whoever shows that it knows the secret, which itself is never sent.
+"""Authentication of connections to a replica: both ends prove that they know the secret, which is never sent.
 
 ::
 
     replica     -> front door    nonce
     front door  -> replica       its own nonce, and a keyed hash of both
-    replica     -> front door    another one: that it knows the secret too
+    replica     -> front door    another such hash, as its own proof
 
-The hash is HMAC-SHA256. What follows is not encrypted: the network between replicas is to be a private one.
+The hash is HMAC-SHA256. What follows is not encrypted: the network between replicas must be private.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from foresay.server.schemas.errors import EngineFailed
 
 NONCE, PROOF = 32, 32
-#: Before they are authenticated: the time that connections may take, and how many there may be at once.
+#: Limits of unauthenticated connections: how long they may take, and how many there may be at once.
 PATIENCE_SECONDS, MOST_STRANGERS = 5.0, 64
 
 
@@ -30,7 +30,7 @@ def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
 
 
 async def _read(connection: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes: what follows are frames."""
+    """Read exactly ``count`` bytes; frames follow them."""
     loop, data = asyncio.get_running_loop(), b""
     while len(data) < count:
         more = await loop.sock_recv(connection, count - len(data))
@@ -41,12 +41,12 @@ async def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def family(host: str) -> socket.AddressFamily:
-    """Of a numeric address."""
+    """The address family of a numeric address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def prompt(connection: socket.socket) -> None:
-    """Have small frames sent at once, and a connection to a machine that is gone end in half a minute."""
+    """Send small frames at once, and close connections to a dead machine within half a minute."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
@@ -55,7 +55,7 @@ def prompt(connection: socket.socket) -> None:
 
 
 async def admit(listener: socket.socket, secret: bytes, made: Callable[[], asyncio.Protocol]) -> None:
-    """Make a protocol for each connection from a program that knows the secret, until cancelled; close the others."""
+    """Until cancelled, make a protocol for each connection that proves to know the secret; close the others."""
     strangers = asyncio.Semaphore(MOST_STRANGERS)
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -68,7 +68,7 @@ async def _next(listener: socket.socket) -> socket.socket:
     while True:
         try:
             return (await asyncio.get_running_loop().sock_accept(listener))[0]
-        except OSError:  # no descriptor is free, or the other end has left
+        except OSError:  # no free descriptor, or the other end has left
             await asyncio.sleep(0.1)
 
 
@@ -89,7 +89,7 @@ async def _greet(connection: socket.socket, secret: bytes, made: Callable[[], as
 
 
 async def introduce(host: str, port: int, secret: bytes) -> socket.socket:
-    """A connection to a replica that admitted us; OSError or :class:`EngineFailed` if there is none."""
+    """Connect to a replica and authenticate; raises OSError or :class:`EngineFailed`."""
     loop, ours = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
     with contextlib.ExitStack() as unless_admitted:
         connection = unless_admitted.enter_context(socket.socket(family(host), socket.SOCK_STREAM))

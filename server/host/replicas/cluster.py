@@ -1,9 +1,8 @@
-"""Replicas on Ray Serve, which starts, places, watches, scales, drains and updates them. This module alone imports Ray,
-and only ``--replicas`` has it imported, in a process beside the server
-(:mod:`foresay.server.host.replicas.cluster_process`).
+"""Replicas on Ray Serve, which starts, places, watches, scales, drains and updates them. Only this module imports Ray,
+only with ``--replicas``, and in a separate process (:mod:`foresay.server.host.replicas.cluster_process`).
 
-A deployment hosts engines, one in each replica. Over Ray go the settings, and where each replica is asked; requests and
-tokens go over the frames of any engine (docs/scale.md has why).
+A deployment hosts engines, one in each replica. Settings and the replicas' addresses go over Ray; requests and tokens
+go as frames, as with any engine (docs/scale.md has why).
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from foresay.server.settings.load import load
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 APPLICATION = "foresay"
-#: Of a Ray that is started here: it tells nobody of its use, and engines are not the last to get a processor.
+#: Environment of a Ray started here: no usage reports, and no lower CPU priority for engines.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-#: How long all replicas may take to say where they are.
+#: How long replicas may take to report their addresses.
 ANSWER_SECONDS = 5.0
-#: How long one that is to end, and is no longer listed, waits for front doors to leave.
+#: How long a replica that is to end, and is no longer listed, waits for front doors to leave.
 LEAVING_SECONDS = 1.5
-#: How full replicas are to be: above, there is to be one more.
+#: Target load of replicas: above it, one more is started.
 FULL = 0.75
 
 
 @serve.deployment(
     name="engine",
-    max_ongoing_requests=100,  # nobody's tokens: questions where it is
+    max_ongoing_requests=100,  # not requests for tokens: only for its address
     logging_config={"enable_access_log": False},
     max_constructor_retry_count=2,
     graceful_shutdown_wait_loop_s=0.2,
@@ -53,8 +52,7 @@ FULL = 0.75
     health_check_timeout_s=10.0,
 )
 class EngineActor:
-    """A replica. host: the address it listens on; that of its node, if None. deployed, weights: as :class:`Hosted` has
-    them."""
+    """A replica. host: the address it listens on; None: its node's. deployed, weights: see :class:`Hosted`."""
 
     async def __init__(self, config: ServeConfig, host: str | None, deployed: int, weights: int) -> None:  # type: ignore[misc]
         name = serve.get_replica_context().replica_id.unique_id
@@ -68,17 +66,17 @@ class EngineActor:
             raise
 
     async def address(self) -> Address:
-        """Where front doors ask its engine."""
+        """Where front doors reach its engine."""
         return self._hosted.address
 
     async def check_health(self) -> None:
-        """Ray has another replica come in place of one that raises here three times."""
+        """Ray replaces a replica that raises here three times."""
         status = self._hosted.status
         if status.state not in ("ready", "loading"):
             raise RuntimeError(f"the engine is {status.state}: {status.message}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """How full it is."""
+        """Its load for the autoscaler, relative to its capacity."""
         return {"full": self._hosted.load / self._places}
 
     async def __del__(self) -> None:
@@ -88,7 +86,7 @@ class EngineActor:
 
 
 def as_full(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """How many replicas there should be: so many that they are not too full."""
+    """The number of replicas that keeps their load below :data:`FULL`."""
     full = sum((context.aggregated_metrics or {}).get("full", {}).values())
     wanted = max(ceil(full / FULL), context.capacity_adjusted_min_replicas)
     return min(wanted, context.capacity_adjusted_max_replicas), {}
@@ -97,7 +95,7 @@ def as_full(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 def application(
     config: ServeConfig, replicas: str, host: str | None = None, deployed: int = 1, weights: int = 0
 ) -> serve.Application:
-    """What Serve runs. replicas: their number, or the least and the most."""
+    """What Serve runs. replicas: their number, or minimum and maximum (``2-4``)."""
     least, _, most = replicas.partition("-")
     scaling: dict[str, Any] = {"num_replicas": int(least)}
     if most:
@@ -108,13 +106,13 @@ def application(
     resources = needs(config, int(least))
     threads = max(1, int(resources["num_cpus"]))
     config = config if config.threads is not None else replace(config, threads=threads)
-    # With a version Serve restarts no replica where nothing but their number changes.
+    # With a version, Serve restarts no replica if only their number changes.
     made = EngineActor.options(version=str(deployed), _internal=True, ray_actor_options=resources, **scaling)  # type: ignore[attr-defined]
     return made.bind(config, host, deployed, weights)
 
 
 def needs(config: ServeConfig, replicas: int) -> dict[str, float]:
-    """What a replica takes of a node: its threads, or an even share of the smallest node; and a GPU where there are
+    """What a replica takes of a node: its threads, or an even share of the smallest node; and a GPU if there are
     any."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus = min((int(node.get("CPU", 0)) for node in nodes), default=1)
@@ -125,13 +123,13 @@ def needs(config: ServeConfig, replicas: int) -> dict[str, float]:
 
 
 def build(settings: Mapping[str, Any]) -> serve.Application:
-    """For a Serve config file (``foresay deploy ray``). settings: by name, ``replicas`` among them."""
+    """The application of a Serve config file (``foresay deploy ray``). settings: by name, including ``replicas``."""
     config = load(ServeConfig, settings, {}, given_as="argument").config
     return application(config, config.replicas or "1")
 
 
 class RayServe:
-    """What :class:`~foresay.server.host.replicas.cluster_process.ClusterProcess` asks in the other process."""
+    """What :class:`~foresay.server.host.replicas.cluster_process.ClusterProcess` calls in the other process."""
 
     def __init__(self, replicas: str, address: str | None) -> None:
         self._replicas, self._address = replicas, address
@@ -142,7 +140,7 @@ class RayServe:
         self._handle: Any = None
 
     async def open(self, config: ServeConfig) -> None:
-        """Start or join Ray, and deploy, unless somebody has."""
+        """Start or join Ray, and deploy unless that was done."""
         self._config = config
         self._opening = asyncio.create_task(asyncio.to_thread(self._join, config))
         await asyncio.shield(self._opening)
@@ -165,7 +163,7 @@ class RayServe:
         serve.run_many([target], wait_for_applications_running=wait)
 
     async def addresses(self) -> list[Address]:
-        """The replicas that take requests; those known before, where Ray or one of them does not answer."""
+        """The replicas that take requests; the last known ones if Ray or one of them does not answer."""
         try:
             asked = self._handle.broadcast("address")
             answers = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
@@ -188,11 +186,11 @@ class RayServe:
             raise ConfigurationError(_why(status))
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        """A rolling update by Serve; if no replica of these settings gets ready, back to those before."""
+        """A rolling update by Serve, rolled back if no replica with these settings becomes ready."""
         assert self._config is not None, "it was opened"
         last = max(self._known, key=lambda address: address.deployed)
         changed = int(last.text.rpartition("; ")[2]) + weights
-        replicas = self._replicas if "-" in self._replicas else str(len(self._known))  # somebody may have scaled them
+        replicas = self._replicas if "-" in self._replicas else str(len(self._known))  # may have been scaled by hand
         made = application(config, replicas, self._host, last.deployed + 1, changed)
         try:
             await asyncio.to_thread(self._run, made, True)
@@ -205,7 +203,7 @@ class RayServe:
         return last.deployed + 1
 
     async def close(self) -> None:
-        """Leave Ray; one that was started here ends."""
+        """Leave Ray; ends it if it was started here."""
         if self._opening is None:
             return
         with suppress(ForesayError):
@@ -222,7 +220,7 @@ def _connect(address: str | None) -> None:
 
 
 def _why(status: Any) -> str:
-    """What Serve says of replicas that do not get ready: the last line of what was raised there."""
+    """What Serve reports about replicas that do not become ready: the last line of the exception."""
     told = [status.message, *(deployment.message for deployment in status.deployments.values())]
     lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if "Error" in line.partition(":")[0]]

@@ -1,12 +1,12 @@
-"""Ray in a process of its own: Ray ends whatever speaks to its head a minute after that is gone, and a server lives on.
+"""Ray in a separate process: Ray kills its clients a minute after its head node is gone, but the server must live on.
 
 ::
 
     server ──open, addresses, deploy, close──> python -m foresay.server.host.replicas.cluster_process ──> Ray
 
-It only says where replicas are; streams do not pass through it. Each question has a connection of its own to a local
-socket, so that one may take long. When the process is gone it is started again until Ray is back: replicas that live
-are found there, and where there are none they are deployed again.
+It only reports addresses; streams do not pass through it. Each call has a connection of its own to a local socket, so
+that one may take long. If the process dies it is restarted until Ray is back: live replicas are found again, and if
+there are none they are redeployed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: The cluster of that process: module and class.
 RAY = "foresay.server.host.replicas.cluster:RayServe"
-#: How long to wait before Ray is looked for again.
+#: Pause between attempts to reach Ray again.
 PAUSE_SECONDS = 1.0
 log = logging.getLogger("foresay.server")
 
@@ -52,7 +52,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A method of the cluster, and what it is given."""
+    """A method of the cluster, and its arguments."""
 
     name: str
     config: ServeConfig | None = None
@@ -60,8 +60,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ClusterProcess:
-    """A :class:`~foresay.server.host.replicas.fleet.Cluster` in a process of its own. replicas: their number, or the
-    least and the most. address: of a Ray that runs; None starts one on this machine, which ends with the server."""
+    """A :class:`~foresay.server.host.replicas.fleet.Cluster` in a separate process. replicas: their number, or minimum
+    and maximum. address: of a running Ray; None starts one on this machine, which ends with the server."""
 
     def __init__(self, replicas: str, address: str | None, made: str = RAY) -> None:
         self.process: Popen[bytes] | None = None
@@ -72,7 +72,7 @@ class ClusterProcess:
         self._returning: asyncio.Task[None] | None = None
 
     async def open(self, config: ServeConfig, tell: Progress) -> None:
-        """Start or join Ray, and deploy, unless another server did."""
+        """Start or join Ray, and deploy unless another server did."""
         self._config, address = config, self._arguments[-1]
         tell(f"joining Ray at {address}" if address else "starting Ray", None)
         await self._begin()
@@ -87,7 +87,7 @@ class ClusterProcess:
         await self._ask("open", self._config)
 
     async def addresses(self) -> list[Address]:
-        """The replicas that take requests; those known before, while Ray is gone."""
+        """The replicas that take requests; the last known ones while Ray is gone."""
         if self._returning is None or self._returning.done():
             try:
                 self._known = await self._ask("addresses")
@@ -105,17 +105,17 @@ class ClusterProcess:
                 return
             except ForesayError as error:
                 log.warning("%s", error)
-            await self._end()  # nothing else is asked of it
+            await self._end()  # for lack of any other use
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        """A rolling update; if no replica of these settings gets ready, back to those before."""
+        """A rolling update, rolled back if no replica with these settings becomes ready."""
         deployed = await self._ask("deploy", config, weights)
         self._config = config
         return int(deployed)
 
     async def close(self) -> None:
-        """Leave Ray; one that was started here ends."""
+        """Leave Ray; ends it if it was started here."""
         if self._returning is not None:
             self._returning.cancel()
             await asyncio.gather(self._returning, return_exceptions=True)
@@ -127,7 +127,7 @@ class ClusterProcess:
             await asyncio.to_thread(reap, self.process)
 
     async def _ask(self, name: str, config: ServeConfig | None = None, weights: bool | None = None) -> Any:
-        """What one of its methods returns; raises what that raises, or :class:`Gone`."""
+        """Call one of its methods; raises what that raises, or :class:`Gone`."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
             with contextlib.closing(writer):
@@ -148,7 +148,7 @@ class ClusterProcess:
 
 
 async def answer(listener: socket.socket, made: str, replicas: str, address: str) -> None:
-    """Answer until closed, several questions at once."""
+    """Answer calls until closed, several at once."""
     module, _, name = made.partition(":")
     closed = asyncio.Event()
     cluster: Any = None
@@ -171,7 +171,7 @@ async def answer(listener: socket.socket, made: str, replicas: str, address: str
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether a process of this user has connected: all may see an abstract name."""
+    """Whether the peer is a process of this user: any user may connect to an abstract name."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(user == os.getuid())
 
@@ -193,7 +193,7 @@ async def _answered(cluster: Any, question: Question) -> Returned:
 
 
 def main(server: str, descriptor: str, *arguments: str) -> None:
-    """Run until the server is done with it."""
+    """Run until the server closes it or dies."""
     if die_with(int(server)):
         asyncio.run(answer(socket.socket(fileno=int(descriptor)), *arguments))
 

@@ -1,4 +1,4 @@
-"""Several engines that are one for the server: each request goes to one of them, and on to another if that is gone.
+"""Several engines that act as one: each request goes to one of them, and continues in another if that is lost.
 
 ::
 
@@ -6,7 +6,7 @@
     (unknown) ──────────────────────> connecting ───────> asked ───────────────────> (gone)
                                                             requests ───> another replica, else they wait for one
 
-What starts, places, watches and ends replicas is the cluster (:mod:`foresay.server.host.replicas.cluster_process`).
+The cluster starts, places, watches and ends replicas (:mod:`foresay.server.host.replicas.cluster_process`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ LOOK_SECONDS = 0.5
 
 
 class Cluster(Protocol):
-    """Who starts, places, watches and ends replicas."""
+    """Starts, places, watches and ends replicas."""
 
     async def open(self, config: ServeConfig, tell: Progress) -> None:
-        """See that there are replicas of these settings, or soon will be; :class:`ForesayError` if there cannot be."""
+        """Make sure that there are replicas with these settings, or soon will be; :class:`ForesayError` if there cannot
+        be."""
         ...
 
     async def addresses(self) -> list[Address]:
@@ -47,18 +48,18 @@ class Cluster(Protocol):
         ...
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        """Have replicas of these settings come in place of the others, one by one; returns their number. weights: they
-        may write another text."""
+        """Replace the replicas one by one with these settings; returns the deployment's number. weights: they may write
+        a different text."""
         ...
 
     async def close(self) -> None:
-        """This server asks no replica any more."""
+        """Disconnect; this server uses no replica any more."""
         ...
 
 
 class Fleet(Supervised):
     """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
-    client's; what a step tells of sequences and pages is told of all replicas together."""
+    client's; sequences and pages in a step's trace are sums over all replicas."""
 
     def __init__(self, config: ServeConfig, cluster: Cluster) -> None:
         super().__init__()
@@ -69,17 +70,17 @@ class Fleet(Supervised):
         self._serving: dict[str, asyncio.Task[None]] = {}
         self._stranded = InFlights(lambda frame: None, config.max_resumes)  # while there is no replica
         self._router = Router(config.page_size)
-        self._unreached: set[str] = set()  # of those that are listed
-        self._moved = 0  # requests that went on elsewhere, so far
+        self._unreached: set[str] = set()  # among those listed
+        self._moved = 0  # requests that have moved so far
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, beside: Mapping[str, int] | None = None) -> None:
-        """Have replicas started, or find those that are there; returns at once. beside: means nothing here."""
+        """Start replicas or find existing ones; returns at once. beside: not used."""
         self._begin("starting the replicas")
 
     async def stop(self) -> None:
-        """Ask no replica any more; requests still running fail."""
+        """Disconnect from all replicas; requests still running fail."""
         await self._cease()
         for replica in self._replicas.values():
             replica.close()
@@ -106,7 +107,7 @@ class Fleet(Supervised):
             self._set(EngineStatus("failed", str(error)))
 
     def _see(self, addresses: Collection[Address]) -> None:
-        """Join replicas that are new, and leave those that are to end."""
+        """Connect to new replicas, and leave those that are to end."""
         listed = {address.name: address for address in addresses}
         self._unreached &= listed.keys()
         for name in self._replicas.keys() - listed.keys():
@@ -117,7 +118,7 @@ class Fleet(Supervised):
             self._replicas[name], self._serving[name] = replica, asyncio.create_task(self._serve(replica))
 
     async def _serve(self, replica: ReplicaClient) -> None:
-        """Ask a replica until it is gone; what runs there then goes on elsewhere."""
+        """Use a replica until it is lost; its requests then continue elsewhere."""
         name, reason = replica.address.name, "the replica is gone"
         try:
             await replica.until_closed()
@@ -133,14 +134,14 @@ class Fleet(Supervised):
                 self._go_on(replica, "died")
 
     def _leave(self, replica: ReplicaClient) -> None:
-        """It is to end: all go on elsewhere."""
+        """It is to end: move all its requests."""
         del self._replicas[replica.address.name], self._serving[replica.address.name]
         replica.in_flight.move(changed=False)
         self._go_on(replica, "replaced")
         replica.close()
 
     def _go_on(self, replica: ReplicaClient, cause: Cause) -> None:
-        """Whoever ran in a replica that is gone goes on in another."""
+        """Move the requests of a lost replica to others."""
         going = replica.in_flight.leave()
         for flight in going:
             self._place(flight)
@@ -150,13 +151,13 @@ class Fleet(Supervised):
             self._told(cause, len(going))
 
     def _one_ready(self) -> None:
-        """A replica takes requests: so do those who had none."""
+        """A replica takes requests: give it those that had none."""
         for flight in self._stranded.leave():
             self._place(flight)
         self._told()
 
     def _told(self, cause: Cause | None = None, resumed: int = 0) -> None:
-        """Say how all of it is now."""
+        """Update ``info`` and ``status`` from all replicas."""
         infos = [replica.info for replica in self.ready if replica.info is not None]
         if infos:
             seqs, tokens = sum(info.max_seqs for info in infos), sum(info.kv_tokens for info in infos)
@@ -174,12 +175,12 @@ class Fleet(Supervised):
         return [replica for replica in self._replicas.values() if replica.status.state == "ready"]
 
     def loads(self) -> list[report.Replica]:
-        """How each of them is."""
+        """The state of each ready replica."""
         return [replica.told for replica in self.ready]
 
     async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Have replicas of other settings come in place of these, one by one; returns how many requests went on
-        elsewhere. tell: what goes on meanwhile. changed: they may write another text."""
+        """Replace the replicas one by one with other settings; returns how many requests moved. tell: called with the
+        progress. changed: they may write a different text."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
@@ -206,12 +207,12 @@ class Fleet(Supervised):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a request, in the next replica if there is none just now; its results go to ``sink``."""
+        """Start a request, in the next replica if none is ready now; its results go to ``sink``."""
         check_comes(self.status)
         self._place(InFlight(request, sink))
 
     def cancel(self, id: str) -> None:
-        """Drop a request and free what it holds; its sink hears no more."""
+        """Drop a request and free what it holds; its sink receives nothing more."""
         for flights in self._all_flights():
             flights.cancel(id)
 
@@ -223,7 +224,7 @@ class Fleet(Supervised):
                 return
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Let the KV of this text be the last to make room, wherever it is."""
+        """Make the KV of this text the last to be evicted, wherever it is cached."""
         for replica in self.ready:
             replica.keep_warm(tokens, salt)
 
@@ -231,7 +232,7 @@ class Fleet(Supervised):
         return [*(replica.in_flight for replica in self._replicas.values()), self._stranded]
 
     def _place(self, flight: InFlight) -> None:
-        """Send a request where it is best, or keep it until there is a replica. Choices of one prompt stay together."""
+        """Send a request to the best replica, or keep it until one is ready. Choices of one prompt stay together."""
         ready, leader = self.ready, flight.request.fork_of
         with_leader = next((one for one in ready if leader is not None and leader in one.in_flight), None)
         if not ready:

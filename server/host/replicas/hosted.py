@@ -4,10 +4,11 @@
 
     engine process ──socket pair──> Hosted ──one TCP connection each──> front doors
 
-A front door speaks the frames that a server speaks (:mod:`foresay.server.host.frames`), on a connection that was
-authenticated (:mod:`foresay.server.host.replicas.admission`). It receives what concerns its own requests, and every
-step. Its requests bear its number in here, so that two front doors may call theirs alike; they end with its connection.
-No engine waits for a front door that does not read: frames are kept up to a bound, then its connection is dropped.
+A front door sends and receives the frames of a server (:mod:`foresay.server.host.frames`) on an authenticated
+connection (:mod:`foresay.server.host.replicas.admission`). It receives the results of its own requests, and every
+step's trace. Request ids are prefixed with its number in here, so that two front doors may use the same id; its
+requests end with its connection. No engine waits for a front door that does not read: frames are buffered up to a
+bound, then its connection is dropped.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from foresay.server.host.resumption import PROOF
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, EngineInfo
 
-#: Bytes that a front door may leave unread.
+#: Most bytes that a front door may leave unread.
 MOST_UNREAD = 1 << 24
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where front doors reach a replica. deployed: number of the settings that it runs with. text: two replicas of
-    which this is alike write the same text."""
+    """Where front doors reach a replica. deployed: number of the deployment it belongs to. text: replicas with equal
+    values write the same text."""
 
     name: str
     host: str
@@ -50,8 +51,8 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Door(Channel):
-    """The connection of a front door. number: what its requests bear. running: deltas of those that run, by their names
-    in here."""
+    """The connection of a front door. number: prefix of its requests' ids. running: number of deltas of each running
+    request, by prefixed id."""
 
     def __init__(self, number: int, replica: Hosted) -> None:
         super().__init__(lambda frame: None)
@@ -76,13 +77,13 @@ class Door(Channel):
             self._transport.abort()
 
     def named(self, id: str) -> str:
-        """What a request of this one is called in here."""
+        """The prefixed id of one of its requests."""
         return f"{self.number}/{id}"
 
 
 class Hosted(EngineClient):
     """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
-    them, were changed. spawn: starts its engine processes."""
+    them, have changed. spawn: starts its engine processes."""
 
     def __init__(
         self,
@@ -106,13 +107,13 @@ class Hosted(EngineClient):
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Start the engine, wait until it is ready, and admit front doors. Raises what keeps it from being ready."""
+        """Start the engine, wait until it is ready, and admit front doors. Raises what :meth:`until_ready` raises."""
         await self.start()
         await self.until_ready()
         self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._door))
 
     async def close(self) -> None:
-        """Leave front doors, and end the engine."""
+        """Disconnect front doors, and end the engine."""
         if self._admitting is not None:
             self._admitting.cancel()
         self._listener.close()
@@ -129,7 +130,7 @@ class Hosted(EngineClient):
 
     @property
     def load(self) -> int:
-        """Requests that run and wait."""
+        """Number of requests running or waiting."""
         return sum(len(door.running) for door in self._doors.values())
 
     # -- front doors ---------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class Hosted(EngineClient):
         return Door(self._entered, self)
 
     def enter(self, door: Door) -> None:
-        """A front door may ask from now on, if the engine is ready."""
+        """Register a front door; it may send requests if the engine is ready."""
         self._doors[door.number] = door
         if self.status.state == "ready" and self.info is not None:
             door.send(frames.Ready(self.info))
@@ -151,7 +152,7 @@ class Hosted(EngineClient):
                 self._send(frames.Cancel(id))
 
     def apply(self, door: Door, frame: UpFrame | frames.Rejected) -> None:
-        """Pass on what a front door may ask of an engine."""
+        """Forward a front door's frame to the engine."""
         match frame:
             case frames.Add(request):
                 request.id = door.named(request.id)
@@ -192,12 +193,12 @@ class Hosted(EngineClient):
                 self._part(message, running or [])
 
     def _whose(self, id: str) -> tuple[Door | None, str]:
-        """The front door that asked for a request, and what it calls it; None if it has left."""
+        """The front door of a request (None if it has left), and the request's id there."""
         number, _, own = id.partition("/")
         return self._doors.get(int(number)), own
 
     def _scatter(self, frame: frames.Deltas) -> None:
-        """Send each front door its own deltas, and how the step went."""
+        """Send each front door its own deltas and the step's trace."""
         deltas: defaultdict[int, list[Delta]] = defaultdict(list)
         for delta in frame.deltas:
             door, own = self._whose(delta.id)
@@ -220,8 +221,8 @@ class Hosted(EngineClient):
         super()._lose(number, reason, among)
 
     def _part(self, reason: str, among: Collection[str] | None) -> None:
-        """Close all connections, after telling each front door which of its requests the engine may have died of: of
-        none where those of another are as suspicious. among: these may be; None: any."""
+        """Close all connections, after reporting to each front door which of its requests may have killed the engine:
+        none if another front door's are equally suspect. among: the suspects; None: any."""
         doors, self._doors = self._doors, {}
         heard = [(door, id, count) for door in doors.values() for id, count in door.running.items()]
         suspects = {door.number for door, id, count in heard if count < PROOF and (among is None or id in among)}
@@ -232,7 +233,7 @@ class Hosted(EngineClient):
 
 
 def written_by(info: EngineInfo) -> str:
-    """Whatever a text may depend on, besides the weights: numbers are rounded by the kind of machine."""
+    """What a text may depend on besides the weights, including the CPU model, on which rounding depends."""
     machine = platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""One engine of several that are one for the server: found, asked over the frames of any engine, and left."""
+"""The client of one replica of a fleet: connects to it and exchanges frames with it, as with any engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.request import EngineInfo
 from foresay.spec.trace import StepTrace
 
-#: How long the last step of an idle replica tells of others' requests.
+#: How long the last step counts as news of other front doors' requests.
 STALE_SECONDS = 2.0
-#: How long a replica may answer nothing, and how many pings it gets meanwhile.
+#: How long a replica may be silent, and how many pings it gets meanwhile.
 SILENT_SECONDS, PINGS = 2.0, 4
 
 
 class ReplicaClient(Asked):
-    """One engine of a fleet. on_ready, on_step: told when it takes requests, and of its steps."""
+    """One engine of a fleet. on_ready, on_step: called when it takes requests, and with its steps."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class ReplicaClient(Asked):
         self._others, self._stepped_at = 0, 0.0
 
     async def until_closed(self) -> None:
-        """Connect, and ask it until it is gone. OSError or :class:`foresay.server.schemas.errors.EngineFailed` if it
-        cannot be reached, or no longer answers."""
+        """Connect, and use it until it closes. Raises OSError or :class:`foresay.server.schemas.errors.EngineFailed` if
+        it cannot be reached, or no longer answers."""
         connection = await introduce(self.address.host, self.address.port, self.address.secret)
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_connection(lambda: Channel(self._received), sock=connection)
@@ -58,8 +58,8 @@ class ReplicaClient(Asked):
             self.close()
 
     async def _until_closed_or_silent(self, channel: Channel) -> None:
-        """A frozen replica relays nothing, though its engine may write on. Pings are counted, not seconds: what came
-        while this server was stopped itself is read before the next one."""
+        """A frozen replica relays nothing, though its engine may go on. Counts pings, not seconds: what arrived while
+        this server itself was stopped is read before the next ping."""
         unanswered = 0
         while not channel.closed.done():
             if unanswered == PINGS:
@@ -69,19 +69,19 @@ class ReplicaClient(Asked):
             unanswered = 0 if channel.heard() else unanswered + 1
 
     def close(self) -> None:
-        """Ask it no more."""
+        """Close the connection."""
         if self._channel is not None:
             self._channel.close()
         self.status = EngineStatus("down", "gone")
 
     @property
     def in_flight(self) -> InFlights:
-        """What this server has there."""
+        """This server's requests in it."""
         return self._in_flight
 
     @property
     def standing(self) -> Standing:
-        """How it stands, for the router."""
+        """Its load, for the router."""
         assert self.info is not None, "it is ready"
         others = self._others if time.monotonic() < self._stepped_at + STALE_SECONDS else 0
         pages = self.info.kv_tokens // self.info.page_size
@@ -89,7 +89,7 @@ class ReplicaClient(Asked):
 
     @property
     def told(self) -> report.Replica:
-        """How it is."""
+        """Its state, for the report."""
         assert self.info is not None, "it is ready"
         address, load, places = self.address, self.standing.load, self.info.max_seqs
         pages = self.last.pages if self.last is not None and load else 0
@@ -104,8 +104,8 @@ class ReplicaClient(Asked):
         )
 
     def lose(self, reason: str) -> None:
-        """It has ended: whoever cannot go on is told, the others wait to leave. Where nobody said of what, its machine
-        may be gone, or somebody has killed the replica: nothing of its requests."""
+        """It has ended: fail requests that cannot continue; the others wait to move. If it did not report why, its
+        machine may be gone or it was killed: no request is to blame."""
         failed = self.failure or frames.Failed(reason)
         self._lose(1, failed.message, failed.running)
 
@@ -116,7 +116,7 @@ class ReplicaClient(Asked):
                 self._in_flight.ready(len(info.draft_shape))
                 self._on_ready()
             case frames.Failed():
-                self.failure = self.failure or frame  # the engine knows more of it than its replica, which speaks next
+                self.failure = self.failure or frame  # the first is the engine's, which knows more than its replica
             case _:
                 super()._received(frame)
 

@@ -1,11 +1,11 @@
-"""Which replica gets a request: where the least has to be done until its first token.
+"""Which replica gets a request: the one with the least work until its first token.
 
-What has to be done is told in tokens of a prompt. A replica that has the first pages of the prompt need not compute
-them; where others wait or write, the request waits too. So a conversation goes on where it began, a prompt that all
-share spreads as soon as one replica is busy, and a text that nobody knows goes to whom has least to do.
+Work is measured in prompt tokens. A replica that caches the first pages of the prompt need not compute them; other
+waiting or decoding requests add work. So a conversation stays where it began, a shared prompt spreads as soon as one
+replica is busy, and an unknown text goes to the least loaded replica.
 
-What a replica has is what it was sent: as many pages as its KV cache holds, those used last. A page's name is salted
-as the engine's own are (:mod:`foresay.kvpaging.prefix`), so where a request goes tells nothing of other tenants' texts.
+A replica is assumed to cache what it was sent: as many pages as its KV cache holds, most recently used. Page digests
+are salted as the engine's are (:mod:`foresay.kvpaging.prefix`), so routing reveals nothing of other tenants' texts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 from foresay.kvpaging.prefix import digests
 
-#: Pages of a prompt that are looked at: naming one takes a microsecond, and streams wait.
+#: Most pages of a prompt that are hashed: each takes a microsecond, during which streams wait.
 MOST_PAGES = 1024
-#: What a sequence that writes costs one that reads its prompt, and what it costs to wait for a place, in tokens.
+#: Cost of each decoding sequence to a prefill, and of each request that waits for a batch slot, in tokens.
 BESIDE, BEHIND = 32, 512
 
 
 class Standing(NamedTuple):
-    """A replica now. load: requests it has. places: of them it runs at once. unread: tokens of prompts that it has not
-    read yet. pages: of its KV cache."""
+    """A replica's load now. load: requests it has. places: requests it runs at once. unread: prompt tokens not yet
+    prefilled. pages: of its KV cache."""
 
     load: int
     places: int
@@ -37,10 +37,10 @@ class Router:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._there: dict[str, OrderedDict[bytes, None]] = {}  # by replica, those used last at the end
+        self._there: dict[str, OrderedDict[bytes, None]] = {}  # by replica, most recently used last
 
     def choose(self, prompt: Sequence[int], salt: str, standings: Mapping[str, Standing]) -> str:
-        """The replica for a prompt, of those that stand; it counts as sent there."""
+        """The replica for a prompt, out of ``standings``; the prompt counts as sent there."""
         for gone in self._there.keys() - standings.keys():
             del self._there[gone]
         pages = list(digests(prompt, self._page_size, salt, MOST_PAGES))
@@ -49,7 +49,7 @@ class Router:
         return chosen
 
     def known(self, name: str, pages: Sequence[bytes]) -> int:
-        """How many of the first pages a replica has."""
+        """How many of the first pages a replica caches."""
         there = self._there.get(name) or ()
         return next((index for index, page in enumerate(pages) if page not in there), len(pages))
 
@@ -60,7 +60,7 @@ class Router:
 
     def _sent(self, name: str, pages: Sequence[bytes], most: int) -> None:
         there = self._there.setdefault(name, OrderedDict())
-        for page in reversed(pages):  # the tail of a text goes before its head
+        for page in reversed(pages):  # the tail of a text is evicted before its head
             there[page] = None
             there.move_to_end(page)
         while len(there) > most:

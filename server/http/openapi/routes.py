@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 
 def refuse(schema: Schema) -> None:
-    """Leave no other values to fields that are known and not done."""
+    """Restrict known but unsupported fields to their harmless values."""
     for field in schema.get("properties", {}).values():
         if field.get("description") == NOT_DONE:
             field.pop("anyOf", None)
@@ -91,7 +91,7 @@ def document(modules: Sequence[ModuleType]) -> dict[str, Any]:
 
 
 def _routes(modules: Sequence[ModuleType]) -> Iterator[tuple[Route, str, ErrorShape | None]]:
-    """Every route that OpenAPI has words for, with its module's tag and error shape."""
+    """Every route that OpenAPI can describe, with its module's tag and error shape."""
     for module in modules:
         for route in module.ROUTES:
             if isinstance(route, Route):
@@ -105,12 +105,12 @@ def _types(route: Route, shape: ErrorShape | None) -> tuple[Any, ...]:
 
 
 def _path(route: Route) -> str:
-    """aiohttp's path with OpenAPI's variables: ``{name:.+}`` is ``{name}``."""
+    """aiohttp's path with OpenAPI's variables: ``{name:.+}`` becomes ``{name}``."""
     return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
 
 
 def _tag(module: ModuleType) -> str:
-    """The last part of the module's name that says something."""
+    """The last telling part of the module's name."""
     return module.__name__.removesuffix(".routes").rpartition(".")[2]
 
 
@@ -153,7 +153,7 @@ def _success(route: Route, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _item(stream: Stream, known: dict[Any, Any]) -> dict[str, Any]:
-    """One item of a stream, which is what a schema describes there: a line, or the fields of an event."""
+    """The schema of one item of a stream: a line, or the fields of an event."""
     chunk: dict[str, Any] = {"anyOf": [known[chunk] for chunk in stream.chunks]}
     if stream.framing.content_type.startswith("application/"):
         return chunk
@@ -173,7 +173,7 @@ def _errors(route: Route, shape: ErrorShape | None, known: dict[Any, Any]) -> di
 
 
 def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None = None) -> set[str]:
-    """The names of the components that ``schema`` is made of."""
+    """The names of the components that ``schema`` refers to, directly or not."""
     found = set() if found is None else found
     if isinstance(schema, dict):
         name = str(schema.get("$ref", "")).rpartition("/")[2]

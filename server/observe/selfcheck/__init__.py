@@ -1,1 +1,1 @@
-"""Is it still so? Texts that were written are decoded again, plainly and from nothing, and compared token by token."""
+"""Self-checks: generated texts are decoded again, without drafts or cached KV, and compared token by token."""

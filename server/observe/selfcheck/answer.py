@@ -1,4 +1,4 @@
-"""A text that was written, the request that writes it again plainly, and those that wait to be checked."""
+"""A finished answer, the request that decodes it again plainly, and the queue of answers to be checked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from foresay.spec.request import Delta, Request
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
-    """request: with the seed that was drawn with. tokens: what was written, as far as it is in the text.
+    """request: with the seed that was used. tokens: the output, as far as it is in the text.
 
-    request_id: the ``X-Request-Id`` of the HTTP request it came with; empty if it came otherwise. tries: re-runs that
-    were begun and had to make way.
+    request_id: the ``X-Request-Id`` of its HTTP request; empty if it had none. tries: re-runs that were started and
+    interrupted.
     """
 
     request: Request
@@ -27,9 +27,9 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     tries: int = 0
 
     def plainly(self, id: str) -> Request:
-        """The request, called ``id``, that writes these tokens again: one a step, from no KV that is there already.
+        """The request, with id ``id``, that generates these tokens again: one per step, without cached KV.
 
-        A fork is repeated by its own seed. What is only reported (logprobs) is left out.
+        A fork is repeated with its own seed. Logprobs are not requested.
         """
         asked, length = self.request, len(self.tokens)
         params = msgspec.structs.replace(
@@ -43,7 +43,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
             id=id,
             prompt=asked.prompt,
             params=params,
-            salt=asked.salt,  # what is compiled for it again tells nobody else
+            salt=asked.salt,  # grammars compiled for it stay within the tenant
             grammar=asked.grammar,
             speculate=False,
             aside=True,
@@ -51,8 +51,8 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Where a text differs from plain decoding. position: of the output token, from 0 on. written: the token in the
-    text. plain: the one that plain decoding writes there; None if it ends before."""
+    """Where a text differs from plain decoding. position: of the output token, from 0. written: the token in the text.
+    plain: plain decoding's token there; None if it ends before."""
 
     position: int
     written: int
@@ -60,17 +60,17 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0) -> Difference | None:
-    """The first difference, if there is one. plain: what plain decoding wrote from position ``begin`` on, so far."""
+    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on."""
     for position, token in enumerate(plain, start=begin):
         if token != written[position]:
             return Difference(position, written[position], token)
     return None
 
 
-# -- decoded again, compared as it comes -------------------------------------------------------------------------------
+# -- re-run, compared as tokens arrive -------------------------------------------------------------------------------
 
 
-#: compared: to its end, or to the first difference. interrupted: somebody needed the engine. lost: it failed.
+#: compared: to its end, or to the first difference. interrupted: by a client's request. lost: it failed.
 Outcome = Literal["compared", "interrupted", "lost"]
 
 
@@ -88,7 +88,7 @@ class Rerun:
         return await self._outcome
 
     def put(self, delta: Delta) -> None:
-        """Compare what came."""
+        """Compare a delta."""
         if self._outcome.done():
             return
         if delta.finish_reason in ("error", "cancelled"):
@@ -109,7 +109,7 @@ class Rerun:
         self.end("lost")
 
     def end(self, outcome: Outcome) -> None:
-        """It is over; whatever comes later changes nothing."""
+        """Set the outcome; further calls do nothing."""
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 
@@ -119,9 +119,9 @@ MOST_BYTES = 8 << 20
 
 
 class Backlog:
-    """First in, first out. They are held packed, so that their bytes are what they take.
+    """A first-in, first-out queue. Answers are held encoded, so that their memory is known.
 
-    filled: set while there is one. dropped: how many had to give way, since the start.
+    filled: set while it is not empty. dropped: number of answers evicted.
     """
 
     def __init__(self, most_answers: int = MOST_ANSWERS, most_bytes: int = MOST_BYTES) -> None:
@@ -135,18 +135,18 @@ class Backlog:
         return len(self._packed)
 
     def put(self, answer: RecordedAnswer) -> None:
-        """Keep an answer; the oldest give way if there is too much."""
+        """Add an answer; the oldest are dropped if there are too many."""
         packed = msgspec.msgpack.encode(answer)
         self._packed.append(packed)
         self._added(packed)
 
     def take(self) -> RecordedAnswer:
-        """The oldest. IndexError if there is none."""
+        """Remove and return the oldest. Raises IndexError if there is none."""
         answer: RecordedAnswer = msgspec.msgpack.decode(self._popped(), type=RecordedAnswer)
         return answer
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all answers."""
         while self._packed:
             self._popped()
             self.dropped += 1
@@ -169,12 +169,13 @@ class Backlog:
 # -- between the engine and a request's reader -------------------------------------------------------------------------
 
 
-#: How a text ends that nobody broke off.
+#: Finish reasons of complete texts.
 WHOLE = ("stop", "length")
 
 
 class Recorder:
-    """A sink that passes on what it gets. keep: called with the answer; not if the request fails or is cancelled."""
+    """A sink that passes deltas on and records them. keep: called with the answer, unless the request fails or is
+    cancelled."""
 
     def __init__(self, request: Request, sink: Sink, keep: Callable[[RecordedAnswer], None]) -> None:
         self._request, self._sink, self._keep = request, sink, keep
@@ -182,10 +183,10 @@ class Recorder:
         self._tokens: list[int] = []
 
     def put(self, delta: Delta) -> None:
-        """More tokens, or the end."""
+        """Pass a delta on."""
         self._tokens += delta.tokens
         whole, length = delta.finish_reason in WHOLE, len(self._tokens)
-        if delta.statistics is not None:  # fewer than were written, where a stop string cut them
+        if delta.statistics is not None:  # fewer than generated if a stop string cut them
             length = delta.statistics.completion_tokens
         self._sink.put(delta)
         if whole and length:

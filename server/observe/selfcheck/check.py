@@ -1,4 +1,4 @@
-"""The server's self-check: a share of the finished requests is decoded again plainly, while nobody needs the engine.
+"""The server's self-check: a share of the finished requests is decoded again plainly, while the engine is idle.
 
 ::
 
@@ -6,8 +6,8 @@
                    │                                      ^                               │       a warning
                    └── a request comes: the re-run is cancelled at once ──────────────────┘
 
-A re-run goes to the engine directly: limits, metrics and recent requests know nothing of it. It runs aside
-(:class:`~foresay.spec.request.Request`), so it takes no KV that the text was made with, and leaves none.
+A re-run goes to the engine directly, bypassing limits, metrics and recent requests. It runs with ``aside``
+(:class:`~foresay.spec.request.Request`), so it uses none of the KV cached for the text, and caches none.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import Unavailable
 from foresay.spec.request import EngineInfo, Request
 
-#: Nobody has asked for anything for so long: whoever sends the next request is not kept waiting between two of theirs.
+#: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
 QUIET_SECONDS = 0.5
-#: A re-run that had to make way so often is given up.
+#: A re-run interrupted this often is given up.
 MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
 
 
 class SelfCheck:
-    """engine: what writes the texts, and plainly again. share: of the requests, those that are re-run. idle: set while
-    no request runs. taking: whether requests are taken."""
+    """engine: generates the texts, and the re-runs. share: of requests that are re-run. idle: set while no request
+    runs.
+    taking: whether requests are taken."""
 
     def __init__(
         self,
@@ -53,23 +54,22 @@ class SelfCheck:
         self._idle, self._taking = idle, taking
         self._rerun: Rerun | None = None
         self._requests, self._numbers = 0, count()
-        self._follows = 0  # how often another model came
+        self._follows = 0  # how often another model has replaced it
         counts.share = share
 
     def picked(self, request: Request, sink: Sink) -> Sink:
-        """Where the results of a request go whose answer may be kept."""
+        """The sink for a request whose answer may be kept: ``sink`` itself, or a recorder around it."""
         if request.forced is None and self._chance() < self._share:
             return Recorder(request, sink, partial(self._keep, self._follows))
         return sink
 
     def make_way(self) -> None:
-        """A client's request comes: the engine hears of the end of the re-run before it hears of the request."""
+        """A client's request comes: cancel the re-run before the request reaches the engine."""
         self._requests += 1
         self._end_rerun("interrupted")
 
     def follow(self, engine: ServedEngine, taking: Callable[[], bool], same_texts: bool = False) -> None:
-        """Another engine writes the texts from now on: unless it writes the same, none that was written before can be
-        checked any more."""
+        """Use another engine from now on. Unless it writes the same texts, earlier answers can no longer be checked."""
         self._end_rerun("lost")
         self._engine, self._taking = engine, taking
         if not same_texts:
@@ -97,7 +97,7 @@ class SelfCheck:
                 await self._guarded(self.backlog.take())
 
     async def _guarded(self, answer: RecordedAnswer) -> None:
-        """A fault of ours in one check is no reason to check nothing any more in silence."""
+        """An internal error in one check must not silently end all checks."""
         try:
             await self._check(answer)
         except Exception:
@@ -106,11 +106,11 @@ class SelfCheck:
             self._tell()
 
     def _free(self) -> bool:
-        """Whether nobody needs the engine, and it is there."""
+        """Whether the engine is ready and idle."""
         return self._idle.is_set() and self._taking()
 
     async def _check(self, answer: RecordedAnswer) -> None:
-        """Re-run one answer, and count what came of it."""
+        """Re-run one answer, and count the outcome."""
         engine, follows, rerun = self._engine, self._follows, Rerun(answer, f"self-check-{next(self._numbers)}")
         try:
             engine.add(rerun.request, rerun)
@@ -128,7 +128,7 @@ class SelfCheck:
             self._compared(rerun)
         elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
             self._keep(follows, msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
-        else:  # too long for the breaks there are; or it may be what killed the engine: then once is enough
+        else:  # too long for the idle times; or it may have killed the engine: do not retry
             self._counts.skipped += 1
         self._tell()
 
@@ -150,28 +150,28 @@ class SelfCheck:
             self._tell()
 
     def _tell(self) -> None:
-        """How many wait, and how many had to give way."""
+        """Update the counts of waiting and dropped answers."""
         self._counts.waiting = len(self.backlog)
         self._counts.skipped += self.backlog.dropped
         self.backlog.dropped = 0
 
 
 class CheckedEngine:
-    """A :class:`~foresay.server.engine.generation.TokenEngine` for the requests of clients alone. picks: their answers
-    may be kept, and checked."""
+    """A :class:`~foresay.server.engine.generation.TokenEngine` for clients' requests only. picks: their answers may be
+    kept and checked."""
 
     def __init__(self, check: SelfCheck, engine: TokenEngine, picks: bool = True) -> None:
         self._check, self._engine, self._picks = check, engine, picks
         self.cancel, self.finish = engine.cancel, engine.finish
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Begin a client's request. A re-run makes way."""
+        """Start a client's request, cancelling any re-run."""
         self._check.make_way()
         self._engine.add(request, self._check.picked(request, sink) if self._picks else sink)
 
 
 def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:
-    """What the log says about a difference: where it is, nothing of the text."""
+    """The log message about a difference: its position, nothing of the text."""
     request = answer.request
     plain = "plain decoding ends before that" if found.plain is None else "plain decoding writes another token"
     claim = "which claims to be exact" if info is None or info.exact else f"which is not exact: {info.exact_reason}"

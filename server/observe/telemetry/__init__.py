@@ -1,10 +1,10 @@
-"""Counting what speculation does, and telling it: to the page, to Prometheus, to the log.
+"""Counting what speculation does, and reporting it: to the page, to Prometheus, to the log.
 
 :class:`~foresay.server.observe.telemetry.telemetry.Telemetry` (``service.telemetry``, one per model) counts as it
-happens, on the event loop's thread, with plain numbers; nothing here waits, and nothing is formatted before somebody
-asks.
+happens, on the event loop's thread, with plain numbers; nothing here waits, and nothing is formatted until requested.
 
-What the page asks, all structs of :mod:`foresay.server.observe.telemetry.report`, ready for ``msgspec.json.encode``:
+What the page requests, all structs of :mod:`foresay.server.observe.telemetry.report`, ready for
+``msgspec.json.encode``:
 
 =====================================  ================================================================================
 ``await telemetry.snapshot()``         ``Snapshot``: ``Server`` (header), ``Live`` (tiles), ``DrafterRates`` of the last
@@ -17,12 +17,12 @@ What the page asks, all structs of :mod:`foresay.server.observe.telemetry.report
 ``telemetry.request(tenant, id)``      ``RequestDetail``: its ``RequestStep`` strip and its text as ``TokenText``
 =====================================  ================================================================================
 
-Those to be awaited do their work in slices, between which the streams have their turn.
+The coroutines work in slices, between which the streams run.
 
-``tenant`` is ``CONTEXT.get().caller.tenant``: texts are told to the key that asked for them and to nobody else.
+``tenant`` is ``CONTEXT.get().caller.tenant``: texts are shown only to the key that requested them.
 
 What is counted where: a step of the engine once, from its ``StepTrace``; the tokens of each request where its text is
-cut (:class:`~foresay.server.observe.telemetry.request_stats.RequestStats`), so that tokens behind a stop string are
-discarded and not accepted, just as in the response's own ``metrics``. ``/metrics`` is made by
-:mod:`foresay.server.observe.telemetry.exposition`.
+cut (:class:`~foresay.server.observe.telemetry.request_stats.RequestStats`), so that tokens after a stop string count as
+discarded and not accepted, as in the response's own ``metrics``. :mod:`foresay.server.observe.telemetry.exposition`
+makes ``/metrics``.
 """

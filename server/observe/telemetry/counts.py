@@ -1,4 +1,4 @@
-"""Counts: of values by size, of clients' connections, of what the engine process went through and re-runs found."""
+"""Counts: histograms, clients' connections, starts of the engine process, results of re-runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import msgspec
 
 from foresay.server.engine.generation import Cause, EngineStatus
 
-#: Upper bounds in seconds of what passes between two chunks or two tokens: a small model on a CPU needs less than a
-#: millisecond for a token, a large one on a busy machine a second.
+#: Upper bounds in seconds of the time between two chunks or tokens: a small model on a CPU takes less than a
+#: millisecond per token, a large one on a busy machine a second.
 TOKEN_BOUNDS = (
     *(0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0065, 0.008),
     *(0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
@@ -25,14 +25,14 @@ REQUEST_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 
 RUN_BOUNDS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 #: How long WebSockets stay open.
 SOCKET_BOUNDS = (0.1, 1.0, 10.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0, 86400.0)
-#: Choices that a request asks for.
+#: Choices that a request wants.
 CHOICE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Tokens of a prompt or an answer.
 LENGTH_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
 
 
 class Histogram:
-    """How many values fell at or below each bound and above the one before; the last count is of those beyond all.
+    """counts: values in each bucket (above the previous bound, up to this one); the last is of those above all bounds.
     count, sum: of all values."""
 
     __slots__ = ("bounds", "count", "counts", "sum")
@@ -50,16 +50,17 @@ class Histogram:
         self.sum += value * times
 
     def add(self, other: Histogram) -> None:
-        """Count what the other one, with the same bounds, has counted."""
+        """Add the counts of another with the same bounds."""
         if other.count:
             self.count += other.count
             self.counts = list(map(operator.add, self.counts, other.counts))
             self.sum += other.sum
 
     def quantile(self, share: float) -> float | None:
-        """The value that ``share`` of all values do not exceed, guessed linearly within its bucket; None without any.
+        """The value that ``share`` of all values do not exceed, interpolated linearly within its bucket; None without
+        values.
 
-        What lies beyond the last bound is told as the last bound.
+        A value above the last bound is reported as that bound.
         """
         wanted, below = share * self.count, 0
         for index, count in enumerate(self.counts):
@@ -72,7 +73,7 @@ class Histogram:
 
 
 class Connections:
-    """http: responses by status. websockets: open ones; websocket_seconds: how long the others were."""
+    """http: responses by status. websockets: open ones; websocket_seconds: durations of closed ones."""
 
     def __init__(self) -> None:
         self.http: dict[int, int] = {}
@@ -95,9 +96,9 @@ class Connections:
 
 
 class Startup:
-    """Follows the engine's status. seconds: by phase of the last start, ``total`` included once it is ready. restarts:
-    how often the engine process was started again, by what had become of the one before. resumed: how often a request
-    went on in another engine."""
+    """Follows the engine's status. seconds: by phase of the last start, including ``total`` once it is ready. restarts:
+    of the engine process, by the cause of its predecessor's end. resumed: how often a request continued in another
+    engine."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.restarts: dict[str, int] = dict.fromkeys(get_args(Cause), 0)
@@ -109,7 +110,7 @@ class Startup:
         self._starts = 0
 
     def see(self, status: EngineStatus) -> None:
-        """The engine is in another state."""
+        """Record a new status of the engine."""
         now = self._clock()
         self.count(status)
         if status.starts != self._starts:
@@ -122,7 +123,7 @@ class Startup:
         self._phase_began = now
 
     def count(self, status: EngineStatus) -> None:
-        """Another engine is in another state, than the one that requests go to."""
+        """Record a new status of an engine that requests do not go to."""
         if status.cause is not None:
             self.restarts[status.cause] += 1
         self.resumed += status.resumed

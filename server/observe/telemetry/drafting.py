@@ -1,7 +1,7 @@
-"""What became of drafts: by drafter, by depth, and by place in the tree.
+"""What became of drafts: by drafter, by depth, and by position in the tree.
 
-The path through a tree is known by its last node. So a run is one entry in a dictionary, and everything else is worked
-out of the entries when somebody asks, or when their second is over.
+A path through a tree is identified by its last node. So a run is one dictionary entry, and everything else is computed
+from the entries on demand, or when their second is over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from foresay.spec.trace import ShadowReport
 # -- shapes of draft trees ---------------------------------------------------------------------------------------------
 
 
-#: Trees grown by their chances have ever new shapes; more than these are not remembered at once.
+#: Dynamic trees keep having new shapes; at most this many are cached.
 MOST_SHAPES = 1024
 #: A tree has at most 64 nodes, so ranks and depths fit in 6 bits each.
 BITS = 6
@@ -22,20 +22,20 @@ MASK = (1 << BITS) - 1
 
 
 def link(depth: int, rank: int, parent: int) -> int:
-    """A place in a tree as one number: depth, rank among the nodes of its depth, and its parent's rank."""
+    """A position in a tree as one number: depth, rank among the nodes of its depth, and its parent's rank."""
     return (depth << BITS | rank) << BITS | parent
 
 
 def unlink(number: int) -> tuple[int, int, int]:
-    """Depth, rank and the parent's rank of a place."""
+    """Depth, rank and the parent's rank of a position."""
     return number >> 2 * BITS, number >> BITS & MASK, number & MASK
 
 
 class Shape:
-    """One shape, made of the parents of its nodes as in :class:`~foresay.spec.request.Origin`.
+    """A tree's shape, given by the parents of its nodes as in :class:`~foresay.spec.request.Origin`.
 
-    drafted: its nodes below the root. per_depth[d]: those of depth d + 1. links[n]: the place of node n + 1. trails[n]:
-    the places on the way from the root to node n, that of node n included.
+    drafted: its nodes below the root. per_depth[d]: those of depth d + 1. links[n]: the position of node n + 1.
+    trails[n]: the positions on the path from the root to node n, inclusive.
     """
 
     __slots__ = ("drafted", "links", "per_depth", "trails")
@@ -56,13 +56,13 @@ class Shape:
 
 
 class Shapes:
-    """Remembers shapes by their parents."""
+    """Caches shapes by their parents."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Shape] = {}
 
     def of(self, parents: Sequence[int]) -> Shape:
-        """The shape of a tree; the same object for the same shape, unless it was forgotten between."""
+        """The shape of a tree; the same object for the same shape, unless evicted meanwhile."""
         key = tuple(parents)
         shape = self._known.get(key)
         if shape is None:
@@ -75,12 +75,13 @@ class Shapes:
 # -- what became of drafts ---------------------------------------------------------------------------------------------
 
 K = TypeVar("K")
-#: Who drafted, the tree, the last accepted node that is in the text (0: the root), and the tokens that are in the text.
+#: Drafter, tree, the last accepted node that is in the text (0: the root), and the number of tokens in the text.
 Run = tuple[str, Shape, int, int]
 
 
 class DraftCounts:
-    """One drafter's trees: how many, their nodes, and the accepted ones whose tokens are in the text; by depth too."""
+    """One drafter's trees: how many, their nodes, and the accepted nodes whose tokens are in the text; also by
+    depth."""
 
     __slots__ = ("accepted", "accepted_per_depth", "drafted", "drafted_per_depth", "drafts")
 
@@ -90,7 +91,7 @@ class DraftCounts:
         self.accepted_per_depth: list[int] = []
 
     def count(self, shape: Shape, accepted: int, times: int) -> None:
-        """Trees of one shape of which so many nodes were taken: one of each depth down to there."""
+        """Count ``times`` trees of one shape with ``accepted`` accepted nodes, one at each depth."""
         self.drafts += times
         self.drafted += shape.drafted * times
         self.accepted += accepted * times
@@ -101,7 +102,7 @@ class DraftCounts:
             self.accepted_per_depth[depth] += times
 
     def add(self, other: DraftCounts | ShadowReport) -> None:
-        """Count trees that somebody has counted."""
+        """Add the counts of another."""
         self.drafts += other.drafts
         self.drafted += other.drafted
         self.accepted += other.accepted
@@ -116,7 +117,7 @@ class DraftCounts:
 
 
 class Places:
-    """How often there was a node at each place of a tree, and how often it was taken. Places are those of
+    """How often there was a node at each position of a tree, and how often it was accepted. Positions are those of
     :func:`~foresay.server.observe.telemetry.drafting.link`."""
 
     __slots__ = ("drafted", "taken")
@@ -126,7 +127,7 @@ class Places:
         self.taken: dict[int, int] = {}
 
     def count(self, shape: Shape, last: int, times: int) -> None:
-        """Trees of one shape whose path ended with node ``last``."""
+        """Count ``times`` trees of one shape whose accepted path ended with node ``last``."""
         for place in shape.links:
             self.drafted[place] = self.drafted.get(place, 0) + times
         for place in shape.trails[last]:
@@ -139,7 +140,7 @@ class Places:
 
 
 def add(counts: dict[K, Any], more: Mapping[K, Any]) -> None:
-    """Add up by key: numbers, or what can add another of its kind."""
+    """Add up by key: numbers, or objects with an ``add`` method."""
     for key, count in more.items():
         if isinstance(count, int | float):
             counts[key] = counts.get(key, 0) + count
@@ -151,7 +152,7 @@ def add(counts: dict[K, Any], more: Mapping[K, Any]) -> None:
 
 
 class Shadowing:
-    """One shadow's steps as they would have been. tokens: what they would have emitted; seconds: what drafting took."""
+    """One shadow drafter's hypothetical steps. tokens: what they would have emitted; seconds: what drafting took."""
 
     __slots__ = ("drafting", "seconds", "steps", "tokens")
 
@@ -161,7 +162,7 @@ class Shadowing:
         self.seconds = 0.0
 
     def count(self, report: ShadowReport) -> None:
-        """A request that is over."""
+        """Count a finished request."""
         self.tokens += report.tokens
         self.steps += report.steps
         self.seconds += report.seconds

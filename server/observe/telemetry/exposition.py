@@ -1,6 +1,7 @@
-"""The text of ``/metrics``: the metrics of metrics.py in Prometheus' words, under ``foresay:`` and partly ``vllm:``.
+"""The text of ``/metrics``: the metrics of metrics.py in Prometheus' format, under ``foresay:`` and partly ``vllm:``.
 
-Nothing here runs on the path of a step: a scrape reads the plain numbers and makes families of prometheus-client.
+Nothing here runs on the path of a step: a scrape reads the plain numbers and builds prometheus-client's metric
+families.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from foresay.server.observe.telemetry.views import Slices
 
 PREFIX, COMPATIBLE_PREFIX = "foresay:", "vllm:"
 KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-#: What one model has of one metric: the model's name first.
+#: One model's values of a metric: the model's name first.
 OfModel = tuple[str, Histogram | Sequence[Series]]
-#: Schemes that leave names as ours are as they are.
+#: Escaping schemes that do not change our names.
 HARMLESS = ("underscores", "values")
-#: Makes text of a :class:`Registry`.
+#: Encodes a :class:`Registry` as text.
 Encode = Callable[[Any], bytes]
 
 
 class Exposition:
-    """Telemetry as Prometheus asks for it, piece by piece: between two pieces the streams have their turn.
+    """Telemetry in Prometheus' format, written piece by piece: the streams run in between.
 
-    One telemetry for each model. What is counted of the whole server has the name of the only model, or none.
+    One telemetry per model. Metrics of the whole server carry the only model's name, or none if there are several.
     """
 
     def __init__(self, *telemetries: Telemetry) -> None:
@@ -42,7 +43,7 @@ class Exposition:
         self._process = ProcessCollector(registry=None)
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """The metrics and their content type, in the format that the Accept header asks for."""
+        """The metrics and their content type, in the format that the Accept header requests."""
         encode, content_type = chosen(accept)
         end, pieces, slices = encode(Registry()), [], Slices()
         for family in self.collect():
@@ -51,7 +52,7 @@ class Exposition:
         return b"".join([*pieces, end]), content_type
 
     def collect(self) -> Iterator[Family]:
-        """All metrics. What changes with each step is read before the first one."""
+        """All metrics. Values that change with each step are read before the first is yielded."""
         models = [(one.model, one.reading(one.window(60))) for one in self._telemetries]
         server = models if len(models) == 1 else [("", models[0][1])]
         replicas = any(reading.replicas for _, reading in models)
@@ -65,7 +66,7 @@ class Exposition:
 
 
 def families(metric: Metric, models: Sequence[OfModel]) -> Iterator[Family]:
-    """A metric as Prometheus has it, and as vLLM's if tools look it up."""
+    """A metric's family under our name, and under vLLM's if it has one."""
     yield _family(PREFIX + metric.name, metric, metric.labels, models)
     if metric.vllm:
         name = metric.name if metric.vllm is True else metric.vllm
@@ -74,7 +75,7 @@ def families(metric: Metric, models: Sequence[OfModel]) -> Iterator[Family]:
 
 
 def _family(name: str, metric: Metric, labels: Sequence[str], models: Sequence[OfModel]) -> Family:
-    """Before labels of its own each series has those of vLLM: the model's name, and the number of the only engine."""
+    """Each series starts with vLLM's labels: the model's name, and the engine's number, always 0."""
     family: Any = KINDS[metric.kind](name, metric.about, labels=["model_name", "engine", *labels])
     for model, value in models:
         if isinstance(value, Histogram):
@@ -89,7 +90,7 @@ def _family(name: str, metric: Metric, labels: Sequence[str], models: Sequence[O
 
 
 def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogram | Sequence[Series]:
-    """The sums of series that agree in the labels ``keep``; one of 0 where there is none and no label is left."""
+    """The sums of series that agree in the labels ``keep``; a single 0 if there is no series and no label is left."""
     if isinstance(value, Histogram):
         return value
     sums: dict[tuple[str, ...], float] = {} if keep else {(): 0.0}
@@ -100,23 +101,23 @@ def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogra
 
 
 def chosen(accept: str) -> tuple[Encode, str]:
-    """The format that an Accept header asks for, and its content type; plain text if the header makes no sense."""
+    """The format that an Accept header requests, and its content type; plain text if the header is invalid."""
     try:
         encode, content_type = choose_encoder(accept)
-    except TypeError:  # a version that is none
+    except TypeError:  # an invalid version
         encode, content_type = choose_encoder("")
     if isinstance(encode, partial) and "openmetrics" in content_type and encode.keywords["escaping"] in HARMLESS:
-        # prometheus-client 0.26 escapes a colon in samples and not in their TYPE: Prometheus 2 finds no name
+        # prometheus-client 0.26 escapes colons in samples but not in TYPE lines, so Prometheus 2 cannot match them
         encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
     return encode, content_type
 
 
 class Registry:
-    """Some families, as an encoder wants them."""
+    """Some families, with the interface that an encoder needs."""
 
     def __init__(self, *families: Family) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Family]:
-        """Them."""
+        """The families."""
         return self._families

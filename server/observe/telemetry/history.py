@@ -1,4 +1,4 @@
-"""The last ten minutes second by second and the last hour minute by minute; spans without any activity have no window.
+"""The last ten minutes by second and the last hour by minute; spans without activity have no window.
 
 ::
 
@@ -6,7 +6,7 @@
                          ├──> minutes, tens of minutes (1 h) ──────> forgotten
                          └──> total: since the start
 
-The tens are there to be summed: a minute or an hour up to now is a few long spans and some short ones before them.
+The tens make sums cheap: a minute or an hour up to now is a few long spans plus some short ones before them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINUTES = 60
 
 
 class Level:
-    """Tallies of spans of one length, each beginning at a multiple of it; the oldest first. keep: in seconds."""
+    """Windows of one length, each beginning at a multiple of it; the oldest first. keep: for how many seconds."""
 
     def __init__(self, length: int, keep: int) -> None:
         self.length = length
@@ -30,7 +30,7 @@ class Level:
         self._windows: deque[Window] = deque()
 
     def add(self, second: Window) -> None:
-        """Count a second that is over; none before it comes any more."""
+        """Add a finished second; they come in order."""
         begin = second.second - second.second % self.length
         windows = self._windows
         if not windows or windows[-1].second != begin:
@@ -40,11 +40,11 @@ class Level:
             windows.popleft()
 
     def stepped(self) -> int | None:
-        """Where the last one begins in which the engine stepped."""
+        """The beginning of the last window in which the engine stepped; None if there is none."""
         return next((window.second for window in reversed(self._windows) if window.steps), None)
 
     def between(self, begin: float, end: float = inf) -> list[Window]:
-        """The spans that begin from ``begin`` on and before ``end``."""
+        """The windows that begin at or after ``begin`` and before ``end``."""
         found = []
         for window in reversed(self._windows):
             if window.second < begin:
@@ -56,7 +56,7 @@ class Level:
 
 
 class History:
-    """Tallies in time. ``now`` everywhere is in seconds since 1970 and does not run backwards."""
+    """Counts over time. ``now`` is always in seconds since 1970 and does not run backwards."""
 
     def __init__(self) -> None:
         self.running = Window()
@@ -66,7 +66,7 @@ class History:
         self._total = Window()
 
     def at(self, now: float) -> Window:
-        """The window of this second, to be written to."""
+        """The window of this second, to count into."""
         second = int(now)
         if second != self.running.second:
             self._close(second)
@@ -74,34 +74,34 @@ class History:
         return self.running
 
     def total(self) -> Window:
-        """Everything since the start, the running second included."""
+        """Everything since the start, including the current second."""
         total = Window()
         total.add(self._total)
         total.add(self.running)
         return total
 
     def stepped(self, now: float) -> int:
-        """The last second in which the engine stepped; the running one if there is none."""
+        """The last second in which the engine stepped; the current one if there is none."""
         if self.running.steps:
             return self.running.second
         return self._seconds.stepped() or int(now)
 
     def since(self, second: int) -> list[Window]:
-        """The seconds from ``second`` on, the running one included, oldest first."""
+        """The seconds from ``second`` on, including the current one, oldest first."""
         found = self._seconds.between(second)
         return [*found, self.running.settle()] if not self._empty and self.running.second >= second else found
 
     def seconds(self, now: float) -> list[Window]:
-        """The seconds of the last ten minutes that are over."""
+        """The finished seconds of the last ten minutes."""
         return [window for window in self.since(int(now) - SECONDS) if window.second < int(now)]
 
     def minutes(self, now: float) -> list[Window]:
-        """The minutes of the last hour, the running one as far as its seconds are over."""
+        """The minutes of the last hour; the current one includes its finished seconds."""
         self._settle(now)
         return self._minutes.between(int(now) - 60 * (MINUTES + 1) + 1)
 
     def window(self, now: float, seconds: int) -> Window:
-        """What was counted in the last ``seconds``, at most ten minutes, the running one included."""
+        """What was counted in the last ``seconds``, at most ten minutes, including the current one."""
         begin = int(now) - seconds + 1
         total = self._over(begin)
         if not self._empty and self.running.second >= begin:
@@ -109,13 +109,13 @@ class History:
         return total
 
     def hour(self, now: float) -> Window:
-        """What was counted in the last hour, as far as its seconds are over."""
+        """What was counted in the finished seconds of the last hour."""
         self._settle(now)
         begin = int(now) - 60 * MINUTES
         return self._over(begin - begin % 60)
 
     def _over(self, begin: int) -> Window:
-        """The sum of all from second ``begin`` on that is over: short spans until a longer one begins, and so on."""
+        """The sum of everything finished from second ``begin`` on: short spans until a longer one begins, and so on."""
         total = Window(begin)
         for level, longer in pairwise(self._levels):
             end = -(-begin // longer.length) * longer.length
@@ -127,12 +127,12 @@ class History:
         return total
 
     def _settle(self, now: float) -> None:
-        """Put the running window where it belongs if its second is over."""
+        """Store the current window if its second is over."""
         if self.running.second < int(now):
             self._close(int(now))
 
     def _close(self, second: int) -> None:
-        """Put the running window where it belongs and begin one for ``second``."""
+        """Store the current window and start one for ``second``."""
         over, self.running = self.running, Window(second)
         if self._empty:
             return

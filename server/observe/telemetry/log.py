@@ -1,5 +1,5 @@
-"""For people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs, or if
-something else keeps the machine busy. What programs read is in ``/metrics``, acceptance at each depth among it.
+"""The log for people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs
+time or other programs keep the machine busy. Programs read ``/metrics``, which has acceptance by depth and more.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from foresay.server.observe.telemetry.telemetry import Telemetry
 
 EVERY_SECONDS = 10
-#: A server that goes on losing says so this often.
+#: How often a warning is repeated while its cause lasts.
 WARN_EVERY_SECONDS = 300.0
-#: A machine is called busy where the engine waited for a core for such a share of its steps.
+#: A machine counts as busy if the engine waited for a core for this share of its steps' time.
 BUSY = 0.25
 log = logging.getLogger("foresay.speculation")
 
 
 def to_stderr(whose: logging.Logger = log, form: str = "%(asctime)s %(levelname)s %(message)s") -> None:
-    """Write the lines of a logger to stderr, with the time in front."""
+    """Write a logger's lines to stderr, with the time first."""
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(logging.Formatter(form, "%Y-%m-%dT%H:%M:%S%z"))
     whose.addHandler(lines)
@@ -38,7 +38,7 @@ def to_stderr(whose: logging.Logger = log, form: str = "%(asctime)s %(levelname)
 
 
 def line(window: Window) -> str:
-    """What was drafted and accepted, and what it gained."""
+    """How much was drafted and accepted, and the gain."""
     drafted, accepted = window.drafted, window.accepted
     return (
         f"Speculation: {tokens_per_step(window.tokens, window.runs) or 0.0:.2f} tokens per step, {accepted:,} of "
@@ -55,9 +55,9 @@ def _speed(verdict: Verdict, doubt: str) -> str:
 
 
 class Reporter:
-    """Logs how speculation goes, and warns when it costs time: at once, and then now and again while it stays so.
+    """Logs how speculation goes, and warns when it costs time: at once, then repeatedly while it lasts.
 
-    model: its name, where there are several.
+    model: its name, if there are several.
     """
 
     def __init__(self, telemetry: Telemetry, model: str = "") -> None:
@@ -69,7 +69,7 @@ class Reporter:
         self._next_busy_warning = 0.0
 
     def report(self) -> None:
-        """Log the seconds since the last report that are over, if anything was drafted in them."""
+        """Log the finished seconds since the last report, if anything was drafted in them."""
         now = int(self._telemetry.clock())
         window = self._telemetry.between(self._reported, now)
         self._reported = now
@@ -86,7 +86,8 @@ class Reporter:
             self._next_warning = 0.0
 
     def _tell_choice(self, window: Window, now: int) -> None:
-        """Say who drafts most of the time now, if that has changed; a warning if, on enough evidence, none does."""
+        """Log which drafter is now used most, if that has changed; a warning if, on enough evidence, drafting is
+        off."""
         if not window.news:
             return
         comes_again = window.news.startswith(NOT_PAYING)
@@ -98,7 +99,7 @@ class Reporter:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 
     def _tell_busy(self, crowded: float, now: int) -> None:
-        """Warn when the engine waits for cores: at once, and then now and again while it stays so."""
+        """Warn when the engine waits for cores: at once, then repeatedly while it lasts."""
         if crowded >= BUSY and now >= self._next_busy_warning:
             log.warning(
                 "Other programs keep this machine busy: the engine spends %.0f%% of its time waiting for a CPU core.",

@@ -1,8 +1,8 @@
-"""Every metric, once: its name, kind, help and labels, and where its numbers come from.
+"""All metrics: name, kind, help, labels, and where the numbers come from.
 
 A row here is what ``/metrics`` exposes (exposition.py), what the page's footer sums up, and a line of docs/metrics.md
-(``python -m tests.telemetry.page`` writes its tables). What a row counts is a field of
-:class:`~foresay.server.observe.telemetry.window.Window`, or of something else that a :class:`Reading` leads to.
+(``python -m tests.telemetry.page`` writes its tables). Its value is a field of
+:class:`~foresay.server.observe.telemetry.window.Window`, or of another object reached from a :class:`Reading`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from foresay.server.observe.telemetry.window import Window
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.names import NONE
 
-#: One series: the values of its labels, and its own.
+#: One series: the values of its labels, and its value.
 Series = tuple[Sequence[str], float]
 
 
 class Reading(NamedTuple):
-    """One model's numbers at one moment. totals: since the start; minute: of the last one. plain_seconds: of a step
+    """One model's numbers at one moment. totals: since the start; minute: of the last minute. plain_seconds: of a step
     without drafts."""
 
     totals: Window
@@ -41,12 +41,13 @@ class Reading(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """What is exposed under one name, ours and, if tools look it up, vLLM's.
+    """A metric, exposed under our name and, where tools expect it, vLLM's.
 
-    about: its help. of: where in a reading its number, its numbers by the only label, its series or its histogram are;
-    a text is a path of attributes. labels: besides those that every series has. vllm: its name there, True for the
-    same; keep: which of the labels are vLLM's too, by index: series that agree in these are one there. page: what the
-    page calls the sum of its series, if it shows that; True for the name.
+    about: its help. of: its value in a reading (a number, numbers by the only label, series or a histogram), as a path
+    of attributes or a function. labels: besides those that every series has. vllm: vLLM's name for it, True for the
+    same;
+    keep: indices of the labels that vLLM has too: series that agree in these are summed there. page: the page's name
+    for the sum of its series, if shown; True for the same name.
     """
 
     kind: Literal["counter", "gauge", "histogram"]
@@ -59,7 +60,7 @@ class Metric(NamedTuple):
     page: str | Literal[True] = ""
 
     def read(self, reading: Reading) -> Histogram | Sequence[Series]:
-        """What a reading says; series in the order of their only label."""
+        """Its value in a reading; series by label are sorted."""
         value = attrgetter(self.of)(reading) if isinstance(self.of, str) else self.of(reading)
         if isinstance(value, Mapping):
             return [((label,), number) for label, number in sorted(value.items())]
@@ -74,9 +75,9 @@ class Metric(NamedTuple):
 counter, gauge, histogram = partial(Metric, "counter"), partial(Metric, "gauge"), partial(Metric, "histogram")
 
 
-# -- numbers that are no field ---------------------------------------------------------------------------------------
+# -- values that are not fields ---------------------------------------------------------------------------------------
 
-#: How vLLM calls the ends of requests. Its tools count ``stop`` and ``length``.
+#: vLLM's names of finish reasons. Its tools count ``stop`` and ``length``.
 FINISHED = {"cancelled": "abort", "tool_calls": "stop"}
 
 
@@ -88,12 +89,12 @@ def _finished(now: Reading) -> dict[str, int]:
 
 
 def _each(counted: str, value: str) -> Callable[[Reading], dict[str, float]]:
-    """One of the counts of each drafter, or shadow."""
+    """One count of each drafter or shadow."""
     return lambda now: {name: attrgetter(value)(counts) for name, counts in getattr(now.totals, counted).items()}
 
 
 def _by_position(value: str) -> Callable[[Reading], list[Series]]:
-    """The same by depth."""
+    """One count of each drafter by depth."""
     return lambda now: [
         ((drafter, str(position)), count)
         for drafter, counts in sorted(now.totals.drafting.items())
@@ -107,12 +108,12 @@ def _woken(value: str) -> Callable[[Reading], dict[str, float]]:
 
 
 def _by_replica(value: str) -> Callable[[Reading], list[Series]]:
-    """One of the numbers of each engine."""
+    """One number of each replica."""
     return lambda now: [((one.name, one.address), float(getattr(one, value))) for one in now.replicas]
 
 
 def _in_minute(value: str) -> Callable[[Reading], list[Series]]:
-    """Of the last minute, if anything was decoded in it."""
+    """A value of the last minute, if anything was decoded in it."""
     return lambda now: [] if now.minute.speed_up is None else [((), getattr(now.minute, value))]
 
 
@@ -138,7 +139,7 @@ def _token_bytes(now: Reading) -> dict[str, int]:
 
 # -- the table -------------------------------------------------------------------------------------------------------
 
-#: What was drafted and what became of it; what drafters beside the one in use would have done; whether it pays.
+#: Drafts and their acceptance; what shadow drafters would have done; whether speculation pays.
 SPECULATION = (
     *(
         counter(f"spec_decode_num_{name}", about, _each("drafting", value), ["drafter"], vllm=True, page=True)
@@ -206,7 +207,7 @@ SPECULATION = (
     ),
     gauge("plain_step_seconds", "A decoding step of one request without drafts.", "plain_seconds"),
 )
-#: The engine's steps, and how their tokens came out of the server.
+#: The engine's steps, and the delivery of their tokens.
 STEPS = (
     counter("engine_steps", "Steps of the engine.", "totals.steps", page=True),
     counter("step_phase_seconds", "Time in steps by phase; deliver: in the server.", "totals.phases", ["phase"]),
@@ -243,7 +244,7 @@ STEPS = (
     counter("num_preemptions", "Requests that had to give up their KV.", "totals.preemptions", vllm=True, page=True),
 )
 CACHED = "Tokens of prompts whose KV was cached already."
-#: What clients asked for and got.
+#: Requests and their results.
 REQUESTS = (
     counter("prompt_tokens", "Tokens of prompts.", "totals.prompt_tokens", vllm=True, page=True),
     counter("prompt_tokens_cached", CACHED, "totals.cached_tokens", vllm=True, page=True),
@@ -317,7 +318,7 @@ REQUESTS = (
     ),
     gauge("kv_cache_kept_perc", "Share of the KV pages that only hold old text for reuse.", "gauges.kv_kept"),
 )
-#: How each engine is, where there are several.
+#: The state of each replica, if there are several.
 REPLICAS = tuple(
     gauge(f"replica_{value}", about, _by_replica(value), ["replica", "address"])
     for value, about in (
@@ -357,7 +358,7 @@ CONNECTIONS = (
         vllm=True,
     ),
 )
-#: The engine's build, once there is one.
+#: The engine's build, once known.
 ABOUT = (
     gauge(
         "build_info",
@@ -377,7 +378,7 @@ ABOUT = (
         "kv_cache_token_bytes", "Bytes of the KV cache for one token, drafters' included.", _token_bytes, ["kv_dtype"]
     ),
 )
-#: What re-runs found, all 0 where nobody asked for them.
+#: Results of re-runs, all 0 if they are not enabled.
 SELF_CHECK = (
     counter("self_check_requests", "Finished requests that were decoded again plainly.", "self_check.checked"),
     counter("self_check_tokens", "Tokens compared with plain decoding.", "self_check.tokens"),
@@ -398,7 +399,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Build": ABOUT,
     "Self-check": SELF_CHECK,
 }
-#: Those that the page sums up, by what it calls them.
+#: The metrics that the page sums up, by its names for them.
 ON_PAGE = {
     metric.name if metric.page is True else metric.page: metric
     for metric in chain.from_iterable(SECTIONS.values())

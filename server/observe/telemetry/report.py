@@ -1,7 +1,7 @@
-"""What telemetry tells, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: nothing to tell it from.
+"""What telemetry reports, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: no data.
 
-No struct but :class:`RequestSummary` and :class:`RequestDetail` holds a text, and those are given to the key that asked
-for the request only.
+Only :class:`RequestSummary` and :class:`RequestDetail` hold text, and these are shown only to the key that sent the
+request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def told(kind: type[S], counts: object, **own: Any) -> S:
-    """A record with the fields that ``counts`` has by the same names, but for its ``own``."""
+    """A record with the fields of the same names in ``counts``, except for ``own``."""
     return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if name not in own}, **own)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of one request, counted where its text is cut: the second's window, and the request's own record."""
+"""Counts of one request, made where its text is cut: into the second's window, and the request's own record."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.trace import Statistics, StepTrace
 
-if TYPE_CHECKING:  # whoever makes pieces counts them here
+if TYPE_CHECKING:  # that module imports this one
     from foresay.server.text.choice import Piece
 
 
-#: Steps of one request that are kept to be shown; of a longer one only the beginning is.
+#: Most steps kept per request to be shown; of a longer one only the first are kept.
 MOST_STEPS = 2048
-#: About what a step and a token take, in bytes.
+#: Approximate bytes per step and token.
 STEP_BYTES, TOKEN_BYTES = 264, 8
-#: Of tokens that came without one.
+#: The origin of tokens that came without one.
 NOWHERE = Origin(0, "", [-1], 0, [], {})
 
-#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, whose each accepted one was
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, drafter of each accepted one
 Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
 
 
 @dataclass(slots=True)
 class SharedStats:
     """What the stats of all requests share. clock: seconds since 1970 that do not run backwards. delivered: the time up
-    to which delivering is counted: when the latest step came, or the latest text of it was handed on. step,
-    step_seconds: the latest one.
+    to which delivery is counted: when the latest step arrived, or its latest text was passed on. step, step_seconds: of
+    the latest step.
     """
 
     clock: Callable[[], float]
@@ -47,10 +47,10 @@ class SharedStats:
 
 
 class RequestStats:
-    """One request's counts. All of them are of tokens that are in its text; ``drafted`` is of whatever was verified.
+    """One request's counts. They are of tokens in its text; only ``drafted`` is of everything verified.
 
-    choices: that were asked for with it. keeps_text: whether its text may be shown later. words: its prompt's first.
-    differs: where its prompt differs from one before it, in words.
+    choices: number requested with it. keeps_text: whether its text may be shown later. words: the first words of its
+    prompt. differs: where its prompt differs from an earlier one, in words.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class RequestStats:
 
     @property
     def bytes(self) -> int:
-        """About how much memory it takes."""
+        """Approximate memory that it takes."""
         said = sum(map(len, self._text))
         return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + said
 
     def kept(self, delta: Delta, piece: Piece) -> None:
-        """One step of this request, and what of it is in the text."""
+        """Count one step of this request, and what of it is in the text."""
         now = self._shared.clock()
         window = self._shared.history.at(now)
         if delta.cached_tokens > self.cached_tokens and self.leads:
@@ -108,8 +108,8 @@ class RequestStats:
             self._over(window, now, delta.statistics)
 
     def delivered(self, tokens: int) -> None:
-        """A chunk of ``tokens`` goes out: the time since the one before is a chunk gap, and each token's share of it a
-        time per token. The first one ends the time to first token instead."""
+        """A chunk of ``tokens`` is sent: the time since the previous one is a chunk gap, and each token's share of it a
+        time per token. The first chunk ends the time to first token instead."""
         if not tokens:
             return
         shared = self._shared
@@ -128,7 +128,7 @@ class RequestStats:
         self._last = now
 
     def failed(self, reason: str, error: bool) -> None:
-        """It ended without its last delta. reason: the code of its error, or why nobody reads on."""
+        """It ended without its last delta. reason: the code of its error, or why it was cancelled."""
         if self.finish_reason is None:
             now = self._shared.clock()
             window = self._shared.history.at(now)
@@ -155,14 +155,14 @@ class RequestStats:
         )
 
     def _agree(self) -> None:
-        """One number for one thing: the statistics that the response shows have the time to the first token from here,
-        where histograms have it from; what is shown here has its rate from them."""
+        """Make numbers agree: the response's statistics get their time to first token from here, like the histograms;
+        the rate shown here comes from those statistics."""
         if self._statistics is not None and self._first is not None:
             self._statistics.time_to_first_token = self._first - self.began
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second after the first ones; None if there were no others."""
+        """Tokens per second after the first chunk; None if there were no others."""
         if self._statistics is not None:
             return self._statistics.decode_tokens_per_second or None
         rest = self.tokens - self._first_run
@@ -170,7 +170,7 @@ class RequestStats:
         return rest / decoding if decoding > 0 and rest > 0 else None
 
     def detail(self) -> RequestDetail:
-        """The request step by step, and its text by origin; for the key that asked for it only."""
+        """The request step by step, and its text by origin; only for the key that sent it."""
         steps = [
             RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
             for number, drafter, drafted, accepted, _, kept, seconds, _ in self._steps
@@ -214,7 +214,7 @@ class RequestStats:
             self._whole = False
 
     def _over(self, window: Window, now: float, statistics: Statistics | None) -> None:
-        """Count a request that has ended; its parts in time only if it ran to its end."""
+        """Count a request that has ended; its phases only if it has statistics, that is, ran to its end."""
         self.ended = now
         reason = self.finish_reason or ""
         window.finished[reason] = window.finished.get(reason, 0) + 1
@@ -238,7 +238,7 @@ class RequestStats:
             window.request_time_per_output_token.observe((now - self._first) / (self.tokens - 1))
 
     def _by_origin(self) -> list[TokenText]:
-        """The text of each token with where it comes from."""
+        """The text of each token, with its origin."""
         text = "".join(self._text)
         spans = iter(pairwise([*self._offsets, len(text)]))
         found = []
@@ -254,7 +254,7 @@ MOST_BYTES = 64 << 20
 
 
 class Recent:
-    """Ledgers by tenant and id. A lookup of a tenant never finds another's."""
+    """Request stats by tenant and id. A lookup never finds another tenant's."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -264,11 +264,11 @@ class Recent:
         self._bytes = 0
 
     def begin(self, stats: RequestStats) -> None:
-        """A request is let in."""
+        """A request is admitted."""
         self._running[stats.id] = stats
 
     def end(self, stats: RequestStats) -> None:
-        """It is over: keep it among the last of its tenant."""
+        """It has ended: keep it among the last of its tenant."""
         if self._running.pop(stats.id, None) is None:
             return
         size = stats.bytes
@@ -283,17 +283,17 @@ class Recent:
 
     @property
     def running(self) -> int:
-        """How many run or wait, of all tenants."""
+        """Number of requests running or waiting, of all tenants."""
         return len(self._running)
 
     def of(self, tenant: str) -> list[RequestStats]:
-        """What runs and what ran last, the newest first."""
+        """Running and recent requests, the newest first."""
         running = [stats for stats in self._running.values() if stats.tenant == tenant]
         over = [self._over[id][0] for id in self._of_tenant.get(tenant, ())]
         return [*reversed(running), *reversed(over)]
 
     def find(self, tenant: str, id: str) -> RequestStats | None:
-        """The request of this tenant; None if there is none, or it had to make room."""
+        """The request of this tenant; None if there is none, or it was evicted."""
         stats = self._running.get(id) or self._over.get(id, (None, 0))[0]
         return stats if stats is not None and stats.tenant == tenant else None
 

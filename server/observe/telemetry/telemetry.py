@@ -1,5 +1,5 @@
-"""Everything one server counts, owned by its :class:`~foresay.server.host.service.Service`; one thread, the event
-loop's.
+"""Everything counted for one model, owned by its :class:`~foresay.server.host.service.Service`; runs only on the event
+loop's thread.
 
 ::
 
@@ -41,28 +41,28 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import ShadowReport, StepTrace
 
-#: What the page says of a server that is about to stop.
+#: The page's message for a server that is about to stop.
 DRAINING = "running requests finish, new ones are refused"
-#: Errors that are no failure: somebody asked for the end.
+#: Error codes that are no failure: the client ended the request.
 ASKED_FOR = frozenset({"cancelled"})
-#: Of prompts that nobody has words of.
+#: For requests whose prompts have no words to show.
 NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
-#: How far one step moves what is told of a step without drafts.
+#: Weight of one step in the moving average of a step without drafts.
 _MOVED = 1 / 16
-#: What raises where the client has left.
+#: Exceptions that mean that the client has left.
 LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since 1970 that do not run backwards when somebody sets the clock."""
+    """Seconds since 1970 that do not run backwards when the clock is set."""
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 class Telemetry:
-    """What the engine of one model did and what clients got. engine: that requests go to. connections: of the whole
-    server. draining: no more requests are taken. self_check: what re-runs found. arriving: requests that wait until the
-    model is loaded. replicas: how each engine is, where there are several.
+    """What one model's engine did and what clients got. engine: the one that requests go to. connections: of the whole
+    server. draining: no more requests are taken. self_check: results of re-runs. arriving: requests that wait until the
+    model is loaded. replicas: the state of each engine, if there are several.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Telemetry:
     # -- counting ------------------------------------------------------------------------------------------------
 
     def step(self, trace: StepTrace) -> None:
-        """Count a step of the engine. To be told of every one; costs microseconds. Of re-runs only the pace counts."""
+        """Count a step of the engine. To be called for every step; costs microseconds. Of re-runs only the pace
+        counts."""
         if trace.sequences == 1 and trace.root_seconds:
             known = self._root_seconds or trace.root_seconds
             self._root_seconds = known + _MOVED * (trace.root_seconds - known)
@@ -98,7 +99,7 @@ class Telemetry:
             self._shared.step = trace
 
     def count(self, trace: StepTrace) -> None:
-        """Count a step of another engine, than the one that requests go to: it tells nothing of how that is."""
+        """Count a step of an engine that requests do not go to: it does not affect the gauges."""
         if trace.aside:
             return
         shared = self._shared
@@ -106,7 +107,7 @@ class Telemetry:
         shared.step_seconds = shared.history.at(now).step(trace)
 
     def follow(self, engine: Watched, same_texts: bool) -> None:
-        """Requests go to another engine from now on. same_texts: it does what the one before did."""
+        """Requests go to another engine from now on. same_texts: it is like its predecessor."""
         self.engine = engine
         if not same_texts:
             self._root_seconds, self._shared.step = 0.0, None
@@ -120,8 +121,8 @@ class Telemetry:
     def watching(
         self, requests: Sequence[Request], keeps_text: bool = True, about: Mapping[str, tuple[str, str]] = NOTHING
     ) -> Iterator[list[RequestStats]]:
-        """Count what becomes of these requests; whoever has not ended by the end of the context has failed, or was left
-        alone by its client. keeps_text: whether what they say may be shown to their key later. about: by id, the first
+        """Count what becomes of these requests; one that has not ended by the end of the context has failed, or was
+        cancelled by its client. keeps_text: whether their text may be shown to their key later. about: by id, the first
         words of their prompts, and where these differ from others."""
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(request.fork_of for request in requests)
@@ -148,11 +149,11 @@ class Telemetry:
                 stats.failed(reason, failed)
                 self._recent.end(stats)
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> Gauges:
-        """What is going on now. Between steps the requests that are let in tell more than the latest step."""
+        """The current gauges. Between steps the admitted requests are more current than the latest step."""
         present, last, info = self._recent.running, self._shared.step, self.engine.info
         if last is None or info is None or self.engine.status.state != "ready":
             return Gauges(waiting=present + self.arriving)
@@ -163,7 +164,7 @@ class Telemetry:
 
     @property
     def plain_seconds(self) -> float:
-        """A decoding step of one request without drafts; 0 if nobody knows."""
+        """Seconds of a decoding step of one request without drafts; 0 if unknown."""
         info = self.engine.info
         return self._root_seconds or (info.root_seconds if info is not None else 0.0)
 
@@ -172,7 +173,7 @@ class Telemetry:
         return self._history.total()
 
     def reading(self, minute: Window) -> Reading:
-        """What metrics are read of. minute: what was counted in the last one."""
+        """The numbers that metrics read. minute: what was counted in the last minute."""
         return Reading(
             totals=self.totals(),
             minute=minute,
@@ -190,7 +191,7 @@ class Telemetry:
         return self._history.window(self.clock(), seconds)
 
     def between(self, begin: int, end: int) -> Window:
-        """What was counted from second ``begin`` up to second ``end``, which is not among them."""
+        """What was counted from second ``begin`` up to, but not including, second ``end``."""
         return summed([window for window in self._history.since(begin) if window.second < end])
 
     def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
@@ -200,7 +201,7 @@ class Telemetry:
     async def snapshot(self) -> Snapshot:
         """Header, tiles, drafters and tree, as of now."""
         hour = self._history.hour(self.clock())
-        await asyncio.sleep(0)  # that was half of the work, and streams wait
+        await asyncio.sleep(0)  # half of the work is done: let streams run
         now, info = self.clock(), self.engine.info
         recent, until = self._history.since(int(now) - views.BUSY_SECONDS + 1), self._history.stepped(now)
         whole = self._history.window(until, views.LIVE_SECONDS)
@@ -223,8 +224,7 @@ class Telemetry:
         )
 
     async def history(self) -> HistoryReport:
-        """All charts, for ``msgspec.json.encode``. Seconds without any activity are left out; the running second comes
-        when it is over."""
+        """All charts, for ``msgspec.json.encode``. Seconds without activity are left out, and so is the current one."""
         now = self.clock()
         return HistoryReport(
             now=now,
@@ -234,17 +234,17 @@ class Telemetry:
         )
 
     async def points(self, after: int) -> tuple[list[Point], int]:
-        """The seconds after second ``after`` that are over, for ``msgspec.json.encode``, and the last one of them."""
+        """The finished seconds after second ``after``, for ``msgspec.json.encode``, and the last of them."""
         now = int(self.clock())
         over = [window for window in self._history.since(after + 1) if window.second < now]
         return await views.points(over, 1), over[-1].second if over else after
 
     def requests(self, tenant: str) -> list[RequestSummary]:
-        """The tenant's requests that run and the last 100 that are over, the newest first. No text."""
+        """The tenant's running requests and last 100 finished ones, the newest first. No text."""
         return [stats.summary() for stats in self._recent.of(tenant)]
 
     def request(self, tenant: str, id: str) -> RequestDetail | None:
-        """One request of the tenant with its steps and text; None if there is none of this id."""
+        """One request of the tenant with its steps and text; None if there is none with this id."""
         stats = self._recent.find(tenant, id)
         return None if stats is None else stats.detail()
 

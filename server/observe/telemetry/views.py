@@ -1,4 +1,4 @@
-"""Tallies as the structs of :mod:`foresay.server.observe.telemetry.report`, made in slices."""
+"""Windows as the structs of :mod:`foresay.server.observe.telemetry.report`, made in slices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from foresay.server.observe.telemetry.drafting import link, unlink
 from foresay.server.observe.telemetry.window import Window
 from foresay.spec.accept import ByDepth, by_place, tokens_per_step
 
-#: After so long the event loop has its turn. A piece of work takes up to five times that by itself.
+#: After this long the event loop runs. A single piece of work takes up to five times as long.
 SLICE_SECONDS = 50e-6
 
 
 class Slices:
-    """The slices of one piece of work, begun now. ``pause`` between its pieces, where nothing is half done."""
+    """Splits work into slices; the first begins now. Call ``pause`` between consistent states."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
     async def pause(self) -> None:
-        """Let others have their turn, if it is time."""
+        """Let other tasks run, if the slice is over."""
         if time.perf_counter() - self._began > SLICE_SECONDS:
             await asyncio.sleep(0)
             self._began = time.perf_counter()
@@ -37,17 +37,17 @@ LIVE_SECONDS = 60
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """``part / whole``; None if there is no whole."""
+    """``part / whole``; None if ``whole`` is 0."""
     return part / whole if whole else None
 
 
 def quantiles(histogram: Histogram) -> report.Quantiles:
-    """The mean, and the two that are shown."""
+    """The mean, the median and the 99th percentile."""
     return report.Quantiles(ratio(histogram.sum, histogram.count), histogram.quantile(0.5), histogram.quantile(0.99))
 
 
 def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gauges: report.Gauges) -> report.Live:
-    """The tiles. recent: the last ``BUSY_SECONDS``. whole: the ``LIVE_SECONDS`` up to second ``until``, summed up.
+    """The tiles. recent: the last ``BUSY_SECONDS``. whole: the sum of the ``LIVE_SECONDS`` up to second ``until``.
     plain: seconds of a step without drafts."""
     busy = sum(window.step_seconds.sum for window in recent)
     return report.Live(
@@ -68,7 +68,7 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
 
 
 def drafters(window: Window) -> list[report.DrafterRates]:
-    """Each drafter's trees, who made most of them first."""
+    """Each drafter's trees, the most frequent drafter first."""
     rows = [
         report.told(
             report.DrafterRates,
@@ -84,7 +84,7 @@ def drafters(window: Window) -> list[report.DrafterRates]:
 
 
 def shadows(window: Window) -> list[report.ShadowRates]:
-    """What the drafters beside the one in use would have had accepted."""
+    """What the shadow drafters would have had accepted."""
     return [
         report.told(
             report.ShadowRates,
@@ -101,7 +101,8 @@ def shadows(window: Window) -> list[report.ShadowRates]:
 
 
 def nodes(window: Window) -> list[report.Node]:
-    """The places of the trees, depth by depth. A place that had several parents is told with the one it had most."""
+    """The positions of the trees, depth by depth. A position that had several parents is reported with the most
+    frequent."""
     parents: dict[tuple[int, int], dict[int, int]] = {}
     for number, times in window.places.drafted.items():
         depth, rank, parent = unlink(number)
@@ -126,7 +127,7 @@ def woken(window: Window) -> list[report.Woken]:
 
 async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
     """Buckets of a chart, each as the JSON of its :class:`~foresay.server.observe.telemetry.report.Point`: encoded
-    once, since a bucket that is over no longer changes."""
+    once, since a finished bucket no longer changes."""
     slices, found = Slices(), []
     for window in windows:
         if window.told is None:

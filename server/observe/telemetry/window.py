@@ -1,7 +1,7 @@
-"""What was counted in a span of time; windows of neighbouring spans add up.
+"""What was counted in a span of time; windows can be added up.
 
-The window of the running second is the only one that is written to. When the second is over it is folded into the
-totals since the start, so nothing is counted twice on the path of a step.
+Steps are counted only into the window of the current second. When that second is over, it is added to the totals since
+the start, so a step updates only one window.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Lengths = Annotated[counts.Histogram, counts.LENGTH_BOUNDS]
 
 
 class Window:
-    """Everything counted in one span. second: where it begins, in seconds since 1970. All that is declared here begins
-    at nothing and adds up; what of it is exposed, and how, is in metrics.py.
+    """Everything counted in one span. second: its beginning, in seconds since 1970. All fields declared here start
+    empty and add up; metrics.py says which are exposed, and how.
 
-    latest: the last step, for its gauges; news: of the last change of who leads; told: the JSON of its point, once it
-    was asked for. new_runs: runs of which :meth:`settle` makes the counts.
+    latest: the last step, for its gauges; news: the last change of the leading drafter; told: the JSON of its point,
+    once requested. new_runs: runs that :meth:`settle` has yet to count.
     """
 
-    # Of steps; phases are seconds. Those named decode, propose and plain: of steps that read no prompt and in which no
-    # request had switched speculation off. plain_seconds: what plain decoding would have taken for what these emitted,
-    # estimated; doubted: the seconds of those whose estimate may be wrong, by the reason; waited_seconds: in which the
-    # engine waited for a core, estimated. chosen: by what the budget chose, where there is one. disk: tokens whose KV
-    # went there or came from there. woken: experts that steps of a mixture woke, by their rows (rounded up to a power
+    # Of steps; phases are seconds. Those named decode, propose and plain: of steps without prefill in which no request
+    # had switched speculation off. plain_seconds: estimate of what plain decoding would have taken for their tokens;
+    # doubted: seconds of those whose estimate may be wrong, by reason; waited_seconds: estimated time in which the
+    # engine waited for a core. chosen: steps by the budget's choice, if there is a budget. disk: tokens whose KV was
+    # written to or read from disk. woken: experts used in steps of a mixture, by the steps' rows (rounded up to a power
     # of two); woke: those steps.
     steps: int
     emitted: int
@@ -54,7 +54,7 @@ class Window:
     propose_seconds: float
     plain_seconds: float
     doubted: dict[str, float]
-    # Of runs (a step of one request that wrote text), and of drafters beside the one in use.
+    # Of runs (a step of one request that emitted text), and of shadow drafters.
     runs: int
     tokens: int
     discarded: int
@@ -110,33 +110,33 @@ class Window:
 
     @property
     def speed_up(self) -> float | None:
-        """How many times faster than plain decoding, estimated; None if nothing was decoded or nobody knows."""
+        """Estimated speed relative to plain decoding; None if nothing was decoded or it is unknown."""
         return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
 
     @property
     def doubt(self) -> str:
-        """Why that may be wrong for more than half of the time; "" if it is not."""
+        """Why that estimate is doubtful for more than half of the time; "" if it is not."""
         doubted = self.doubted
         return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
 
     @property
     def unsure(self) -> bool:
-        """Whether there is such a reason."""
+        """Whether the estimate is doubtful."""
         return bool(self.doubt)
 
     @property
     def crowded(self) -> float:
-        """The share of the steps' time in which the engine waited for a core that something else had, estimated."""
+        """Estimated share of the steps' time in which the engine waited for a core taken by another program."""
         return self.waited_seconds / self.step_seconds.sum if self.waited_seconds else 0.0
 
     @property
     def answers(self) -> int:
-        """Requests that ended with their text, neither cancelled nor failed; each choice is one."""
+        """Requests that completed, neither cancelled nor failed; each choice counts as one."""
         return sum(count for reason, count in self.finished.items() if reason not in ("cancelled", "error"))
 
     @property
     def evident(self) -> bool:
-        """Whether it holds enough to say that speculation costs time: one odd text is no verdict."""
+        """Whether it holds enough data to say that speculation costs time: one odd text is not enough."""
         return self.decode_steps >= FEWEST_STEPS_AGAINST and sum(self.finished.values()) >= FEWEST_REQUESTS_AGAINST
 
     @property
@@ -146,7 +146,7 @@ class Window:
         return self.accepted / drafted if drafted else None
 
     def step(self, trace: StepTrace) -> float:
-        """One step of the engine; returns its seconds."""
+        """Count one step of the engine; returns its seconds."""
         phases, total = self.phases, 0.0
         for phase, seconds in trace.seconds.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
@@ -179,7 +179,7 @@ class Window:
         return total
 
     def settle(self) -> Self:
-        """Work out what is to be known of the runs so far. To be called before reading."""
+        """Count the pending runs. To be called before reading."""
         if self.new_runs:
             runs, self.new_runs = self.new_runs, {}
             for (drafter, shape, last, kept), times in runs.items():
@@ -195,7 +195,7 @@ class Window:
         self.run_lengths.observe(kept, runs)
 
     def add(self, later: Self) -> None:
-        """Count what a later window has counted."""
+        """Add the counts of a later window."""
         later.settle()
         self.told = None
         self.news = later.news or self.news
@@ -210,7 +210,7 @@ class Window:
                 own.add(more)
 
 
-#: What each count of a window is at the beginning.
+#: The empty value of each field of a window.
 _NOTHING: dict[str, Callable[[], Any]] = {
     name: partial(counts.Histogram, *hint.__metadata__) if hasattr(hint, "__metadata__") else get_origin(hint) or hint
     for name, hint in get_type_hints(Window, include_extras=True).items()
@@ -218,7 +218,7 @@ _NOTHING: dict[str, Callable[[], Any]] = {
 
 
 def summed(windows: Sequence[Window]) -> Window:
-    """One window of them all; begins where the first one does."""
+    """The sum of all windows; begins where the first one does."""
     total = Window(windows[0].second if windows else 0)
     for window in windows:
         total.add(window)
@@ -227,7 +227,7 @@ def summed(windows: Sequence[Window]) -> Window:
 
 #: Fewer decoding steps say nothing.
 FEWEST_STEPS = 20
-#: Steps, and requests that are over, without which a loss may be chance.
+#: Fewer decoding steps, or finished requests, may show a loss by chance.
 FEWEST_STEPS_AGAINST, FEWEST_REQUESTS_AGAINST = 200, 3
 TOO_FEW = "Too few steps to tell whether speculation pays."
 LOW_ACCEPTANCE = 0.3
@@ -235,7 +235,7 @@ LARGE_SHARE = 0.4
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """pays: None if that is not known. speed_up: over plain decoding. saved_seconds: below zero if it costs time.
+    """pays: None if unknown. speed_up: over plain decoding. saved_seconds: negative if it costs time.
     sentence: for people."""
 
     pays: bool | None
@@ -245,7 +245,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judged(window: Window) -> Verdict:
-    """What the decoding steps of a window say."""
+    """The verdict of a window's decoding steps."""
     speed_up = window.speed_up
     saved = 0.0 if speed_up is None else window.plain_seconds - window.decode_seconds
     if not window.drafts:
@@ -273,9 +273,9 @@ def _figures(window: Window) -> str:
 
 
 def _cause(window: Window) -> str:
-    """What stands out, and which flag changes it."""
+    """The most likely cause, and which flag changes it."""
     rate = window.acceptance_rate or 0.0
-    # Where steps are chosen, so is how much they draft: --draft-tokens is then only the most of it.
+    # With a budget, steps choose how much they draft: --draft-tokens is then only the maximum.
     fewer = "--draft none" if window.chosen else "fewer --draft-tokens"
     if rate < LOW_ACCEPTANCE:
         return f"only {rate:.0%} of the drafts are accepted: try another --draft, or {fewer}"

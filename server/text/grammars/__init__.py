@@ -4,9 +4,9 @@
 
     in the server, before a request is sent
         fields.py      response_format, structured_outputs -> Grammar
-        schema.py      what of JSON schema is refused, and how JSON is written
-        answers.py     all that a chat answer must match: tool calls, behind its reasoning
+        schema.py      unsupported parts of JSON schema, and how JSON is written
+        answers.py     the grammar of a whole chat answer: tool calls, after its reasoning
     in the engine process
-        compiler.py    Grammar -> constraint, for one tokenizer, beside the steps
+        compiler.py    Grammar -> constraint, for one tokenizer, in parallel to the steps
         constraint.py  a foresay.spec.constrain.Constraint: the matcher at the committed text, walks over a drafted tree
 """

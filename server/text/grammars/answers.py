@@ -1,4 +1,4 @@
-"""The grammar of a whole chat answer: tool calls, the format asked for, and the thinking before both."""
+"""The grammar of a whole chat answer: tool calls, the requested format, and the reasoning before both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar
 
-#: Of a grammar that holds the schemas of tools.
+#: Most bytes of a grammar with the schemas of tools.
 MOST_BYTES_WITH_CALLS = 256 * 1024
 
 
@@ -34,7 +34,8 @@ class Beginning(msgspec.Struct, frozen=True):
 async def chat_grammar(
     request: ChatRequest, offer: Offer, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning
 ) -> Grammar | None:
-    """What the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the field."""
+    """The grammar that the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the
+    field."""
     grammar = await wanted(request)
     if chat_format.channels and not beginning.continues:
         made = await asyncio.to_thread(channel_grammar, grammar, offer, _ids(CHANNELS.control, tokenizer))
@@ -56,13 +57,13 @@ async def chat_grammar(
 
 
 def _ids(tags: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
-    """Of those that are tokens."""
+    """The ids of those tags that are single tokens."""
     found = ((tag, tokenizer.added_id(tag)) for tag in tags)
     return {tag: id for tag, id in found if id is not None}
 
 
 def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
-    """Calls or an answer, as the model likes. They must differ in their first token."""
+    """Calls or an answer, at the model's choice. They must differ in their first token."""
     if FORMATS[form].bare:
         field = answer.param.partition(".")[0]
         before = "this model's tool calls look like any JSON: "
@@ -76,7 +77,7 @@ def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
 
 
 def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning) -> Grammar:
-    """The grammar begins where the reasoning ends, if the prompt has opened it or the model opens it first of all."""
+    """The grammar applied after reasoning, if the prompt has opened reasoning or the model starts with it."""
     if chat_format.thinks is None:
         return grammar
     opening, closing = (tokenizer.added_id(tag) for tag in chat_format.thinks)

@@ -1,7 +1,7 @@
 """The grammar of tool calls, in any of the formats of :mod:`foresay.server.catalog.formats`.
 
-Where parameters stand between tags, one of type string is bare text up to the end tag, others are JSON. So what a
-schema says of the text itself cannot be held to and is refused, but for a list of what it may be.
+If parameters are between tags, those of type string are bare text up to the end tag, others are JSON. So a schema's
+constraints on the text itself cannot be enforced and are refused, except for a list of allowed values.
 
 Arguments are written as ``json.dumps`` writes them, like the calls that chat templates show to the model.
 """
@@ -28,18 +28,18 @@ _OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs",
 _OF_TEXT = {"type", "enum", "const", "format"}
 _REMARKS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
 _ANYTHING = {"type": "object"}
-#: A function called without parameters takes none.
+#: The schema of a function declared without parameters.
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
-#: The id of a tag that is a single token; None for one that is text.
+#: The ids of tags that are single tokens.
 Tokens = Mapping[str, int]
 
 
 def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
-    """The answer is calls of the offered functions: one, or as many as the model likes where they may be parallel.
+    """The grammar of calls of the offered functions: one, or any number if they may be parallel.
 
     form: a name in :data:`~foresay.server.catalog.formats.FORMATS`. tokens: ids of its tags that are single
-    tokens. Raises :class:`InvalidRequest` naming the parameters that cannot be held to.
+    tokens. Raises :class:`InvalidRequest` naming the parameters that cannot be enforced.
     """
     ways = FORMATS[form].ways
     way = next((way for way in ways if all(tag in tokens for tag in TAG.findall(way.call))), ways[-1])
@@ -53,7 +53,7 @@ def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
 
 
 def written(text: str, tokens: Tokens, **places: str) -> str:
-    """A sequence of literals, tokens, and what is said for the places of an entry's text."""
+    """A sequence of literals, tokens, and rules for the placeholders in a format's text."""
     tags = "|".join(map(re.escape, tokens))
     literals, found = PLACE.split(text)[::2], PLACE.split(text)[1::2]
     parts = []
@@ -69,7 +69,7 @@ def _literal(text: str) -> str:
 
 
 def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens) -> Iterator[str]:
-    """A rule ``call<number>``, and those it needs. path: to the function's parameters."""
+    """A rule ``call<number>``, and the rules it needs. path: to the function's parameters."""
     inside = {"arguments": f"arguments{number}", "parameters": f"parameters{number}"}
     yield f"call{number}: {written(way.call, tokens, name=_literal(function.name), index='/[0-9]{1,4}/', **inside)}"
     if not way.parameter:
@@ -89,7 +89,7 @@ def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens)
 
 
 class _Parameter(msgspec.Struct, frozen=True):
-    """One of a function. rule: its name in the grammar; optional: what makes it so; path: to its schema."""
+    """One parameter. rule: its name in the grammar; optional: the rule's suffix, ``?`` or ""; path: to its schema."""
 
     rule: str
     key: str
@@ -100,16 +100,16 @@ class _Parameter(msgspec.Struct, frozen=True):
 
     @property
     def json(self) -> str:
-        """The rule of a value that is JSON."""
+        """The rule of its value in JSON."""
         schema = guided(self.schema | self.definitions, self.path, closed=True)
         return f"value_{self.rule}: %json {json.dumps(schema)}"
 
 
 def _parameters(number: int, function: Function, path: Path) -> list[_Parameter] | None:
-    """A function's parameters in order; None: any."""
+    """A function's parameters in order; None if any are allowed."""
     schema = function.parameters or {}
     _refuse(schema, _OF_OBJECT, path)
-    guided(schema, path)  # refuses what is no schema
+    guided(schema, path)  # refuses what is not a schema
     if schema and "properties" not in schema and schema.get("additionalProperties") is not False:
         return None
     properties, needed = schema.get("properties", {}), schema.get("required", [])
@@ -141,7 +141,7 @@ def _check_key(pattern: str, parameter: _Parameter) -> None:
 
 
 def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens: Tokens) -> Iterator[str]:
-    """A rule ``parameters<number>`` of parameters between tags; ``text`` is any text and the tag that ends it."""
+    """A rule ``parameters<number>`` for parameters between tags; ``text`` is any text and the tag that ends it."""
     head, _, closing = form.partition("{value}")
     end = closing.strip()
     rest = written(closing.partition(end)[2], tokens)
@@ -167,7 +167,7 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
 
 
 def _words(parameter: _Parameter, end: str) -> str:
-    """What the text may be; empty: anything."""
+    """A rule for the allowed values of a text; empty if any text is allowed."""
     schema, path = parameter.schema, parameter.path
     _refuse(schema, _OF_TEXT, path)
     if not isinstance(schema, dict) or not schema.keys() & {"enum", "const"}:
@@ -181,7 +181,7 @@ def _words(parameter: _Parameter, end: str) -> str:
 
 
 def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iterator[str]:
-    """The same as Python has it: in order, with commas between them."""
+    """The same for Python's syntax: in order, separated by commas."""
     if parameters is None:
         yield f"any: {written(form, {}, key='/[A-Za-z_][A-Za-z0-9_]*/', value='any_value')}"
         yield "any_value: %json {}"
@@ -199,16 +199,16 @@ def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iter
     yield f"parameters{number}: {' | '.join(firsts)}"
 
 
-# -- any text, then right calls ----------------------------------------------------------------------------------------
-# Where the text ends and a call begins must be plain to see: at a token that begins calls, or, where calls may be bare,
-# at a brace that begins the answer.
+# -- any text, then valid calls ----------------------------------------------------------------------------------------
+# The beginning of a call must be unambiguous: a token that begins calls, or, where calls may be bare, a brace that
+# begins the answer.
 
 
 def strict_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar | None:
-    """Text, or calls of the functions that are allowed, or text and then such calls; strict functions are called right.
+    """Text, or calls of allowed functions, or text and then such calls; calls of strict functions match their schema.
 
-    None if there is nothing to hold the model to. Raises :class:`InvalidRequest` if ``form`` does not show where a call
-    begins, but what is allowed depends on it.
+    None if there is nothing to enforce. Raises :class:`InvalidRequest` if something must be enforced, but ``form`` does
+    not show where a call begins.
     """
     allowed = len(offer.functions) == len(offer.listed)
     if allowed and not any(function.strict for function in offer.functions):
@@ -242,7 +242,7 @@ def _pattern(tag: str) -> str:
 
 
 def loosened(offer: Offer) -> Offer:
-    """The same functions, those that are not strict with any arguments."""
+    """The same functions, with any arguments for those that are not strict."""
     listed, functions = (
         tuple(one if one.strict else msgspec.structs.replace(one, parameters=_ANYTHING) for one in given)
         for given in (offer.listed, offer.functions)

@@ -1,4 +1,4 @@
-"""From a grammar's text to a constraint, for the tokenizer of one model, beside the steps."""
+"""From a grammar's text to a constraint, for one model's tokenizer, in parallel to the steps."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from foresay.server.text.tekken import tokenizer_json
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar, Request
 
-#: Grammars that stay compiled, with the automata that grew while they were used.
+#: Most compiled grammars in the cache, with the automata that grow while they are used.
 MOST_KEPT = 32
-#: One automaton state takes 1 to 2 kB. Everything else is llguidance's own: about 20 ms to compile, 15 ms for a mask.
+#: One automaton state takes 1 to 2 kB. Other limits are llguidance's own: about 20 ms to compile, 15 ms for a mask.
 MOST_STATES = 50_000
-#: llguidance follows references from rule to rule by recursion. A chain as long as a grammar's text may be would need
-#: more than a thread's usual 8 MB, and running out of them ends the process.
+#: llguidance follows references between rules by recursion. The longest chain that a grammar's text can hold would need
+#: more than a thread's usual 8 MB, and a stack overflow ends the process.
 STACK_BYTES = 256 << 20
 _STACKS = threading.Lock()
 
 
 class GrammarCompiler:
-    """Makes constraints. Safe to use from several threads; compiling leaves the interpreter to others.
+    """Makes constraints. Thread-safe; compiling releases the interpreter's lock.
 
-    tokenizer: the text of a ``tokenizer.json``. vocab_size: the model's, which may have more tokens.
+    tokenizer: the text of a ``tokenizer.json``. vocab_size: the model's, which may be larger.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class GrammarCompiler:
 
     @classmethod
     def load(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler | None:
-        """The compiler for the checkpoint in ``directory``; None if it has no tokenizer that it can read."""
+        """The compiler for the checkpoint in ``directory``; None if it has no readable tokenizer."""
         text = tokenizer_text(directory)
         return None if text is None else cls(text, vocab_size, eos_token_ids)
 
     def compile(self, grammar: Grammar, salt: str = "") -> constraint.LlguidanceConstraint:
-        """What holds a request to ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
+        """The constraint that enforces ``grammar``. Raises :class:`InvalidRequest` naming its field, with the reason.
 
-        salt: what was compiled is shared only between equal salts, since the time saved tells that it was.
+        salt: compiled grammars are shared only between equal salts, since the time saved would reveal earlier use.
         """
         matcher = self.kept(grammar, salt)
         if matcher is None:
@@ -75,7 +75,7 @@ class GrammarCompiler:
         )
 
     def kept(self, grammar: Grammar, salt: str = "") -> LLMatcher | None:
-        """A matcher at the beginning of a grammar that was compiled before."""
+        """A matcher at the start of a cached grammar; None if it is not cached."""
         with self._lock:
             matcher = self._kept.get((salt, grammar.text))
             if matcher is None:
@@ -91,7 +91,7 @@ class GrammarCompiler:
             return matcher.deep_copy()
 
     def _renewed(self, text: str, salt: str) -> LLMatcher:
-        """A new matcher: the automaton of the kept one has no room any more."""
+        """A new matcher: the cached one's automaton is full."""
         with self._lock:
             self._kept.pop((salt, text), None)
         return self._fresh(text)
@@ -101,7 +101,7 @@ class GrammarCompiler:
         return _deeply(lambda: LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits))
 
     def _check(self, matcher: LLMatcher, grammar: Grammar) -> None:
-        """Raise unless there is a text that the grammar lets begin."""
+        """Raise unless the grammar compiled and allows a first token."""
         if matcher.is_error():
             raise InvalidRequest(grammar.param, f" cannot be compiled: {constraint.complaint(matcher)}")
         row = np.zeros(self._vocabulary.columns, dtype=np.int32)
@@ -114,7 +114,7 @@ class GrammarCompiler:
 
 
 def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
-    """What ``make`` returns, run on a stack of its own."""
+    """Call ``make`` in a thread with a large stack."""
     made: list[LLMatcher] = []
     thread = threading.Thread(target=lambda: made.append(make()), name="grammar")
     with _STACKS:
@@ -130,9 +130,10 @@ def _deeply(make: Callable[[], LLMatcher]) -> LLMatcher:
 
 
 def tokenizer_text(directory: Path) -> str | None:
-    """``tokenizer.json`` with the tokens that only ``tokenizer_config.json`` adds, without padding and truncation.
+    """The text of ``tokenizer.json``, plus tokens that only ``tokenizer_config.json`` adds, minus padding and
+    truncation.
 
-    Of a checkpoint that has only ``tekken.json``, the same made of that.
+    For a checkpoint that has only ``tekken.json``, converted from that.
     """
     text = tokenizer_json(directory)
     if text is None:
@@ -148,8 +149,8 @@ def tokenizer_text(directory: Path) -> str | None:
 
 
 # -- grammars that spell a special token -------------------------------------------------------------------------------
-# Where a grammar leaves one text, llguidance forces the tokens that the tokenizer makes of it; but a tokenizer reads
-# the name of a special token as that token, which is no text. Such a grammar is therefore compiled without forcing.
+# Where a grammar allows only one text, llguidance forces the tokens that the tokenizer makes of it; but a tokenizer
+# turns the name of a special token into that token, which is not text. Such grammars are compiled without forcing.
 
 
 _ESCAPE = re.compile(r"\\+x\{([0-9a-f]{1,6})\}")
@@ -163,7 +164,7 @@ def spells(grammar: str, names: Iterable[str]) -> bool:
 
 
 def unforced(grammar: str) -> str:
-    """The same grammar, leaving the tokens to the model."""
+    """The same grammar without forced tokens."""
     if not grammar.startswith("{"):
         return _OFF + grammar
     whole = json.loads(grammar)
@@ -180,9 +181,9 @@ Compiled = tuple[Request, constraint.LlguidanceConstraint | InvalidRequest]
 
 
 class Pending:
-    """Requests whose grammars are being compiled, in the order in which they came.
+    """Requests whose grammars are being compiled, in order of arrival.
 
-    load: makes the compiler, None if this model has none; called at once, beside the steps. wake: called, in another
+    load: makes the compiler, None if this model has none; called at once, in another thread. wake: called, in another
     thread, whenever a request is ready.
     """
 
@@ -203,7 +204,7 @@ class Pending:
         compiled.add_done_callback(lambda _: self._wake())
 
     def cancel(self, id: str) -> bool:
-        """Forget a request; whether it was here."""
+        """Remove a request; whether it was pending."""
         for index, (request, compiled) in enumerate(self._waiting):
             if request.id == id:
                 compiled.cancel()
@@ -212,7 +213,7 @@ class Pending:
         return False
 
     def ready(self) -> Iterator[Compiled]:
-        """The requests whose turn it is, each with its constraint or with what is wrong."""
+        """The next requests in order that are ready, each with its constraint or the error."""
         while self._waiting and self._waiting[0][1].done():
             request, compiled = self._waiting.popleft()
             yield request, _outcome(request, compiled)

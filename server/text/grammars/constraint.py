@@ -1,8 +1,7 @@
-"""A grammar seen by the step: a llguidance matcher at the committed text, and walks from there over drafted trees.
+"""A grammar as a step uses it: a llguidance matcher at the committed text, and walks from there over draft trees.
 
-A walk goes over a copy of the matcher, depth first: it takes a token on the way down and rolls it back on the way up.
-Copying costs a microsecond, since the automaton behind the matcher is shared; so no draft can leave a trace in the
-committed state.
+A walk uses a copy of the matcher, depth first: it consumes a token on the way down and rolls it back on the way up.
+Copying costs a microsecond, since copies share the automaton; so no draft can affect the committed state.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from torch import Tensor
 from foresay.spec.errors import ForesayError
 
 Words = NDArray[np.int32]
-#: Before the grammar; at its first token, where thinking could be opened instead; inside; behind its end.
+#: Before the grammar; at its first token, where reasoning could begin instead; inside; after its end.
 State = Literal["before", "first", "inside", "ended"]
 
 
 class Stuck(Exception):
-    """The matcher ran into its limits, or to a dead end of the grammar, and is of no more use."""
+    """The matcher hit its limits or a dead end of the grammar, and cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Border:
 
     @property
     def state(self) -> State:
-        """Where the first token stands."""
+        """The state before the first token."""
         return "inside" if self.after is None else "before" if self.opens is None else "first"
 
 
@@ -47,9 +46,9 @@ class Border:
 class Vocabulary:
     """The model's tokens as masks see them.
 
-    columns: int32 words of a row that the matcher writes; ``words`` of them are the model's. end_ids: tokens that end
-    the text; ends: int32[columns], their bits. known: int32[columns], the tokens that mean something: a model may have
-    more than its tokenizer, for padding.
+    columns: int32 words of a row that the matcher writes; the first ``words`` are the model's. end_ids: tokens that end
+    the text; ends: int32[columns], their bits. known: int32[columns], bits of the tokenizer's tokens: a model may have
+    more, for padding.
     """
 
     words: int
@@ -60,7 +59,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, size: int, known: Sequence[int], end_ids: Sequence[int], matcher_size: int) -> Vocabulary:
-        """Of a model of ``size`` tokens. matcher_size: of the llguidance tokenizer, at least ``size``."""
+        """For a model of ``size`` tokens. matcher_size: of the llguidance tokenizer, at least ``size``."""
         columns = -(-matcher_size // 32)
         real = {token for token in (*known, *end_ids) if token < size}
         return cls(-(-size // 32), columns, frozenset(end_ids), _bits(end_ids, columns), _bits(sorted(real), columns))
@@ -73,7 +72,7 @@ def _bits(tokens: Sequence[int], columns: int) -> Words:
 
 
 class Walker:
-    """A matcher on its way through a grammar and whatever comes before it."""
+    """A matcher that moves through a grammar and the text before it."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, border: Border, state: State) -> None:
         self.state = state
@@ -83,7 +82,7 @@ class Walker:
         self._past: list[State] = []
 
     def down(self, token: int) -> bool:
-        """Take ``token``; False, and no change, if the grammar does not allow it."""
+        """Consume ``token``; False, without change, if the grammar does not allow it."""
         state = self._behind(token)
         if state is None:
             return False
@@ -113,7 +112,7 @@ class Walker:
         self.state = state
 
     def fill(self, row: Words) -> None:
-        """Write what may follow into ``row`` (int32[columns]); nothing if that raises."""
+        """Write the mask of allowed next tokens into ``row`` (int32[columns]); all zeros if that raises."""
         if self.state == "before":
             row[:] = -1
         elif self.state == "ended" or (self._matcher.is_accepting() and self._matcher.is_stopped()):
@@ -139,13 +138,13 @@ class Walker:
 
 
 def complaint(matcher: LLMatcher) -> str:
-    """What a matcher in error says, without its internal state."""
+    """A failed matcher's error message, without its internal state."""
     said: str = matcher.get_error().partition("\n<")[0].strip()
     return "it allows nothing here" if said in ("", "NoExtensionBias") else said
 
 
 def visits(walker: Walker, tokens: list[int], parents: list[int]) -> Iterator[int]:
-    """The nodes the grammar can reach, depth first, with ``walker`` standing at each."""
+    """The nodes that the grammar allows, depth first, with ``walker`` positioned at each."""
     children: list[list[int]] = [[] for _ in tokens]
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -163,30 +162,30 @@ def visits(walker: Walker, tokens: list[int], parents: list[int]) -> Iterator[in
             path.append(iter(children[node]))
 
 
-#: After this, a walk leaves the rest of its tree alone: the run then ends there. (The compiler bounds a single mask.)
+#: After this long a walk skips the rest of its tree: acceptance ends there. (The compiler bounds a single mask.)
 MOST_SECONDS = 0.02
-#: Processor time that a grammar may take for the committed text: over and over in every step, and once in a while. An
-#: ambiguous one takes more with each token, while nobody's step goes on. Not by the clock: a busy machine is no fault.
+#: CPU time that a grammar may take for the committed text: in every step on average, and in a burst. An ambiguous one
+#: takes more with each token and blocks all steps. CPU time, not wall time: a busy machine is not the grammar's fault.
 STEADY_SECONDS, BURST_SECONDS = 0.02, 0.25
 
 
 class GrammarFailed(ForesayError):
-    """The grammar cannot say what follows the committed text: it is too complex there, or leaves nothing."""
+    """The grammar cannot determine what follows the committed text: it is too complex there, or allows nothing."""
 
 
 class TimeBudget:
-    """How much time the grammar of one request has left."""
+    """The remaining CPU time of one request's grammar."""
 
     def __init__(self, seconds: float = BURST_SECONDS) -> None:
         self.seconds = seconds
 
     def renew(self) -> None:
-        """One more step."""
+        """Add a step's allowance."""
         self.seconds = min(BURST_SECONDS, self.seconds + STEADY_SECONDS)
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        """Count the time inside. Raises :class:`GrammarFailed` if it was too much."""
+        """Count the CPU time of the block. Raises :class:`GrammarFailed` if the budget is exceeded."""
         began = time.thread_time()
         try:
             yield
@@ -199,7 +198,7 @@ class TimeBudget:
 class LlguidanceConstraint:
     """A :class:`~foresay.spec.constrain.Constraint`. border: where the grammar begins.
 
-    fresh: makes another matcher of the same grammar, with an automaton of its own.
+    fresh: makes a new matcher of the same grammar, with its own automaton.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class LlguidanceConstraint:
         self._forces = True
 
     def forced(self, most: int) -> list[int]:
-        """Tokens that the grammar leaves no choice about, at most ``most``; the end of text where it must come."""
+        """Tokens that the grammar forces, at most ``most``, including the end of text if that must follow."""
         if self._state != "inside" or most <= 0 or not self._forces:
             return []
         began = time.thread_time()
@@ -223,11 +222,11 @@ class LlguidanceConstraint:
         run: list[int] = matcher.compute_ff_tokens()[:most]
         if len(run) < most and len(self._vocabulary.end_ids) == 1 and (not run or matcher.consume_tokens(run)):
             run += self._vocabulary.end_ids if matcher.is_stopped() and matcher.is_accepting() else ()
-        self._forces = time.thread_time() - began < MOST_SECONDS  # too slow to be worth it: plain drafts from now on
+        self._forces = time.thread_time() - began < MOST_SECONDS  # too slow: no forced drafts from now on
         return run
 
     def legal(self, tokens: list[int], parents: list[int]) -> list[bool]:
-        """Which nodes the grammar could reach; a node below an illegal one is illegal. The root is legal."""
+        """Which nodes the grammar allows; a node below an illegal one is illegal. The root is legal."""
         reached, deadline = [False] * len(tokens), time.monotonic() + MOST_SECONDS
         try:
             for node in visits(self._walker(), tokens, parents):
@@ -239,10 +238,10 @@ class LlguidanceConstraint:
         return reached
 
     def masks(self, tokens: list[int], parents: list[int]) -> Tensor | None:
-        """int32[N, ceil(V / 32)]; None if nothing is constrained anywhere. Safe to call in another thread.
+        """int32[N, ceil(V / 32)]; None if no node is constrained. Safe to call in another thread.
 
-        Nodes out of reach have all bits set. A node has none where the grammar fails or was not asked any more: a run
-        can go no further than to its token, and the next step tells. Raises :class:`GrammarFailed` if it is the root.
+        Unreachable nodes have all bits set. A node has none if the grammar failed or time ran out there: acceptance
+        stops at its token, and the next step decides. Raises :class:`GrammarFailed` if that is the root.
         """
         if self._state == "before" and self._border.after not in tokens[1:]:
             return None
@@ -254,7 +253,7 @@ class LlguidanceConstraint:
         return torch.from_numpy(np.ascontiguousarray(rows[:, : self._vocabulary.words]))
 
     def _filled(self, tokens: list[int], parents: list[int]) -> tuple[Words, str | None]:
-        """The masks, and why not all of them could be made."""
+        """The masks, and why some could not be computed."""
         rows = np.zeros((len(tokens), self._vocabulary.columns), dtype=np.int32)
         unseen, deadline = set(range(len(tokens))), time.monotonic() + MOST_SECONDS
         walker = self._walker()
@@ -271,14 +270,14 @@ class LlguidanceConstraint:
         return rows, None
 
     def advance(self, tokens: list[int]) -> None:
-        """These tokens were committed. Raises :class:`GrammarFailed` if the grammar does not allow them."""
+        """Advance over committed tokens. Raises :class:`GrammarFailed` if the grammar does not allow them."""
         self._patience.renew()
         for token in tokens:
             if self._state != "ended" and not (self._takes(token) or (self._refresh() and self._takes(token))):
                 raise GrammarFailed(f"the grammar does not allow token {token} after the text so far")
 
     def _takes(self, token: int) -> bool:
-        """Move the committed state on; False if it cannot."""
+        """Advance the committed state; False if the grammar does not allow it."""
         walker = Walker(self._matcher, self._vocabulary, self._border, self._state)
         try:
             with self._patience.spent():
@@ -293,7 +292,7 @@ class LlguidanceConstraint:
         return True
 
     def _refresh(self) -> bool:
-        """Begin again with an automaton of our own: a shared one may be full of other requests' states."""
+        """Restart with a new automaton: a shared one may be full of other requests' states."""
         with self._patience.spent():
             self._matcher = self._fresh()
             return not self._matcher.is_error() and self._matcher.consume_tokens(self._taken)

@@ -16,7 +16,7 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar
 from foresay.spec.sampling import SamplingParams
 
-#: Some regular expressions take time that grows with the square of their length: half a second for 8 kB.
+#: Some regular expressions take quadratic time to compile: half a second for 8 kB.
 MOST_REGEX_BYTES = 4 * 1024
 MOST_LARK_BYTES = 16 * 1024
 
@@ -25,9 +25,9 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 async def wanted(request: GenerationRequest) -> Grammar | None:
-    """The grammar a request asks for, made in a thread.
+    """The grammar that a request needs, made in a thread.
 
-    Raises :class:`InvalidRequest` naming the field. Whether the grammar compiles, the engine says.
+    Raises :class:`InvalidRequest` naming the field. The engine finds out whether the grammar compiles.
     """
     if request.response_format is None and request.structured_outputs is None:
         return None
@@ -35,7 +35,7 @@ async def wanted(request: GenerationRequest) -> Grammar | None:
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
-    """The grammar a request asks for; None if any text will do."""
+    """The grammar that a request needs; None if any text is allowed."""
     first = of_format(request.response_format) if request.response_format is not None else None
     second = of_outputs(request.structured_outputs) if request.structured_outputs is not None else None
     if first is not None and second is not None:
@@ -47,14 +47,14 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
 
 
 def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> None:
-    """Raise if the request wants more text than a grammar may have."""
+    """Raise if the request sets a length that a grammar could contradict."""
     for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
         if asked:
             raise InvalidRequest(field, f" and {param} cannot be combined: a grammar says where the text ends")
 
 
 def of_format(given: ResponseFormat) -> Grammar | None:
-    """The grammar that ``response_format`` stands for; None for any text."""
+    """The grammar of ``response_format``; None if any text is allowed."""
     match given.type:
         case "text":
             return None
@@ -74,7 +74,7 @@ def of_format(given: ResponseFormat) -> Grammar | None:
 
 
 def of_outputs(given: StructuredOutputs) -> Grammar | None:
-    """The grammar that ``structured_outputs`` stands for; None for any text."""
+    """The grammar of ``structured_outputs``; None if any text is allowed."""
     if given.structural_tag is not None:
         field = "structured_outputs.structural_tag"
         raise InvalidRequest(field, " is not supported by this server; a Lark grammar can express the same")
@@ -123,7 +123,7 @@ def json_grammar(
 
 
 def _layout(given: StructuredOutputs, usual: schemas.Schema) -> schemas.Schema:
-    """How JSON is to be written."""
+    """The layout of JSON."""
     if given.whitespace_pattern is not None:
         if given.disable_any_whitespace is not None:
             field = "structured_outputs.whitespace_pattern"
@@ -146,30 +146,30 @@ def _grammar(text: str, param: str) -> Grammar:
 
 
 def bounded(grammar: Grammar, most: int = schemas.MOST_BYTES) -> Grammar:
-    """``grammar``, if it is not too long: grammars travel as text, whose size bounds what compiling can cost."""
+    """``grammar``, checked for length: grammars are sent as text, whose size bounds the cost of compiling."""
     _bounded(grammar.text, grammar.param, most)
     schemas.check_multiples(grammar.text, grammar.param)
     return grammar
 
 
-# -- as llguidance takes them ------------------------------------------------------------------------------------------
+# -- in llguidance's format ------------------------------------------------------------------------------------------
 
 
 MOST_CHOICES = 2000
-#: Options of a Lark rule that ask for what masks cannot do: other sampling, counting tokens, taking text back.
+#: Options of a Lark rule that masks cannot implement: other sampling, counting tokens, removing text.
 _RULE_OPTIONS = re.compile(r"^[ \t]*[!?]?[\w.-]+\[[^\n]*?\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z0-9]|[^\x00-\x7f]")
 
 
 def regex_grammar(pattern: str, param: str) -> str:
-    """The whole text matches ``pattern``."""
+    """A grammar that matches ``pattern`` as a whole."""
     if not pattern:
         raise InvalidRequest(param, " must not be empty")
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice_grammar(choices: list[str], param: str) -> str:
-    """The text is one of ``choices``."""
+    """A grammar that matches one of ``choices``."""
     if not choices or "" in choices:
         raise InvalidRequest(param, " must hold at least one text, and none that is empty")
     if len(choices) > MOST_CHOICES:
@@ -178,17 +178,17 @@ def choice_grammar(choices: list[str], param: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A regular expression for just this text."""
+    """A regular expression for exactly this text."""
     return "".join(char if _PLAIN.match(char) else f"\\x{{{ord(char):x}}}" for char in text)
 
 
 def lark_grammar(text: str, param: str) -> str:
-    """The text matches a grammar: Lark as llguidance reads it, or GBNF (``root ::= ...``), which is translated."""
+    """The user's own grammar: Lark in llguidance's dialect, or GBNF (``root ::= ...``), which is translated."""
     try:
         lark = any_to_lark(text)
     except RecursionError:
         raise InvalidRequest(param, " is nested too deeply") from None
-    except Exception as error:  # whatever its parser trips over
+    except Exception as error:  # any error of its parser
         raise InvalidRequest(param, f" is neither Lark (a rule named start) nor GBNF: {error}") from None
     option = _RULE_OPTIONS.search(lark)
     if option is not None:

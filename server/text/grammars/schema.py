@@ -1,6 +1,6 @@
-"""JSON schemas: what is refused, and how what they describe is written.
+"""JSON schemas: unsupported keywords, and the layout of the JSON.
 
-llguidance compiles a schema or says why not; here is only what it would let pass in silence.
+llguidance compiles a schema or reports why not; this module only checks what it would silently ignore.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from foresay.spec.errors import InvalidRequest, Path, inside, path_of
 Schema = dict[str, Any]
 
 MOST_BYTES = 64 * 1024
-MOST_PROPERTIES = 500  # of one object; llguidance can hold some 550 optional ones
+MOST_PROPERTIES = 500  # of one object; llguidance supports some 550 optional ones
 MOST_DEPTH = 100
 MOST_PATTERN = 2000
 
-#: One line, as ``json.dumps`` writes it: most of it is then forced, and no model can lose itself in white space.
+#: One line, as ``json.dumps`` writes it: most of the layout is then forced, and no model can get lost in white space.
 ONE_LINE: Schema = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 COMPACT: Schema = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
 FLEXIBLE: Schema = {"whitespace_flexible": True}
-#: Room for any sensible layout, but not for pages of it.
+#: Enough for any sensible layout, but not for pages of white space.
 BOUNDED: Schema = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 
 ANY_OBJECT: Schema = {"type": "object"}
 
-#: Keywords of other dialects that change what is valid and that llguidance does not look at. With values that do not.
+#: Keywords of other dialects that change what is valid but that llguidance ignores, with their harmless values.
 _OTHER_DIALECTS: dict[str, tuple[object, ...]] = {
     "disallow": (),
     "extends": (),
@@ -44,8 +44,9 @@ _HARMLESS: dict[str, object] = {"uniqueItems": False, "nullable": False}
 _ONE = ("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SEVERAL = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-#: llguidance counts in steps of what numbers shall be multiples of, those that hold for one number in steps of their
-#: least common multiple; 10,000 steps take a second to compile, ten times as many a minute and more than a gigabyte.
+#: For multipleOf, llguidance builds as many states as the divisor has steps, for several divisors of one number as
+#: their least common multiple; 10,000 steps take a second to compile, ten times as many a minute and more than a
+#: gigabyte.
 MOST_STEPS = 10_000
 _MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*-?(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)')
 _WRITTEN = re.compile(r"\\+u00([0-7][0-9a-fA-F])")
@@ -53,15 +54,15 @@ _CONTROL = re.compile(rb"\\u00[01]|\x7f")
 
 
 def schema_grammar(schema: object, param: str | Path, layout: Schema = ONE_LINE, closed: bool = False) -> str:
-    """The text is JSON valid under ``schema``, written in ``layout``. closed: see :func:`guided`."""
+    """A grammar of JSON valid under ``schema``, written in ``layout``. closed: see :func:`guided`."""
     return LLMatcher.grammar_from_json_schema(_text(guided(schema, param, layout, closed)))
 
 
 def guided(schema: object, param: str | Path, layout: Schema = ONE_LINE, closed: bool = False) -> Schema:
-    """``schema`` as llguidance takes it, how to write the JSON included.
+    """``schema`` in llguidance's form, including the layout of the JSON.
 
-    closed: objects with properties have no others, unless they say so.
-    Raises :class:`InvalidRequest` for what cannot be held to.
+    closed: objects with properties have no others, unless the schema says so. Raises :class:`InvalidRequest` for what
+    cannot be enforced.
     """
     with inside(*path_of(param)):
         if not isinstance(schema, dict):
@@ -76,7 +77,7 @@ def guided(schema: object, param: str | Path, layout: Schema = ONE_LINE, closed:
 
 
 def check_multiples(grammar: str, param: str) -> None:
-    """Raise if the schemas within a grammar's text have numbers count in too many steps."""
+    """Raise if multipleOf in a grammar's schemas needs too many steps."""
     plain, total, common = _WRITTEN.sub(lambda found: chr(int(found[1], 16)), grammar), 0, 1
     for number in _MULTIPLE.finditer(plain):
         steps = _steps(number[1])
@@ -87,7 +88,7 @@ def check_multiples(grammar: str, param: str) -> None:
 
 
 def _steps(number: str) -> int:
-    """The digits of a decimal number without its point and the zeros at its end, which cost nothing."""
+    """The digits of a decimal number without its point, and without leading and trailing zeros, which cost nothing."""
     digits = number.lower().partition("e")[0].replace(".", "").strip("0")
     return int(digits or "0") if len(digits) <= len(str(MOST_STEPS)) else MOST_STEPS + 1
 
@@ -97,7 +98,7 @@ def _text(schema: Schema) -> str:
 
 
 def _rewritten(schema: Schema, closed: bool, depth: int) -> Schema:
-    """A copy without keywords that ask for nothing; raises for those that would be ignored."""
+    """A copy without harmless keywords; raises for keywords that would be ignored."""
     if depth == 0:
         raise InvalidRequest((), " is nested too deeply")
     _refuse(schema)
@@ -136,7 +137,7 @@ def _refuse(schema: Schema) -> None:
         raise InvalidRequest((), f": a pattern has more than {MOST_PATTERN} characters")
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
-        # Keys that are not listed may be repeated, so counting them proves nothing.
+        # Unlisted keys may be repeated, so counting them proves nothing.
         raise InvalidRequest((), ": minProperties beyond the required properties is not supported")
 
 
@@ -145,9 +146,9 @@ def _has_names(schema: Schema) -> bool:
 
 
 def _escapes(schema: Schema) -> Schema:
-    r"""How strings may be escaped: without ``\u0061`` where that would be another way to write a property's name.
+    r"""How strings may be escaped: not as ``\u0061`` if that could be another spelling of a property's name.
 
-    llguidance compares names as they are written, so beside ``"a"`` an open object could have ``"\u0061"`` of any type.
+    llguidance compares names as written, so an open object with ``"a"`` could also have ``"\u0061"`` of any type.
     """
     if not any(_is_open(part) for part in _parts(schema)):
         return {}
@@ -158,7 +159,7 @@ def _escapes(schema: Schema) -> Schema:
 
 
 def _is_open(schema: Schema) -> bool:
-    """Whether an object has rules for some names and may have others."""
+    """Whether an object has rules for some names but allows others."""
     ruled = any(schema.get(keyword) for keyword in ("properties", "patternProperties", "required"))
     return ruled and schema.get("additionalProperties") is not False
 

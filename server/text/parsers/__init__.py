@@ -1,1 +1,1 @@
-"""How the text of models is read: tool calls and reasoning, one module per way of writing them."""
+"""Parsers of models' output: tool calls and reasoning."""

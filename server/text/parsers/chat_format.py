@@ -1,9 +1,9 @@
-"""Which way of writing calls and reasoning a model has, read off its chat template, and the parser for one answer.
+"""The formats of a model's tool calls and reasoning, recognised by its chat template, and the parser for one answer.
 
-Models whose way of writing calls is none of ours are read as their tokenizer declares (its ``response_template``), by
-transformers' parser. Text and reasoning come as they are written; a call comes when it
-is complete, since only then it is parsed. It is fed a character at a time, so that what it says does not depend on how
-the output was cut. What it cannot read, it raises for: then the text is given as it was written, and so is the rest.
+Models with another call format are parsed as their tokenizer declares (its ``response_template``), by transformers'
+parser. Text and reasoning are emitted as they are generated; a call only when complete, since it is parsed as a whole.
+The parser is fed one character at a time, so that its output does not depend on how the text was cut. If it raises, the
+text is passed on unparsed, and so is the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from foresay.server.text.tokenizer import Tokenizer
 
 CALLS = "tool_calls"
-#: The format of models whose template has no tools: :func:`foresay.server.text.conversation.spelled_out`.
+#: The call format of models whose template has no tools: :func:`foresay.server.text.conversation.spelled_out`.
 GENERIC = "hermes"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -52,19 +52,19 @@ class Regions(Protocol):
     initial_events: list[Event]
 
     def feed(self, text: str) -> list[Event]:
-        """What follows from more text."""
+        """Take more text; returns events."""
         ...
 
     def finalize(self) -> tuple[dict[str, Any], list[Event]]:
-        """The output is over: the message, and what follows."""
+        """The output has ended: the message, and the last events."""
         ...
 
 
 class DeclaredParser:
     """An :class:`~foresay.server.text.parts.OutputParser` around transformers' parser.
 
-    markers: special tokens by id, which the declaration may speak of. identify: gives call number i its id. calls:
-    whether any may be made; parallel: whether more than one.
+    markers: special tokens by id, which the declaration may use. identify: gives call number i its id. calls: whether
+    any may be made; parallel: whether more than one.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DeclaredParser:
         self._regions, self._tags, self._identify = regions, markers, identify
         self._may_call, self._parallel = calls, parallel
         self._field: str | None = None
-        self._pending = ""  # read, and not told yet
+        self._pending = ""  # read, but not emitted yet
         self._called = 0
         self._lost = False
         for event in regions.initial_events:
@@ -87,7 +87,7 @@ class DeclaredParser:
 
     @property
     def markers(self) -> frozenset[int]:
-        """The tokens that are told by id."""
+        """The tokens that are passed to :meth:`marker` by id."""
         return frozenset(self._tags)
 
     @property
@@ -104,7 +104,7 @@ class DeclaredParser:
         return self._read(self._tags[token])
 
     def flush(self) -> list[Part]:
-        """The output is over."""
+        """The output has ended."""
         return [] if self._lost else self._told(lambda: self._regions.finalize()[1])
 
     def _read(self, text: str) -> list[Part]:
@@ -139,7 +139,7 @@ class DeclaredParser:
         self._field = None if event["type"] == "region_close" else event["field"]
 
     def _calls(self, value: Any) -> list[Part]:
-        """The calls of a region, or its text where none may be made."""
+        """The calls of a region, or its text if none may be made."""
         written, self._pending = self._pending, ""
         if not self._may_call:
             return [TextPart(written)]
@@ -157,12 +157,12 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model writes, and what its chat template understands.
+    """The format of one model's output, and what its chat template supports.
 
-    calls: name of the format of its tool calls; None: none that is known. thinks: the tags around its reasoning; None:
-    it does not reason. markers: tags that are single special tokens, by id. words: every name in the template's code.
-    declared: makes the parser that the tokenizer itself declares, from the prompt, the request's id and what it offers;
-    None: ours are used. channels: its answers are messages on channels, which may hold calls.
+    calls: name of the format of its tool calls; None if unknown. thinks: the tags around its reasoning; None if it does
+    not reason. markers: tags that are single special tokens, by id. words: every name in the template's code. declared:
+    makes the parser that the tokenizer itself declares, from the prompt, the request's id and the offered tools; None:
+    our own parsers are used. channels: its answers are messages on channels, which may contain calls.
     """
 
     calls: str | None = None
@@ -175,7 +175,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
-        """What the template shows, unless the settings name it."""
+        """Recognise it by the template, unless the settings name a format."""
         template = tokenizer.templates
         signs = {name: form.signs or (form.begins,) for name, form in FORMATS.items()}
         shown = (name for name in signs if any(sign in template for sign in signs[name]))
@@ -205,11 +205,11 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lists_tools(self) -> bool:
-        """Whether the template shows the model its tools."""
+        """Whether the template has tools."""
         return not self.words.isdisjoint(TOOLS_VARIABLES)
 
     def check(self, request: ChatRequest, offer: Offer) -> None:
-        """Raise for what the template would leave out in silence."""
+        """Raise for what the template would silently leave out."""
         if offer.listed and not self.lists_tools and not self.generic:
             raise InvalidRequest(
                 "tools",
@@ -230,7 +230,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
                     raise InvalidRequest("role", "this model's chat template does not support messages of role tool")
 
     def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "") -> OutputParser:
-        """For one answer. offer: what the model may call. opened: whether the prompt ends inside reasoning."""
+        """The parser of one answer. offer: the tools. opened: whether the prompt ends inside reasoning."""
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
         form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
@@ -246,7 +246,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:
-        """Whether ``prompt`` ends inside reasoning. continues: the answer goes on with its last message."""
+        """Whether ``prompt`` ends inside reasoning. continues: the answer continues its last message."""
         if self.thinks is None:
             return False
         opens, closes = self.thinks
@@ -254,7 +254,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]:
-    tokenizer.output_regions("", ())  # a declaration that cannot be used is an error now, not with every request
+    tokenizer.output_regions("", ())  # an invalid declaration is an error now, not with every request
     special = sorted(tokenizer.special_ids)
     markers = dict(zip(special, tokenizer.token_strings(special), strict=True))
 
@@ -267,12 +267,12 @@ def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]
 
 
 def _words(template: str) -> frozenset[str]:
-    """Every word in the template's code, strings in it included."""
+    """Every word in the template's code, including strings."""
     blocks = re.findall(r"\{[{%].*?[%}]\}", template, re.DOTALL)
     return frozenset(re.findall(r"\w+", " ".join(blocks)))
 
 
 def _id(request_id: str, prefix: str, length: int, index: int) -> str:
-    """Follows from the request's, so that an answer has the same ids however often it is read."""
+    """A call's id, derived from the request's, so that an answer always has the same ids."""
     digest = blake2b(f"{request_id}:{index}".encode(), digest_size=length).digest()
     return prefix + "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest)

@@ -1,4 +1,4 @@
-"""The reader of every format in :mod:`foresay.server.catalog.formats`: text, and calls in it."""
+"""The parser of all formats in :mod:`foresay.server.catalog.formats`: text with calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def output(
 ) -> Script[None]:
     """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
 
-    Only the beginning can be reasoning: a tag that is written later is text.
+    Only the beginning can be reasoning: a later tag is text.
     """
     if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, OutputOver)))):
         answer.thinking = True
@@ -39,7 +39,7 @@ def output(
 
 
 def _calls(form: ToolFormat, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
-    """Calls in a row, written in one of the ways; returns whether there was one."""
+    """Consecutive calls, written in one of the ways; returns whether there was one."""
     for way in form.ways:
         if (yield from _in_a_row(form, way, reader, answer)):
             return True
@@ -66,7 +66,7 @@ def _passed_over(reader: Reader, text: str) -> Script[None]:
 
 
 def _call(way: Way, answer: ParsedAnswer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:
-    """A call after ``before``, which it may lack."""
+    """A call after ``before``. may_lack: pieces of ``before`` may be missing."""
     for piece in _PIECES.findall(before):
         if not may_lack or (yield from reader.ahead()) == piece:
             yield from reader.expect(piece)
@@ -77,7 +77,7 @@ def _call(way: Way, answer: ParsedAnswer, before: str, may_lack: bool, reader: R
 
 
 def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
-    """The name, and what follows it, up to the arguments."""
+    """A call whose name comes before its arguments."""
     before, *rest = PLACE.split(way.call)
     name = ""
     for place, text in zip(rest[::2], rest[1::2], strict=True):
@@ -118,7 +118,7 @@ def _word(reader: Reader) -> Script[str]:
 
 
 def _parameters(way: Way, end: str, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
-    """All parameters up to ``end``, reported as an object."""
+    """All parameters up to ``end``, emitted as an object."""
     opening, _, between, _, closing = PLACE.split(way.parameter)
     schemas = answer.parameters_of(call.name or "")
     before = "{"
@@ -161,7 +161,7 @@ def _until(reader: Reader, tags: list[str]) -> Script[str]:
 
 
 def _value(reader: Reader, call: Call, end: str, padded: bool, schema: Any) -> Script[None]:
-    """The text up to ``end``; as it comes if it is text for sure. padded: without the line ends next to it."""
+    """The text up to ``end``; streamed if it is certainly a string. padded: without the line ends next to it."""
     streams = is_text(schema)
     ends = ("\n" + end, end) if padded else (end,)
     if streams:
@@ -184,7 +184,7 @@ def _value(reader: Reader, call: Call, end: str, padded: bool, schema: Any) -> S
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a parameter of this schema is text for sure, as one without a schema is."""
+    """Whether a parameter with this schema is certainly a string, as one without a schema is."""
     known = isinstance(schema, dict) and any(
         key in schema for key in ("type", "anyOf", "oneOf", "enum", "const", "$ref")
     )

@@ -1,4 +1,4 @@
-"""gpt-oss's answers: messages, each on a channel, between tokens (Harmony). The prompt ends behind the first role.
+"""gpt-oss's answers: messages, each on a channel, between tokens (Harmony). The prompt ends after the first role.
 
 ::
 
@@ -7,7 +7,7 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>    a call
     <|start|>assistant<|channel|>final<|message|>It is warm.<|return|>                                     text
 
-Whom a message is for may stand before the channel too. Only tokens are tags: what spells one is text.
+A message's recipient may also come before the channel. Only special tokens are tags: text that spells one is text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FOR = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 def begun(prompt: str) -> str:
-    """How the message begins that the answer goes on with; "" if it begins one."""
+    """The beginning of the message that the answer continues; "" if it begins a new one."""
     tail = prompt.rpartition(_START)[2]
     return "" if any(tag in tail for tag in _ENDS) else tail
 
 
 def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[None]:
-    """Message by message, up to a call that must be the last. header: what :func:`begun` found. thinks: whether
-    reasoning is told apart from text."""
+    """Message by message, up to a call that must be the last. header: the result of :func:`begun`. thinks: whether
+    reasoning is separated from text."""
     header, inside, _ = header.partition(_MESSAGE)
     said = {"text": "", "reasoning": ""}
     while True:
@@ -45,7 +45,7 @@ def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) ->
 
 
 def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
-    """What stands before a message. Output without any tag is text."""
+    """A message's header. Output without any tag is text."""
     found = ""
     try:
         while (atom := (yield from reader.read())) != _MESSAGE:
@@ -62,7 +62,7 @@ def _tagged(text: str) -> bool:
 
 
 def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, answer: ParsedAnswer) -> Script[str]:
-    """A message, and the tag behind it. said: what goes between a part that was told and the next one of its kind."""
+    """A message, and the tag after it. said: the separator between an emitted part and the next one of its kind."""
     on, to = _ON.search(header), _FOR.search(header)
     if to is not None and answer.offered and ("functions." in to[0] or to[1] in answer.offered):
         yield from answer.attempt(reader, partial(_call, to[1]))
@@ -78,7 +78,7 @@ def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, an
 
 
 def _call(name: str, reader: Reader, call: Call) -> Script[None]:
-    """The body of a call, whatever it is."""
+    """The body of a call, in any format."""
     call.named(name)
     while len(atom := (yield from reader.read())) == 1:
         call.write(atom)

@@ -1,7 +1,7 @@
-"""Scripts as the parser of one answer, and tool calls while they are read.
+"""The parser of one answer, driven by a script, and tool calls while they are read.
 
-A tool call is told as soon as its name is known and its arguments begin. From then on it stays a call, whatever
-follows; before that, what looked like one can still turn out to be text.
+A tool call is emitted as soon as its name is known and its arguments begin. From then on it stays a call, whatever
+follows; before that, it may still turn out to be text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, string, text_of, value
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
-#: What different models call the arguments.
+#: Models' names for the arguments.
 ARGUMENTS = ("arguments", "parameters")
 
 
 class Call:
-    """Collects one call and tells of it. certain: called when it is one. known: names that count; None: any."""
+    """Collects and emits one call. certain: called once it is certainly a call. known: accepted names; None: any."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Call:
         self._early: list[str] = []
 
     def named(self, name: str) -> None:
-        """Its name is known. :class:`Broken` for one that cannot be called."""
+        """Set its name. Raises :class:`Broken` for one that cannot be called."""
         if not name or (self._known is not None and name not in self._known):
             raise Broken
         if self.name is None:
@@ -44,7 +44,7 @@ class Call:
             self.begin()
 
     def write(self, text: str) -> None:
-        """More of its arguments."""
+        """Add to its arguments."""
         self.given = True
         if self.name is None:
             self._early.append(text)
@@ -54,14 +54,14 @@ class Call:
             self._tell(ToolCallPart(index=self._index, arguments=text))
 
     def begin(self) -> None:
-        """There is no way back: it is a call."""
+        """From now on it is certainly a call."""
         if not self.begun:
             self.begun = True
             self._certain()
             self._tell(ToolCallPart(index=self._index, id=self.id, name=self.name, arguments="".join(self._early)))
 
     def close(self) -> None:
-        """It is complete. :class:`Broken` if it never said what to call."""
+        """The call is complete. Raises :class:`Broken` if it has no name."""
         if self.name is None:
             raise Broken
         if not self.given:
@@ -69,9 +69,9 @@ class Call:
 
 
 class ParsedAnswer:
-    """What scripts say: text, and calls numbered as they come.
+    """The output of a script: text, reasoning, and calls numbered in order.
 
-    identify: gives call number i its id. offered: the functions that were, by name, with the schema of their arguments.
+    identify: gives call number i its id. offered: the offered functions by name, with the schemas of their arguments.
     parallel: whether there may be more than one call.
     """
 
@@ -92,7 +92,7 @@ class ParsedAnswer:
         self.said.append(TextPart(text))
 
     def reasoning(self, text: str) -> None:
-        """More of what the model thinks before."""
+        """Emit reasoning."""
         self.said.append(ReasoningPart(text))
 
     def parameters_of(self, name: str) -> Mapping[str, Any]:
@@ -102,13 +102,13 @@ class ParsedAnswer:
 
     @property
     def full(self) -> bool:
-        """Whether there must be no further call."""
+        """Whether no further call is allowed."""
         return self.calls > 0 and not self._parallel
 
     def attempt(
         self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: Container[str] | None = None
     ) -> Script[bool]:
-        """Read a call; returns whether there was one. If not, nothing is read. known: names that count; None: any."""
+        """Read a call; returns whether there was one. If not, nothing is consumed. known: accepted names; None: any."""
         call = Call(self.calls, self._identify(self.calls), self.said.append, reader.forget, known)
         reader.mark()
         try:
@@ -127,7 +127,7 @@ class ParsedAnswer:
 
 
 def json_call(reader: Reader, call: Call, name: str) -> Script[None]:
-    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys passed over. name: the name's key."""
+    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys ignored. name: the name's key."""
     yield from reader.expect("{")
     following = ","
     while following == ",":
@@ -151,7 +151,7 @@ def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
 
 
 def arguments(reader: Reader, call: Call) -> Script[None]:
-    """An object, told as it comes; or one written inside a string; or null, which is none."""
+    """Arguments: an object, streamed; or an object inside a string; or null for none."""
     first = yield from reader.ahead()
     if first == "{":
         yield from value(reader, call.write)
@@ -170,7 +170,7 @@ def arguments(reader: Reader, call: Call) -> Script[None]:
 
 
 class ScriptParser:
-    """An :class:`~foresay.server.text.parts.OutputParser` that follows a script, which tells ``answer`` what it reads.
+    """An :class:`~foresay.server.text.parts.OutputParser` that runs a script, which emits into ``answer``.
 
     markers: the tags that are single special tokens, by id.
     """
@@ -188,7 +188,7 @@ class ScriptParser:
 
     @property
     def markers(self) -> frozenset[int]:
-        """The tokens that are told by id."""
+        """The tokens that are passed to :meth:`marker` by id."""
         return frozenset(self._tags)
 
     @property
@@ -205,7 +205,7 @@ class ScriptParser:
         return self._sent([self._tags[token]])
 
     def flush(self) -> list[Part]:
-        """The output is over."""
+        """The output has ended."""
         return self._sent([""])
 
     def _sent(self, atoms: Iterable[str]) -> list[Part]:

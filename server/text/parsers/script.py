@@ -1,7 +1,7 @@
 """Parsers written as straight-line generators that read one character at a time.
 
-A script cannot see how the output was cut into pieces, so what it says depends on the whole alone. It reads atoms:
-single characters, and marker tokens as the whole tag they stand for (``[TOOL_CALLS]``).
+A script cannot see how the output was cut into pieces, so its result depends only on the whole. It reads atoms: single
+characters, and marker tokens as whole tags (``[TOOL_CALLS]``).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import msgspec
 
 T = TypeVar("T")
 
-#: A generator that takes atoms and returns a T.
+#: A generator that receives atoms and returns a T.
 Script = Generator[None, str, T]
 
-#: What looks like a call but does not say which within this many characters is text.
+#: What looks like a call but names no function within this many characters is text.
 LONGEST_PRELUDE = 2000
 
 
 class OutputOver(Exception):
-    """The output is over."""
+    """The output has ended."""
 
 
 class Broken(Exception):
-    """What follows is not what the script reads; the atom that shows it is unread."""
+    """The input is not what the script expects; the unexpected atom is unread."""
 
 
 class Reader:
-    """Where a script reads from, with a way back."""
+    """A script's input, with backtracking."""
 
     def __init__(self) -> None:
         self._again: list[str] = []
@@ -37,7 +37,7 @@ class Reader:
         self._over = False
 
     def read(self) -> Script[str]:
-        """The next atom; :class:`OutputOver` if there is none."""
+        """The next atom. Raises :class:`OutputOver` if there is none."""
         atom = self._again.pop() if self._again else "" if self._over else (yield)
         if not atom:
             self._over = True
@@ -58,20 +58,20 @@ class Reader:
         return atom
 
     def solid(self) -> Script[str]:
-        """The next atom behind white space."""
+        """The next atom after white space."""
         while True:
             atom = yield from self.read()
             if not atom.isspace():
                 return atom
 
     def ahead(self) -> Script[str]:
-        """The same, left unread."""
+        """The next atom after white space, left unread."""
         atom = yield from self.solid()
         self.unread(atom)
         return atom
 
     def one_of(self, tags: tuple[str, ...]) -> Script[str]:
-        """Which of ``tags`` follows, written as characters or told as one marker, possibly behind white space."""
+        """Which of ``tags`` follows, as characters or as one marker, possibly after white space."""
         read = [(yield from self.solid())]
         while (tag := "".join(read)) not in tags:
             if not any(one.startswith(tag) for one in tags):
@@ -81,11 +81,11 @@ class Reader:
         return tag
 
     def expect(self, tag: str) -> Script[None]:
-        """``tag``, which must follow, possibly behind white space."""
+        """Read ``tag``, which must follow, possibly after white space."""
         yield from self.one_of((tag,))
 
     def unread(self, *atoms: str) -> None:
-        """Read these again."""
+        """Put these back, to be read again."""
         self._again.extend(reversed(atoms))
         if self._tape is not None:
             del self._tape[len(self._tape) - len(atoms) :]
@@ -95,7 +95,7 @@ class Reader:
         self._tape = []
 
     def forget(self) -> None:
-        """There will be no way back."""
+        """Drop the mark."""
         self._tape = None
 
     def rewind(self) -> None:
@@ -105,7 +105,7 @@ class Reader:
         self.unread(*tape)
 
     def passed_over(self, tag: str, unless: tuple[type[Exception], ...] = (Broken,)) -> Script[bool]:
-        """Pass over white space and ``tag`` if that is what follows, whole or cut off; ``unless`` it is not."""
+        """Skip white space and ``tag``, if that follows. unless: errors that mean that it does not."""
         self.mark()
         try:
             yield from self.expect(tag)
@@ -118,7 +118,7 @@ class Reader:
 
 
 def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
-    """Say the text up to one of ``tags``; returns the tag and the white space before it, which is not said.
+    """Emit the text up to one of ``tags``; returns the tag and the white space before it, which is not emitted.
 
     Holds back white space and what could be a tag. trim: leave out white space at the beginning too.
     """
@@ -150,7 +150,7 @@ def _say(say: Callable[[str], None], text: str) -> None:
 
 
 # -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
-# Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on as it was written.
+# Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on unchanged.
 # Python's literals are rewritten as JSON; of these only strings and brackets stream.
 
 
@@ -162,10 +162,10 @@ _ESCAPES = frozenset('"\\/bfnrtu')
 
 
 def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
-    """One value, behind white space; its JSON goes to ``write`` as it comes. python: it is a literal of Python's."""
+    """One value, after white space; its JSON is streamed to ``write``. python: it is a Python literal."""
     brackets = _CLOSERS | {"(": ")"} if python else _CLOSERS
     closers: list[str] = []
-    held = ""  # in Python a comma may be before a bracket that closes
+    held = ""  # in Python a comma may precede a closing bracket
     yield from reader.ahead()
     while True:
         char = yield from reader.char()
@@ -225,7 +225,7 @@ def _scalar(reader: Reader, write: Write, python: bool) -> Script[None]:
 
 
 def string(reader: Reader) -> Script[str]:
-    """What the string that comes next, behind white space, says."""
+    """The value of the next string, after white space."""
     yield from reader.expect('"')
     raw = ['"']
     yield from _quoted(reader, raw.append)
@@ -236,7 +236,7 @@ def string(reader: Reader) -> Script[str]:
 
 
 def text_of(raw: str) -> str | None:
-    """What a string in quotes says; None if it is no right string."""
+    """The value of a string in quotes; None if it is invalid."""
     try:
         return msgspec.json.decode(raw, type=str)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -244,7 +244,7 @@ def text_of(raw: str) -> str | None:
 
 
 def meant(text: str) -> str:
-    """``text`` as JSON: what it says, or a string if it is no JSON."""
+    """``text`` as JSON: itself if it is valid JSON, else a string."""
     text = _WORDS.get(text.strip(), text)
     try:
         msgspec.json.decode(text)
@@ -254,5 +254,5 @@ def meant(text: str) -> str:
 
 
 def spelled(text: str) -> str:
-    """``text`` as a string of JSON."""
+    """``text`` as a JSON string."""
     return msgspec.json.encode(text).decode()

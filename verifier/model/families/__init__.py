@@ -1,7 +1,7 @@
 """The families of decoders, by their names in config.json.
 
-A family's function turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack`, and its entry says what
-its GGUF files call things. Nothing else knows a family's name. Imports no torch.
+A family's function turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack`, and its entry has the
+names in its GGUF files. No other code depends on a family's name. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FAMILIES: dict[str, Family] = {
     **qwen_next.FAMILIES, **lfm.FAMILIES, **mixtures.FAMILIES, **mamba.FAMILIES,
 }  # fmt: skip
 
-#: Models of texts and images, of which the texts' part is loaded: by the ``model_type`` of its ``text_config``.
+#: Models of texts and images, of which the text part is loaded: by the ``model_type`` of their ``text_config``.
 WRAPPED = (
     "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
@@ -32,7 +32,7 @@ INSIDE = {
 
 
 def unwrapped(fields: Fields) -> Fields:
-    """The configuration of the model of texts, which is all of it in most."""
+    """The configuration of the text model, which for most models is all of it."""
     names, inside = fields.get("architectures"), fields.section("text_config")
     if not isinstance(names, list) or names[:1] not in [[name] for name in WRAPPED] or inside is None:
         return fields

@@ -1,4 +1,4 @@
-"""One family, and what the families' files share: reading what most config.json files say in the same words."""
+"""One family, and helpers for all families: reading the keys that most config.json files share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 from foresay.verifier.model.nodes import MLP, Activation, Attention, NormKind, Stack
 from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 
-#: More than any model has: each takes memory long before the weights are looked at.
+#: More than any model has: each takes memory long before the weights are read.
 MOST_LAYERS = 10_000
-#: What checkpoints call queries, keys and values, and gates and what they are for, where these are one tensor.
+#: Checkpoints' names of fused queries, keys and values, and of fused gate and up matrices.
 FUSED_QKV, FUSED_GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
-#: Of config.json's names for what an MLP does to its gates, those that are known, and their own here.
+#: config.json's names of supported activations, and ours.
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2",
 }  # fmt: skip
@@ -39,7 +39,7 @@ class Gguf:
     values: Callable[[Fields, int], dict[str, Any]] = lambda fields, head_dim: {}
 
 
-#: What most of them call the norms of sandwiches.
+#: Most families' names of sandwich norms (before and after a block).
 SANDWICH_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -49,8 +49,8 @@ SANDWICH_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """models: what people call those it has. stack: of a configuration. defaults: what absent keys mean (null ones are
-    derived). gguf: its files of that kind, if there are any."""
+    """models: the common names of its models. stack: makes it from a configuration. defaults: the meaning of absent
+    keys (null ones are derived). gguf: its GGUF files, if there are any."""
 
     models: str
     stack: Callable[[Fields], Stack]
@@ -59,17 +59,17 @@ class Family:
 
 
 def layer_count(fields: Fields) -> int:
-    """How many layers there are."""
+    """How many layers the model has."""
     return fields.integer("num_hidden_layers", most=MOST_LAYERS)
 
 
 def rms_norm(fields: Fields, **more: Any) -> NormKind:
-    """By the root mean square, with the epsilon of config.json."""
+    """An RMS norm with the epsilon of config.json."""
     return NormKind(fields.number("rms_norm_eps", 1e-6), **more)
 
 
 def attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
-    """Its heads, and whatever ``more`` says of it; rope: checked for whether heads can be rotated so."""
+    """The attention of a configuration, with the fields in ``more``; rope: checked against the heads' width."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -83,7 +83,7 @@ def attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention
 
 
 def _check_rotated(fields: Fields, rope: RopeConfig, head_dim: int) -> None:
-    """A whole number of pairs, and as many factors."""
+    """Check that there is a whole number of pairs, and as many factors."""
     rotated = rope.rotated(head_dim)
     if rotated % 2 or not rotated:
         raise fields.error(f"partial_rotary_factor {rope.share:g} rotates {rotated} of {head_dim} numbers, not pairs")
@@ -100,8 +100,8 @@ def mlp(
     fused: bool = False,
     width: str = "intermediate_size",
 ) -> MLP:
-    """The MLP. activation: that the family has, if ``key`` names one. fused: gates and what they are for lie in one.
-    width: the key of its own."""
+    """The MLP. activation: the family's, unless ``key`` names one. fused: gate and up matrices are one tensor. width:
+    the key of its width."""
     name = fields.get(key) or fields.get("hidden_act") or activation
     if {**ACTIVATIONS, activation: activation}.get(name) != activation:
         wanted = next(each for each, known in ACTIVATIONS.items() if known == activation)
@@ -110,13 +110,14 @@ def mlp(
 
 
 def biases(fields: Fields, **flags: str | bool) -> tuple[str, ...]:
-    """The products that have biases: by a flag of config.json each, or always."""
+    """The products that have biases: each by a flag of config.json, or always."""
     found = {name: fields.flag(flag, False) if isinstance(flag, str) else flag for name, flag in flags.items()}
     return tuple(name for name, has in found.items() if has)
 
 
 def ropes_by_kind(fields: Fields) -> tuple[RopeConfig, RopeConfig] | None:
-    """Of layers that see everything, and of those that slide; None where the configuration has one for all."""
+    """The rotary embeddings of full-attention and of sliding-window layers; None if the configuration has one for
+    all."""
     kinds = fields.section("rope_parameters")
     if kinds is None or "full_attention" not in kinds.values:
         return None
@@ -129,7 +130,8 @@ def ropes_by_kind(fields: Fields) -> tuple[RopeConfig, RopeConfig] | None:
 
 
 def ropes_by_theta(fields: Fields, absent: Sequence[bool]) -> list[RopeConfig | None]:
-    """Of each layer, by ``layer_rope_theta``, whose zeros have none. absent: which layers have one where the key is."""
+    """The rotary embedding of each layer, by ``layer_rope_theta``, where 0 means none. absent: which layers have one if
+    the key is absent."""
     rope, thetas = read_rope(fields), fields.get("layer_rope_theta")
     if thetas is None:
         return [rope if rotates else None for rotates in absent]
@@ -143,12 +145,12 @@ def _is_theta(value: Any) -> bool:
 
 
 def window(fields: Fields) -> int:
-    """How many positions a layer that slides sees."""
+    """How many positions a sliding-window layer attends to."""
     return fields.integer("sliding_window", 4096)
 
 
 def layer_types(fields: Fields) -> tuple[bool, ...] | None:
-    """Which layers slide, by transformers 5's ``layer_types``; None where it is absent."""
+    """Which layers have a sliding window, by transformers 5's ``layer_types``; None if it is absent."""
     names, layers = fields.get("layer_types"), layer_count(fields)
     if names is None:
         return None
@@ -161,12 +163,12 @@ def layer_types(fields: Fields) -> tuple[bool, ...] | None:
 
 
 def every(fields: Fields, pattern: int) -> tuple[bool, ...]:
-    """Which layers slide: by ``layer_types``, else all but each ``pattern``-th."""
+    """Which layers have a sliding window: by ``layer_types``, else all except every ``pattern``-th."""
     return layer_types(fields) or tuple((layer + 1) % pattern != 0 for layer in range(layer_count(fields)))
 
 
 def uniform_window(fields: Fields, absent: int | None) -> int | None:
-    """Of all layers; None where it is null. absent: what a key that is not there means."""
+    """The window of all layers; None if it is null. absent: the meaning of an absent key."""
     missing = "sliding_window" not in fields.values and absent is None
     found = None if missing or fields.values.get("sliding_window", absent) is None else window(fields)
     if layer_types(fields) not in (None, (found is not None,) * layer_count(fields)):

@@ -1,6 +1,7 @@
-"""Gemma 2 and 3, Muse Glimmer: norms with weights less one on both sides, layers that slide.
+"""Gemma 2 and 3, Muse Glimmer: norms before and after blocks, with weights stored minus one, and sliding windows.
 
-Muse Glimmer has normed embeddings, sandwiches, heads with gates; layers without a window have no positions.
+Muse Glimmer has normalised embeddings, sandwich norms and gated heads; layers without a window have no rotary
+embedding.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
 def gemma2(fields: Fields) -> Stack:
-    """Gemma 2: every other layer slides; scores and logits are capped."""
+    """Gemma 2: every other layer has a sliding window; scores and logits are capped."""
     caps = (fields.optional_number(f"{name}_logit_softcapping") for name in ("attn", "final"))
     attn_cap, final_cap = caps
     rope = read_rope(fields)
@@ -38,8 +39,8 @@ def gemma2(fields: Fields) -> Stack:
 
 
 def gemma3(fields: Fields) -> Stack:
-    """Gemma 3: every layer slides but each sixth (``sliding_window_pattern``), with a rotary embedding of its own;
-    heads are normed."""
+    """Gemma 3: all but every sixth layer (``sliding_window_pattern``) have a sliding window, with their own rotary
+    embedding; heads are normalised."""
     fields.refuse("attn_logit_softcapping", "final_logit_softcapping")
     ropes = ropes_by_kind(fields) or (read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0)))
     pattern = fields.integer("sliding_window_pattern", 6)
@@ -51,7 +52,7 @@ def _norm(fields: Fields) -> NormKind:
 
 
 def _stack(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, **more: Any) -> Stack:
-    """ropes: of layers that see everything, and of those that slide. more: of attention."""
+    """ropes: of full-attention and of sliding-window layers. more: of attention."""
     fields.refuse("use_bidirectional_attention")
     norm, inner = _norm(fields), mlp(fields, "gelu", "hidden_activation")
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
@@ -66,7 +67,7 @@ def _stack(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, *
     return Stack(layers, norm, embedding_scale=fields.integer("hidden_size") ** 0.5)
 
 
-#: What the configurations of its larger models leave out.
+#: Values that the configurations of its larger models leave out.
 _GEMMA3 = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -87,12 +88,12 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
     "tie_word_embeddings": True,
 }
-#: How far apart Gemma 3's layers without a window are, which files do not say.
+#: The distance between Gemma 3's layers without a window, which files do not state.
 _PATTERN = 6
 
 
 def _gguf3(fields: Fields, head_dim: int) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma 3 itself."""
+    """Values of Gemma 3 that llama.cpp hard-codes."""
     pattern = fields.get("attention.sliding_window_pattern")
     return {
         "sliding_window_pattern": _PATTERN if isinstance(pattern, list) else pattern or _PATTERN,
@@ -102,13 +103,14 @@ def _gguf3(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 
 def _gguf2(fields: Fields, head_dim: int) -> dict[str, Any]:
-    """Of Gemma 2."""
+    """The same for Gemma 2."""
     caps = {key: fields.number(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
     return {"query_pre_attn_scalar": _scalar(fields, head_dim, largest=46), **caps}
 
 
 def _scalar(fields: Fields, head_dim: int, largest: int) -> int:
-    """largest: how many layers the family's largest model has, whose attention has a scale that is not its head's."""
+    """largest: the number of layers of the family's largest model, whose attention scale does not follow from the head
+    width."""
     whole = fields.integer("embedding_length") // fields.integer("attention.head_count")
     return whole if fields.integer("block_count") == largest else head_dim
 
@@ -123,7 +125,7 @@ FAMILIES = {
 
 
 def muse_glimmer(fields: Fields) -> Stack:
-    """Three layers of four slide, counted from the last."""
+    """Three of four layers have a sliding window, counted from the last."""
     count = layer_count(fields)
     apart = [(count - 1 - layer) % 4 != 0 for layer in range(count)]
     norm = rms_norm(fields, wide=True, less_one=True)

@@ -32,7 +32,7 @@ def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Mixer] = (
 
 
 def granite_swa(fields: Fields) -> Stack:
-    """Granite with windows: heads have sinks, and every fourth layer, the first among them, sees everything."""
+    """Granite with windows: heads have sinks, and every fourth layer, including the first, has full attention."""
     slides = layer_types(fields) or tuple(layer % 4 != 0 for layer in range(layer_count(fields)))
     ropes = ropes_by_theta(fields, (True,) * len(slides))
     seen = [fields.integer("sliding_window", 128) if sliding else None for sliding in slides]
@@ -57,7 +57,7 @@ def _stack(fields: Fields, own: Sequence[Mixer], inner: MLP | Experts) -> Stack:
 
 
 def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
-    """What its GGUF files multiply by."""
+    """The multipliers in its GGUF files."""
     return {
         "attention_multiplier": fields.optional_number("attention.scale") or head_dim**-0.5,
         "residual_multiplier": fields.optional_number("residual_scale"),

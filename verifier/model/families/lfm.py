@@ -9,12 +9,12 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import Attention, HeadNorm, Layer, NormKind, ShortConv, Stack
 from foresay.verifier.model.rope_config import read_rope
 
-#: Numbers that kernels take at once.
+#: How many numbers kernels process at once.
 _LANES = 16
 
 
 def lfm2(fields: Fields) -> Stack:
-    """Heads are normed before they are rotated; convolutions have no biases."""
+    """Heads are normalised before they are rotated; convolutions have no biases."""
     fields.refuse("conv_bias")
     norm, hidden = NormKind(fields.number("norm_eps", 1e-5)), fields.integer("hidden_size")
     if hidden % _LANES:
@@ -39,7 +39,8 @@ def _layer_types(fields: Fields) -> list[str]:
 
 
 def _inner(fields: Fields) -> int:
-    """Two thirds of what is said, times a number, up to a multiple of another, unless it is meant as it is."""
+    """The inner width: two thirds of the given one, times a number, rounded up to a multiple of another, unless it is
+    final."""
     inner = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return inner
@@ -64,6 +65,6 @@ _NAMES = {
     "shortconv.in_proj": "conv.in_proj",
     "shortconv.out_proj": "conv.out_proj",
 }
-#: transformers writes no ``tie_word_embeddings`` where it is true.
+#: transformers omits ``tie_word_embeddings`` if it is true.
 _DEFAULTS = {"tie_word_embeddings": True, "rope_theta": 1e6}
 FAMILIES = {"Lfm2ForCausalLM": Family("LFM2, LFM2.5 (dense)", lfm2, _DEFAULTS, Gguf("lfm2", _NAMES, values=_of_gguf))}

@@ -1,4 +1,4 @@
-"""Llama, and families whose layers are Llama's but for biases, norms of heads, windows, fused matrices or positions."""
+"""Llama, and families whose layers differ from it in biases, norms of heads, windows, fused matrices or positions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def llama(fields: Fields) -> Stack:
 
 
 def mistral(fields: Fields) -> Stack:
-    """Every layer slides, or none where the window is null. An absent key means the window of v0.1."""
+    """Every layer has a sliding window, or none if it is null. An absent key means the window of v0.1."""
     norm = rms_norm(fields)
     own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=4096))
     return Stack((Layer(own, mlp(fields), norm),) * layer_count(fields), norm)
 
 
 def window_by_layer(fields: Fields) -> list[int | None]:
-    """Off unless use_sliding_window; then layer_types says where, else the layers from max_window_layers on."""
+    """Off unless use_sliding_window; then the layers in layer_types have windows, else those from max_window_layers
+    on."""
     layers = layer_count(fields)
     enabled = fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 4096) is not None
     first = fields.integer("max_window_layers", 28, minimum=0) if enabled else layers
@@ -64,7 +65,7 @@ def qwen3(fields: Fields) -> Stack:
 
 
 def seed_oss(fields: Fields) -> Stack:
-    """Seed-OSS: what attention puts out may have a bias of its own."""
+    """Seed-OSS: the attention's output product may have its own bias."""
     norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_out_bias"})
     own = attention(fields, read_rope(fields), biases=has)
     return Stack((Layer(own, mlp(fields, bias=fields.flag("mlp_bias", False)), norm),) * layer_count(fields), norm)
@@ -74,7 +75,7 @@ _SEED = {"head_dim": 128, "num_key_value_heads": 8, "attention_bias": True}
 
 
 def ministral3(fields: Fields) -> Stack:
-    """Mistral's layers, whose queries are multiplied by what ``llama_4_scaling_beta`` makes of their positions."""
+    """Mistral's layers, whose queries are scaled by position, with ``llama_4_scaling_beta``."""
     norm, rope = rms_norm(fields), fields.section("rope_parameters") or fields
     beta = rope.optional_number("llama_4_scaling_beta")
     scale = None if beta is None else QueryScaling(beta, rope.integer("original_max_position_embeddings"))
@@ -92,7 +93,7 @@ _MINISTRAL_GGUF = Gguf("mistral3", in_pairs=True, values=_query_scale)
 
 
 def phi3(fields: Fields) -> Stack:
-    """Phi-3 and Phi-4: fused matrices, a part of a head rotated, LongRoPE."""
+    """Phi-3 and Phi-4: fused matrices, partial rotary embedding, LongRoPE."""
     norm, rope = rms_norm(fields), read_rope(fields, partial=True)
     own = attention(fields, rope, window=uniform_window(fields, absent=None), fused=FUSED_QKV)
     return Stack((Layer(own, mlp(fields, fused=True), norm),) * layer_count(fields), norm)
@@ -102,7 +103,7 @@ _PHI_GGUF = Gguf("phi3", {"attn_qkv": FUSED_QKV, "ffn_up": FUSED_GATE_UP}, windo
 
 
 def _rotated(fields: Fields) -> list[bool]:
-    """``no_rope_layers`` has a 1 for each layer that has positions; absent, every fourth has none."""
+    """``no_rope_layers`` has a 1 for each layer with a rotary embedding; if absent, every fourth layer has none."""
     marks, layers = fields.get("no_rope_layers"), layer_count(fields)
     if marks is None:
         interval = fields.integer("no_rope_layer_interval", 4)
@@ -113,7 +114,7 @@ def _rotated(fields: Fields) -> list[bool]:
 
 
 def smollm3(fields: Fields) -> Stack:
-    """SmolLM3: some layers have no positions."""
+    """SmolLM3: some layers have no rotary embedding."""
     norm, rope, inner = rms_norm(fields), read_rope(fields), mlp(fields, bias=fields.flag("mlp_bias", False))
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     own = (
@@ -123,7 +124,7 @@ def smollm3(fields: Fields) -> Stack:
     return Stack(tuple(Layer(each, inner, norm) for each in own), norm)
 
 
-#: Mixtral's files are called Llama's.
+#: Mixtral's GGUF files have Llama's architecture name.
 MIXTRAL_ROUTER = "block_sparse_moe.gate"
 
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""Mixtures of experts: layers of attention and of MLPs of which each row goes through a few."""
+"""Mixtures of experts: each row goes through a few of a layer's MLPs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from foresay.verifier.model.nodes import (
 )
 from foresay.verifier.model.rope_config import read_rope
 
-#: What config.json files call the number of experts.
+#: config.json's names of the number of experts.
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-#: The width of an expert where dense layers have another.
+#: The width of an expert if dense layers have another.
 OWN_WIDTH = "moe_intermediate_size"
-#: More than any model has: each has names of its own.
+#: More than any model has: each has its own tensor names.
 _MOST_EXPERTS = 4096
 
 
 def experts(fields: Fields, router: Router, width: str = "intermediate_size", **more: Any) -> Experts:
-    """As most config.json files have them, and whatever ``more`` says of them. width: the key of that of each."""
+    """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each."""
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
@@ -55,7 +55,7 @@ def experts(fields: Fields, router: Router, width: str = "intermediate_size", **
 
 
 def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
-    """Of each layer: all have experts but those that ``mlp_only_layers`` and ``decoder_sparse_step`` leave out."""
+    """For each layer: all have experts except those excluded by ``mlp_only_layers`` and ``decoder_sparse_step``."""
     layers, step = layer_count(fields), fields.integer("decoder_sparse_step", 1)
     dense, only = mlp(fields), fields.get("mlp_only_layers") or []
     if not isinstance(only, list):
@@ -64,7 +64,7 @@ def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
 
 
 def qwen3_moe(fields: Fields) -> Stack:
-    """Qwen 3's attention."""
+    """Qwen 3's attention, with experts."""
     norm, rope = rms_norm(fields), read_rope(fields)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
@@ -74,7 +74,7 @@ def qwen3_moe(fields: Fields) -> Stack:
 
 
 def olmoe(fields: Fields) -> Stack:
-    """OLMoE: queries and keys are normed over all heads."""
+    """OLMoE: queries and keys are normalised over all heads."""
     fields.refuse("clip_qkv")
     norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     own = attention(fields, read_rope(fields), biases=has, norm=HeadNorm(norm, whole=True))
@@ -118,7 +118,7 @@ def glm4_moe(fields: Fields) -> Stack:
 
 
 def _corrected(fields: Fields) -> Router:
-    """DeepSeek's: scores are sigmoids, to which something is added for the choice."""
+    """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
     groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if groups[0] > 1 and fields.integer("n_routed_experts") % groups[0]:
         raise fields.error(f"n_group {groups[0]} does not divide the number of experts")
@@ -149,7 +149,7 @@ _OSS_STACKS: Mapping[str, tuple[Stacked, ...]] = {
 
 
 def gpt_oss(fields: Fields) -> Stack:
-    """gpt-oss: sinks, layers that slide in turns, biases everywhere, gates that are kept below 7."""
+    """gpt-oss: sinks, alternating sliding-window layers, biases everywhere, gates clamped at 7."""
     if (limits := (fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702))) != (7.0, 1.702):
         raise fields.error(f"swiglu_limit and swiglu_alpha {limits} are not supported; supported: 7, 1.702")
     norm, rope = rms_norm(fields, wide=True), read_rope(fields)

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, Exaone 4: norms after attention and the MLP alone, and of queries and keys."""
+"""OLMo 2 and 3, Exaone 4: norms only after attention and the MLP, and of queries and keys."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from foresay.verifier.model.rope_config import read_rope
 
 
 def olmo2(fields: Fields) -> Stack:
-    """OLMo 2: queries and keys are normed over all heads."""
+    """OLMo 2: queries and keys are normalised over all heads."""
     norm, has = rms_norm(fields, wide=True), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     own = attention(fields, read_rope(fields), biases=has, norm=HeadNorm(norm, whole=True))
     return Stack((Layer(own, mlp(fields), norm, AFTER),) * layer_count(fields), norm)
 
 
 def olmo3(fields: Fields) -> Stack:
-    """OLMo 3: three layers of four slide; those that do not may have a longer rotary embedding."""
+    """OLMo 3: three of four layers have a sliding window; the others may have a longer rotary embedding."""
     norm, inner = rms_norm(fields, wide=True), mlp(fields)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     ropes = ropes_by_kind(fields) or _same_theta(fields)
@@ -45,13 +45,13 @@ def olmo3(fields: Fields) -> Stack:
 
 
 def _same_theta(fields: Fields) -> tuple[Any, Any]:
-    """Of layers that see everything, and of those that slide, which are not scaled."""
+    """The rotary embeddings of full-attention layers, and of sliding-window layers, which are not scaled."""
     full = read_rope(fields)
     return full, replace(full, parameters=None)
 
 
 def exaone4(fields: Fields) -> Stack:
-    """Exaone 4: where some layers slide, those that do not have no positions."""
+    """Exaone 4: if some layers have a sliding window, the others have no rotary embedding."""
     norm, inner = rms_norm(fields), mlp(fields)
     whole = fields.values.get("sliding_window", 4096) is None
     slides = (False,) * layer_count(fields) if whole else every(fields, _pattern(fields))
@@ -66,7 +66,7 @@ def exaone4(fields: Fields) -> Stack:
 
 
 def _pattern(fields: Fields) -> int:
-    """How far apart layers without a window are: a number, or a word in which G stands for one ("LLLG")."""
+    """The distance between layers without a window: a number, or a word in which G is such a layer ("LLLG")."""
     found = fields.get("sliding_window_pattern")
     return len(found) if isinstance(found, str) and found else fields.integer("sliding_window_pattern", 4)
 

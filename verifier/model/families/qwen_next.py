@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5, 3.6 and 3.8: three layers of four are recurrent, heads of the others have gates."""
+"""Qwen3-Next and Qwen3.5, 3.6 and 3.8: three of four layers are recurrent, heads of the others have gates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, Attention, Experts, GatedDelta, HeadNorm, Layer, Router, Stack
 from foresay.verifier.model.rope_config import read_rope
 
-#: Numbers that kernels take at once.
+#: How many numbers kernels process at once.
 _LANES = 16
 
 
 def qwen3_5(fields: Fields) -> Stack:
-    """The dense ones."""
+    """The dense models."""
     return _hybrid(fields, [mlp(fields)] * layer_count(fields))
 
 
@@ -26,19 +26,19 @@ def qwen3_5_moe(fields: Fields) -> Stack:
 
 
 def qwen3_next(fields: Fields) -> Stack:
-    """Files have what the recurrence reads side by side for each key."""
+    """Files interleave the recurrence's inputs, grouped by key head."""
     return _hybrid(fields, sparse(fields, _experts(fields)), by_key=True)
 
 
 def _experts(fields: Fields) -> Experts:
-    """Beside them one that all rows have, with a gate."""
+    """The experts, with a shared one that has a gate."""
     shared = MLP(fields.integer("shared_expert_intermediate_size"))
     router = Router(normalised=fields.flag("norm_topk_prob", True))
     return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
 
 
 def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: bool = False) -> Stack:
-    """Weights of norms are kept less one, but for those inside the recurrence. inner: of each layer."""
+    """Weights of norms are stored minus one, except those inside the recurrence. inner: of each layer."""
     fields.refuse("attention_bias")
     norm = rms_norm(fields, wide=True, less_one=True)
     gated = fields.flag("attn_output_gate", True)
@@ -54,7 +54,7 @@ def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: bool = False
 
 
 def _with_share(fields: Fields) -> Fields:
-    """A quarter of each head is rotated unless something else is said."""
+    """By default a quarter of each head is rotated."""
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
     said = section is not None and section.get("partial_rotary_factor") is not None
     return fields if said else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
@@ -87,7 +87,7 @@ def _delta(fields: Fields, by_key: bool) -> GatedDelta:
 
 
 _DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6}
-#: Of GGUF files alone: which heads of values have a key in common.
+#: Only in GGUF files: which value heads share a key.
 _TILED = "linear_value_heads_tiled"
 
 

@@ -1,4 +1,4 @@
-"""Families that rotate heads in another way than Llama: a part of each, pairs side by side, or by a stretched base."""
+"""Families that rotate heads differently from Llama: a part of each, adjacent pairs, or with a stretched base."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GLM_NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attentio
 
 
 def glm4(fields: Fields) -> Stack:
-    """GLM-4 (0414): norms on both sides, half of a head rotated, in pairs that lie side by side."""
+    """GLM-4 (0414): norms before and after blocks, half of a head rotated, in adjacent pairs."""
     norm, rope = rms_norm(fields), read_rope(fields, partial=True, interleaved=True)
     own = attention(fields, rope, biases=biases(fields, **{QKV: "attention_bias"}))
     return Stack((Layer(own, mlp(fields, fused=True), norm, _GLM_NORMS),) * layer_count(fields), norm)
@@ -43,8 +43,8 @@ _GLM_NAMES = {
 
 
 def cohere2(fields: Fields) -> Stack:
-    """Cohere 2: attention and MLP in parallel after one norm, by the standard deviation; three layers of four slide,
-    those that do not have no positions."""
+    """Cohere 2: attention and MLP in parallel after one LayerNorm; three of four layers have a sliding window, the
+    others have no rotary embedding."""
     norm = NormKind(fields.number("layer_norm_eps", 1e-5), centred=True, wide=True)
     rope, inner = read_rope(fields, interleaved=True), mlp(fields)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
@@ -82,7 +82,7 @@ def _stretched(fields: Fields) -> RopeConfig:
 
 
 def hunyuan(fields: Fields) -> Stack:
-    """HunYuan V1: heads are normed once they are rotated."""
+    """HunYuan V1: heads are normalised after they are rotated."""
     norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     own = attention(fields, _stretched(fields), biases=has, norm=HeadNorm(norm, after=True, names=_HEAD_NORMS))
     return Stack((Layer(own, mlp(fields), norm),) * layer_count(fields), norm)
@@ -92,13 +92,13 @@ _HUNYUAN_GGUF = Gguf("hunyuan-dense", {"attn_q_norm": _HEAD_NORMS[0], "attn_k_no
 
 
 def nemotron(fields: Fields) -> Stack:
-    """Nemotron-4, Minitron: norms by the standard deviation, with biases; half of a head is rotated."""
+    """Nemotron-4, Minitron: LayerNorms with biases; half of a head is rotated."""
     norm = NormKind(fields.number("norm_eps", 1e-5), centred=True, bias=True, wide=True, less_one=True)
     return _without_gates(fields, norm, partial=True)
 
 
 def arcee(fields: Fields) -> Stack:
-    """Arcee (AFM): an MLP without gates, which squares what is positive, as Nemotron's does."""
+    """Arcee (AFM): an MLP without gates, with squared ReLU like Nemotron's."""
     return _without_gates(fields, rms_norm(fields), partial=False)
 
 

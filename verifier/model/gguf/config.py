@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of the model, in the words of config.json; and what its tensors are called here.
+"""A GGUF file's metadata as the keys of config.json; and the names of its tensors here.
 
 Imports no torch.
 """
@@ -40,15 +40,15 @@ _IN_LAYERS = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-#: Its names of families' files, and what each family is called in config.json. Llama's is Mistral's too.
+#: GGUF's names of architectures, and their names in config.json. Llama's is also used for Mistral.
 ARCHITECTURES = {
     family.gguf.architecture: name for name, family in reversed(families.FAMILIES.items()) if family.gguf is not None
 }
-#: By what the rotary embedding's periods are multiplied, one for each pair; and LongRoPE's two lists.
+#: The factors of the rotary embedding's periods, one for each pair; and LongRoPE's two lists.
 FREQUENCIES = "rope_freqs.weight"
 FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-#: What predicts further tokens and is a drafter's: how many layers of it config.json and files say there are, what they
-#: are called here, and what there, but for what every layer has.
+#: Layers that predict further tokens (MTP), for a drafter: the keys of their number in config.json and in files, their
+#: names here, and their names there, except for the tensors of every layer.
 PREDICTED, _BEHIND = "mtp_num_hidden_layers", "nextn_predict_layers"
 PREDICTS = "mtp."
 _FURTHER = {
@@ -59,7 +59,7 @@ _FURTHER = {
     "nextn.embed_tokens": "embed_tokens",
     "nextn.shared_head_head": "shared_head",
 }
-#: Ends of the names of convolutions.
+#: Suffixes of the names of convolutions.
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 #: What files have in two dimensions, and is of one.
 _FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
@@ -68,7 +68,7 @@ CONFIGURATION = (FREQUENCIES, *FACTORS.values())
 
 
 def gguf_of(architecture: str) -> Gguf:
-    """What is known of its files."""
+    """The description of an architecture's files."""
     found = families.FAMILIES[ARCHITECTURES[architecture]].gguf
     assert found is not None, "it is one of those that have files"
     return found
@@ -80,13 +80,13 @@ def _in_layers(architecture: str) -> dict[str, str]:
 
 
 def layer_count(file: GgufFile) -> int:
-    """Of the model, without what predicts further tokens behind them."""
+    """The number of the model's layers, without MTP layers after them."""
     count, more = (file.metadata.get(f"{file.architecture}.{key}") or 0 for key in ("block_count", _BEHIND))
     return int(count) - int(more)
 
 
 def ours(name: str, file: GgufFile) -> str:
-    """The name here; one that nothing here has stays what it is."""
+    """The name here; an unknown one is unchanged."""
     layer, known = re.fullmatch(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?", name), _in_layers(file.architecture)
     if layer is None:
         return {**_WHOLE, **known}.get(name, name)
@@ -132,7 +132,7 @@ _DTYPES = {F16: "float16", BF16: "bfloat16"}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """The values of config.json. Raises ConfigError for what is not supported."""
+    """The values of config.json. Raises ConfigError for unsupported models."""
     fields = _own_fields(file)
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = _head_dim(fields, hidden // heads)
@@ -181,7 +181,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def _kinds(fields: Fields) -> list[str] | None:
-    """config.json's ``layer_types``, where a file says of each layer whether it slides."""
+    """config.json's ``layer_types``, if a file states for each layer whether it has a sliding window."""
     slides = fields.get("attention.sliding_window_pattern")
     if not isinstance(slides, list):
         return None
@@ -189,7 +189,7 @@ def _kinds(fields: Fields) -> list[str] | None:
 
 
 def _by_kind(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
-    """The rotary embedding; in some families layers that slide have one of their own."""
+    """The rotary embedding; in some families sliding-window layers have their own."""
     rope: dict[str, Any] = values["rope_parameters"]
     local = values.pop("rope_local_base_freq", None)
     if local is not None:
@@ -215,7 +215,7 @@ def _own_fields(file: GgufFile) -> Fields:
 
 
 def _architecture(file: GgufFile, fields: Fields) -> str:
-    """Llama's files may be Mistral's, and OLMo 2's OLMo 3's: those that have a window; or Mixtral's."""
+    """Files named Llama may be Mistral's, and those named OLMo 2 OLMo 3's, if they have a window; or Mixtral's."""
     windowed, mixture = bool(fields.get("attention.sliding_window")), bool(fields.get("expert_count"))
     of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
     alike = [(name, own) for name, own in of if own and own.architecture == file.architecture]
@@ -250,27 +250,27 @@ def _one(fields: Fields, key: str, absent: int | None) -> int:
 
 
 def _rms_epsilon(fields: Fields) -> float | None:
-    """None in files of families that have norms of another kind."""
+    """None for families with another kind of norm."""
     key = "attention.layer_norm_rms_epsilon"
     return None if fields.get("attention.layer_norm_epsilon") is not None else fields.number(key)
 
 
 def _vocab_size(file: GgufFile, fields: Fields) -> int:
-    """By the embedding itself."""
+    """The vocabulary size, from the embedding's shape."""
     if EMBEDDING not in file.tensors:
         raise fields.error(f"{EMBEDDING} is missing from the file")
     return file.tensors[EMBEDDING].shape[0]
 
 
 def _dtype(file: GgufFile) -> str:
-    """What all matrices are in, if they are in one type of 16 bits."""
+    """The dtype of all matrices, if it is one 16-bit type."""
     matrices = ((ours(name, file), tensor) for name, tensor in file.tensors.items() if ".ffn_gate_inp" not in name)
     found = {tensor.type for name, tensor in matrices if len(shape_of(name, tensor)) > 1}  # routers stay fp32
     return _DTYPES.get(found.pop(), "float32") if len(found) == 1 else "float32"
 
 
 def _rotated(fields: Fields, head_dim: int) -> dict[str, Any]:
-    """Of how much of a head."""
+    """The share of a head that is rotated."""
     rotated = fields.integer("rope.dimension_count", head_dim)
     return {"partial_rotary_factor": rotated / head_dim} if rotated != head_dim else {}
 
@@ -316,12 +316,12 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     return values
 
 
-#: What llama.cpp does beyond YaRN as it was published.
+#: llama.cpp's extensions of YaRN.
 _YARN_BEYOND = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 
 
 def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> Iterator[list[Any]]:
-    """Names of modules (a pattern) and the types that are multiplied as one there; of floats alone there are none."""
+    """Patterns of module names with the types of the matrices fused there; none if all are floats."""
     found: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for number, layer in enumerate(stack.layers):
         for product in layer.products(hidden):
@@ -347,7 +347,7 @@ def _quantised(kinds: tuple[str, ...]) -> bool:
 
 
 def end_tokens(file: GgufFile) -> list[int]:
-    """Where a text ends: what the metadata names, and control tokens that mean it by what they are called."""
+    """The end tokens: those in the metadata, and control tokens with known names of end tokens."""
     tokens, types = tokens_of(file), file.metadata.get("tokenizer.ggml.token_type") or []
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
@@ -360,9 +360,9 @@ def end_tokens(file: GgufFile) -> list[int]:
 
 
 _CONTROL = 3
-#: Where all of these are, the last ends a message, and not the text (gpt-oss).
+#: If all of these exist, the last one ends a message, not the text (gpt-oss).
 _OF_MESSAGES = {"<|return|>", "<|call|>", "<|end|>"}
-#: As llama.cpp has it.
+#: The same list as llama.cpp's.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",
     "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>",

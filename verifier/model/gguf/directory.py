@@ -1,11 +1,11 @@
-"""A GGUF file as a directory such as models have: configuration and tokenizer in JSON, the file itself as a link.
+"""A GGUF file as a model directory: configuration and tokenizer in JSON, the file itself as a link.
 
-It is made once, under ``foresay/gguf`` in the user's cache, by the file's place, size and time, and found there again:
-so every process that knows models by their directories reads one that is a file.
+It is made once, under ``foresay/gguf`` in the user's cache, keyed by the file's path, size and time, and reused: so any
+process that reads model directories can use a GGUF file.
 
-The tokenizer is made of the file's metadata, in the words of tokenizer.json. Of tokenizers that split text before they
-merge, metadata names the way of splitting only (``tokenizer.ggml.pre``): what it means is known here for those of the
-families that are supported. Others are refused, since ids would be others.
+The tokenizer is converted from the file's metadata to tokenizer.json. For tokenizers that split text before they merge,
+metadata only names the way of splitting (``tokenizer.ggml.pre``): the rules are defined here for the supported
+families. Others are refused, since their ids would differ.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _GPT_4O = _GPT_4O.replace(r"\p{M}]*|", r"\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|")
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How text is split before it is merged. pattern: a regular expression; "": that of GPT-2. digits: each by itself
-    first. composed: characters are composed first (NFC). whole: what is a token as a whole is not merged."""
+    """How text is split before merging. pattern: a regular expression; "": that of GPT-2. digits: first split into
+    single digits. composed: characters are composed first (NFC). whole: pieces that are tokens are not merged."""
 
     pattern: str = ""
     digits: bool = False
@@ -80,7 +80,7 @@ SPLITTINGS = {
 
 
 def tokenizer_of(file: GgufFile) -> dict[str, Any]:
-    """The values of tokenizer.json. Raises ConfigError for a tokenizer that is not known."""
+    """The values of tokenizer.json. Raises ConfigError for an unknown tokenizer."""
     model, pre = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
     if not tokens_of(file):
         raise ConfigError(f"{file.path}: has no tokenizer ({_KEY}tokens); {_WAY_OUT}")
@@ -94,7 +94,7 @@ def tokenizer_of(file: GgufFile) -> dict[str, Any]:
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
-    """Begin, end and others by what tokenizer_config.json calls them."""
+    """Begin, end and other tokens, by their keys in tokenizer_config.json."""
     keys = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     found = ((there, _token(file, f"{key}_token_id")) for key, there in keys.items())
     return {f"{there}_token": token for there, token in found if token is not None}
@@ -115,7 +115,7 @@ def _types(file: GgufFile) -> Sequence[int]:
 
 
 def _around(file: GgufFile) -> dict[str, Any]:
-    """What all kinds have."""
+    """The parts that all kinds have."""
     added = [
         {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": kind != _USER}
@@ -132,7 +132,7 @@ def _around(file: GgufFile) -> dict[str, Any]:
 
 
 def _template(file: GgufFile) -> dict[str, Any]:
-    """What is put around a text."""
+    """The tokens added around a text."""
     is_llama = file.metadata.get(f"{_KEY}model") == "llama" or file.metadata.get(f"{_KEY}pre") in _BEGINS
     first = _around_text(file, "bos", is_llama)
     last = _around_text(file, "eos", False)
@@ -146,7 +146,7 @@ def _template(file: GgufFile) -> dict[str, Any]:
     }
 
 
-#: Ways of splitting whose tokenizers put a begin token first where metadata does not say.
+#: Ways of splitting whose tokenizers add a begin token if the metadata does not say.
 _BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 
 
@@ -184,7 +184,7 @@ def _bpe(vocabulary: Mapping[str, int], merges: list[Any], **more: Any) -> dict[
 
 
 def _vocabulary(file: GgufFile) -> dict[str, int]:
-    """Ids by token, but for what only fills the embedding up."""
+    """Ids by token, without padding entries of the embedding."""
     kinds = zip(tokens_of(file), _types(file), strict=True)
     return {
         token: index for index, (token, kind) in enumerate(kinds) if not (kind == _UNUSED and token == f"[PAD{index}]")
@@ -192,7 +192,7 @@ def _vocabulary(file: GgufFile) -> dict[str, int]:
 
 
 def _merged_by_score(file: GgufFile) -> dict[str, Any]:
-    """SentencePiece's BPE: of all pairs that make a token, the one with the best score is merged first."""
+    """SentencePiece's BPE: of all pairs that form a token, the one with the best score is merged first."""
     vocabulary, scores = _vocabulary(file), file.metadata.get(f"{_KEY}scores")
     if not isinstance(scores, list) or len(scores) != len(tokens_of(file)):
         raise ConfigError(f"{file.path}: {_KEY}scores is missing, or not one for each token; {_WAY_OUT}")
@@ -213,7 +213,7 @@ def _merged_by_score(file: GgufFile) -> dict[str, Any]:
 
 
 def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, the best score first."""
+    """All pairs of tokens that form a token, the best score first."""
     parts = {token for token, index in vocabulary.items() if _types(file)[index] in (_NORMAL, _USER, _UNUSED)}
     pairs = [
         (-scores[vocabulary[token]], vocabulary[token], token[:at], token[at:])
@@ -225,13 +225,13 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[floa
 
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
-#: Of what is made of a file; changed where that would be another.
+#: The version of the conversion; changed when its result changes.
 _VERSION = "3"
 
 
 def directory_of(file: Path) -> Path:
     """The directory made of the file. Raises ModelError if it cannot be made."""
-    beside = file.with_name(_TOKENIZER)  # of a link: beside that
+    beside = file.with_name(_TOKENIZER)  # next to the link, if it is one
     parts = parts_of(file.absolute())
     file, marks = parts[0], [mark for part in (*parts, beside) if part.is_file() for mark in _marks(part)]
     made = _folder() / kept.key_of(_VERSION, *marks)[:32]
@@ -243,7 +243,7 @@ def directory_of(file: Path) -> Path:
 def _folder() -> Path:
     try:
         return kept.directory().with_name("gguf")
-    except RuntimeError as error:  # nobody knows where home is
+    except RuntimeError as error:  # the home directory is unknown
         raise ModelNotFound(f"needs a folder for its converted files: {_PLACE}") from error
 
 
@@ -251,13 +251,13 @@ _PLACE = "set XDG_CACHE_HOME to a directory that can be written to"
 
 
 def _marks(file: Path) -> tuple[str, ...]:
-    """What changes where the file does."""
+    """Values that change when the file does."""
     found = file.stat()
     return str(file), str(file.resolve()), str(found.st_size), str(found.st_mtime_ns)
 
 
 def _make(file: Path, beside: Path, made: Path) -> None:
-    """All of it or nothing: a half-made one is never found."""
+    """Make the directory atomically: a partial one is never found."""
     texts = dict(_texts(GgufFile.read(file), beside))
     try:
         made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ def _make(file: Path, beside: Path, made: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what was made of files that are gone."""
+    """Remove directories of files that no longer exist."""
     for each in folder.iterdir():
         if (each / LINK).is_symlink() and not (each / LINK).exists():
             shutil.rmtree(each, ignore_errors=True)
@@ -303,7 +303,7 @@ def _texts(file: GgufFile, beside: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _stored(file: GgufFile, beside: Path) -> dict[str, Any]:
-    """The tokenizer.json beside a file. Raises ConfigError if it is that of another model."""
+    """The tokenizer.json next to a file. Raises ConfigError if it belongs to another model."""
     values = dict(Fields.read(beside).values)
     try:
         vocabulary = {**values["model"]["vocab"], **{each["content"]: each["id"] for each in values["added_tokens"]}}

@@ -1,14 +1,13 @@
-"""A GGUF file: its metadata, and its tensors by name, type and place. Imports no torch.
+"""A GGUF file: its metadata, and its tensors by name, type and offset. Imports no torch.
 
 ::
 
     "GGUF", version, numbers of tensors and of keys
     key, type, value            for each key
-    name, dims, type, offset    for each tensor; the first dim is that of the numbers that lie side by side
-    (aligned) the tensors
+    name, dims, type, offset    for each tensor; the first dim is the contiguous one (aligned) the tensors
 
-All is little-endian. A string is its length in 64 bits, and its bytes. A file may be cut into several by
-llama.cpp's ``gguf-split``: then each has tensors, and the first one the metadata::
+All is little-endian. A string is its length in 64 bits, and its bytes. llama.cpp's ``gguf-split`` splits a file into
+several: then each has tensors, and the first one the metadata::
 
     name-00001-of-00003.gguf    the first: metadata, and perhaps tensors
     name-00002-of-00003.gguf    more tensors
@@ -28,14 +27,14 @@ from typing import Any
 from foresay.verifier.model.errors import ModelNotFound, WeightsError
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
-#: What the file is called in a directory that was made of it.
+#: The file's name in a directory made from it.
 LINK = "model.gguf"
-#: Files of a model's eyes, which are not read.
+#: Files of a vision encoder, which are not read.
 _PROJECTOR = "mmproj"
 
 
 def first_of(name: str) -> str:
-    """The first part's name; a file that is no part is the only one."""
+    """The first part's name; an unsplit file is its only part."""
     return _PART.sub(r"-00001-of-\1", name)
 
 
@@ -48,8 +47,8 @@ def parts_of(file: Path) -> tuple[Path, ...]:
 
 
 def chosen(names: Iterable[str], wanted: str) -> str | None:
-    """The first part of the file that is wanted: by its name, or by a word in that, such as ``Q4_K_M``; "" for the only
-    one. None if there is no GGUF file at all. Raises ModelNotFound if none is meant, or several are.
+    """The first part of the wanted file: by its name, or by a word in it, such as ``Q4_K_M``; "" for the only one. None
+    if there is no GGUF file at all. Raises ModelNotFound if none matches, or several do.
     """
     files = sorted({first_of(name) for name in names if name.endswith(".gguf") and _PROJECTOR not in name.lower()})
     if not files:
@@ -71,13 +70,13 @@ _NUMBER, _COUNT = "split.no", "split.count"
 #: Formats of struct by the numbers of metadata's types; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-#: Values in an array, tensors and dims that no model has: what says so is damaged.
+#: More values in an array, tensors and dims than any model has: a file with more is damaged.
 _MOST_VALUES, _MOST_TENSORS, _MOST_DIMS = 1 << 26, 1 << 17, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """How numbers of a tensor lie: so many in a block of so many bytes."""
+    """A storage type: the numbers and bytes of a block."""
 
     name: str
     numbers: int
@@ -89,10 +88,10 @@ Q4_0, Q4_1, Q8_0 = Type("Q4_0", 32, 18), Type("Q4_1", 32, 20), Type("Q8_0", 32, 
 Q5_0, Q5_1 = Type("Q5_0", 32, 22), Type("Q5_1", 32, 24)
 MXFP4, NVFP4 = Type("MXFP4", 32, 17), Type("NVFP4", 64, 36)
 Q4_K, Q5_K, Q6_K = Type("Q4_K", 256, 144), Type("Q5_K", 256, 176), Type("Q6_K", 256, 210)
-#: Those that are read, by their numbers in files.
+#: The supported types, by their numbers in files.
 TYPES = {0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16,
          39: MXFP4, 40: NVFP4}  # fmt: skip
-#: What the others are called, so that messages can say it.
+#: The names of the others, for messages.
 _OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
            17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
            25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}  # fmt: skip
@@ -101,7 +100,7 @@ SUPPORTED = ", ".join(one.name for one in TYPES.values())
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """shape: outermost first, as torch has it. start: where in the file it begins. path: of which file."""
+    """shape: outermost first, as in torch. start: its offset in the file. path: the file."""
 
     shape: tuple[int, ...]
     type: Type
@@ -116,7 +115,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What stands before the weights, and where they are. path: of several files the first."""
+    """What precedes the weights, and where they are. path: of several files the first."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -124,8 +123,8 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
-        """All parts of it. Raises WeightsError for what is no such file, is not whole, or has tensors of types that are
-        not read."""
+        """Read all its parts. Raises WeightsError if it is not such a file, is incomplete, or has tensors of
+        unsupported types."""
         parts = [cls._part(part) for part in parts_of(path)]
         tensors = dict(one for part in parts for one in part.tensors.items())
         if len(tensors) < sum(len(part.tensors) for part in parts):
@@ -138,7 +137,7 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """The family, by its own name of it."""
+        """The family, by its GGUF name."""
         return str(self.metadata.get("general.architecture", "unnamed"))
 
     @property
@@ -159,7 +158,7 @@ class GgufFile:
             raise WeightsError(f"{path}: {_CUT}") from error
 
     def floats(self, name: str) -> list[float]:
-        """The numbers of a short tensor of fp32."""
+        """The numbers of a short fp32 tensor."""
         tensor = self.tensors[name]
         if tensor.type != F32 or len(tensor.shape) != 1:
             raise WeightsError(f"{self.path}: {name} must be a row of {F32.name}")
@@ -184,7 +183,7 @@ def _check_beginning(path: Path, start: bytes) -> None:
 
 @dataclass
 class _Cursor:
-    """Reads value after value."""
+    """Reads values one after the other."""
 
     data: mmap.mmap
     at: int
@@ -204,7 +203,7 @@ class _Cursor:
         return self.data[self.at - size : self.at].decode("utf-8", "replace")
 
     def texts(self, count: int) -> list[str]:
-        """Strings one after the other: a vocabulary has 100,000, so without a call for each number."""
+        """Consecutive strings: a vocabulary has 100,000, so this avoids a call for each."""
         data, at, size_at, found = self.data, self.at, struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             start = at + 8

@@ -1,21 +1,21 @@
-"""The tensors of a directory made of a GGUF file, by the names that they have here.
+"""The tensors of a directory made from a GGUF file, by their names here.
 
-Numbers in blocks, as the file has them, are made into matrices of whole numbers: nothing is rounded. A block is a row's
-next 32 or 256 numbers with their scales. In one of 256, groups of 32 or 16 have scales (and minimums) of six or eight
-bits, which are multiples of two halves that the block has.
+The file's blocks become matrices of integers: nothing is rounded. A block is a row's next 32 or 256 numbers with their
+scales. In one of 256, groups of 32 or 16 have scales (and minimums) of six or eight bits, which are multiples of two
+fp16 steps of the block.
 
 ::
 
     Q8_0   scale, 32 numbers
-    Q4_0   scale, 32 numbers less 8: byte i holds i and, in the upper half, 16 + i
-    Q4_1   scale, what is added, 32 numbers from 0
-    Q5_0   scale, a fifth bit of all numbers, the other four; numbers less 16
-    Q5_1   scale, what is added, then the same; numbers from 0
+    Q4_0   scale, 32 numbers, offset by 8: byte i holds i and, in the upper half, 16 + i
+    Q4_1   scale, addend, 32 numbers from 0
+    Q5_0   scale, the fifth bits of all numbers, the other four; numbers offset by 16
+    Q5_1   scale, addend, then the same; numbers from 0
     Q4_K   steps of scales and of minimums, 8 scales and minimums in six bits, numbers from 0
-    Q5_K   the same, a fifth bit of all numbers apart from the other four
+    Q5_K   the same, with the fifth bits of all numbers before the other four
     MXFP4  an exponent, 32 codes of e2m1 in the order of Q4_0's numbers
     NVFP4  four scales of e4m3, 64 codes of e2m1: 16 by 16 in that order
-    Q6_K   numbers less 32: four lower bits, two upper bits; 16 scales; their step
+    Q6_K   numbers offset by 32: four lower bits, two upper bits; 16 scales; their step
 
 Legend: O rows, N blocks of a row.
 """
@@ -53,14 +53,14 @@ from foresay.verifier.model.linear import Matrix
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
-#: Rows that are worked on at a time: what is widened on the way takes little room.
+#: Rows that are converted at a time, so that intermediate results take little memory.
 _ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What blocks hold. numbers: int8[O, K], of four bits packed as a matrix has them, uint8[O, K / 2]. scales:
-    fp16[O, K / 32], or int8[O, G] with steps, or of 8 bits with codes of e2m1. minimums: int8[O, G]. steps,
+    """The contents of blocks. numbers: int8[O, K], or four-bit ones packed as in a matrix, uint8[O, K / 2]. scales:
+    fp16[O, K / 32], or int8[O, G] with steps, or 8-bit ones with e2m1 codes. minimums: int8[O, G]. steps,
     minimum_steps: fp16[O, N]."""
 
     numbers: Tensor
@@ -86,7 +86,7 @@ def _matrix(parts: _Parts, bits: int, inner: int) -> QuantizedMatrix:
 
 
 def _upper_and_lower(blocks: Tensor, start: int) -> Tensor:
-    """fp16[O, N]: the half at this byte of each block."""
+    """fp16[O, N]: the fp16 number at this byte of each block."""
     half: Tensor = blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
     return half
 
@@ -120,27 +120,27 @@ def _nvfp4(blocks: Tensor) -> _Parts:
 
 
 def _with_fifth(blocks: Tensor, start: int) -> Tensor:
-    """uint8[O, N, 32]: numbers of five bits. start: of their fifth bits."""
+    """uint8[O, N, 32]: five-bit numbers. start: of their fifth bits."""
     bits = torch.stack([(blocks[:, :, start : start + 4] >> bit) & 1 for bit in range(8)], dim=3).flatten(2)
     return _nibbles(blocks[:, :, start + 4 :], 16) | bits << 4
 
 
 def _with_addend(blocks: Tensor, numbers: Tensor) -> _Parts:
-    """What is added is a minimum taken away, once."""
+    """The addend is a negated minimum, with a multiple of one."""
     steps = _upper_and_lower(blocks, 0), -_upper_and_lower(blocks, 2)
     ones = torch.ones(steps[0].shape, dtype=torch.int8)
     return _Parts(numbers, ones, ones, *steps)
 
 
 def _nibbles(data: Tensor, width: int) -> Tensor:
-    """uint8[O, N, 2 B] of [O, N, B]: so many lower halves of bytes, then their upper halves, and so on."""
+    """uint8[O, N, 2 B] from [O, N, B]: the lower halves of ``width`` bytes, then their upper halves, and so on."""
     runs = data.unflatten(2, (-1, width))
     return torch.stack((runs & 15, runs >> 4), dim=3).flatten(2)
 
 
 def _in_pairs(data: Tensor, width: int) -> Tensor:
-    """uint8[O, N B]: the same numbers, two neighbours in a byte as :func:`foresay.verifier.ops.quantized.packed` has
-    them, without a byte for each on the way."""
+    """uint8[O, N B]: the same numbers, two neighbours in a byte as in :func:`foresay.verifier.ops.quantized.packed`,
+    without unpacking to a byte each."""
     twos = data.contiguous().view(torch.int16)
     halves = twos & 0x0F0F, (twos >> 4) & 0x0F0F
     pairs = torch.stack([half.unflatten(2, (-1, width // 2)) for half in halves], dim=3)
@@ -149,8 +149,8 @@ def _in_pairs(data: Tensor, width: int) -> Tensor:
 
 
 def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
-    """int8[O, N, 8] twice: scales and minimums of [O, N, 12]. The upper bits of the last four of each stand above the
-    six bits of the first four."""
+    """int8[O, N, 8] twice: scales and minimums of [O, N, 12]. The upper bits of the last four of each are above the six
+    bits of the first four."""
     scales, minimums, rest = data.split(4, dim=2)
     first = torch.cat((scales & 63, (rest & 15) | ((scales >> 2) & 48)), dim=2)
     second = torch.cat((minimums & 63, (rest >> 4) | ((minimums >> 2) & 48)), dim=2)
@@ -189,7 +189,8 @@ _READERS: dict[Type, Callable[[Tensor], _Parts]] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensors:
-    """Reads them one by one, as safetensors' own reader does. part: of the file. data: that, mapped, uint8[..]."""
+    """Reads tensors one by one, with the interface of safetensors' reader. part: of the file. data: its mapping,
+    uint8[..]."""
 
     file: GgufFile
     part: Path
@@ -213,7 +214,7 @@ class GgufTensors:
         return [ours(name, self.file) for name in sorted(own, key=own.__getitem__) if name not in CONFIGURATION]
 
     def get_tensor(self, name: str) -> Matrix:
-        """The tensor of this name, its rows in the order that they have here."""
+        """The tensor with this name, its rows in the order used here."""
         there = theirs(name, self.file)
         tensor = self.file.tensors[there]
         raw = self.data[tensor.start : tensor.start + tensor.nbytes]
@@ -223,7 +224,7 @@ class GgufTensors:
         return found if heads is None else found[_halves(len_of(found), heads)]
 
     def _heads(self, name: str) -> int | None:
-        """How many heads' rows a tensor has that lie in pairs, as Llama's files have them; None for others."""
+        """The number of heads of a tensor with adjacent rotary pairs, as in Llama's files; None for others."""
         architecture = self.file.architecture
         if not gguf_of(architecture).in_pairs or not name.startswith("blk."):
             return None
@@ -242,7 +243,7 @@ def len_of(matrix: Matrix) -> int:
 
 
 def _halves(rows: int, heads: int) -> Tensor:
-    """int64[rows]: which row there is each row here. Numbers that rotate together are neighbours there, and half a
+    """int64[rows]: the row in the file for each row here. Numbers that rotate together are adjacent there, and half a
     head apart here."""
     if rows % (2 * heads):
         raise WeightsError(f"{rows} rows cannot be split into {heads} heads")

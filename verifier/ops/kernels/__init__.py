@@ -1,1 +1,1 @@
-"""Bodies in Triton's language: a GPU's kernels, and in rows, rotate and trees a CPU's too."""
+"""Kernels in Triton's language: for GPUs, and those in rows, rotate and trees also for CPUs."""

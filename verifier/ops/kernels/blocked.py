@@ -1,4 +1,4 @@
-"""Weights laid out for the kernels of a GPU: a tile of any outputs and one block of k lies in one piece.
+"""Weights laid out for GPU kernels: a tile of consecutive outputs and one block of k is contiguous.
 
 ::
 
@@ -9,8 +9,8 @@
     scales    [G][O], and so offsets: zeros or minimums, int8
     steps     fp16[1 or 2][S][O]: of the scales; of the minimums
 
-A block belongs to one group: one that is no whole number of blocks is filled up with what is zero. What the numbers
-mean: :mod:`foresay.verifier.ops.quantized`. Imports no triton.
+A block belongs to one group: a group that is not a whole number of blocks is padded with zeros. The meaning of the
+numbers: :mod:`foresay.verifier.ops.quantized`. Imports no triton.
 
 Legend: R rows, K inner width, K' that of filled groups, O outer width, G groups, S spans, B numbers of a block.
 """
@@ -27,24 +27,24 @@ from torch.nn import functional
 from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
 from foresay.verifier.ops.records import Gate
 
-#: Numbers of a block that are tried; a tile of 16 bits is multiplied by 16 of them at least.
+#: Block sizes that are tried; a 16-bit tile is multiplied by at least 16 numbers.
 LEAST_BLOCK = 16
 _BLOCKS = (128, 64, 32, LEAST_BLOCK)
 #: Outputs of a program.
 TILE = 64
-#: Programs wanted for one tile of rows: two for each processor of the largest GPUs of today.
+#: Programs wanted for one tile of rows: two for each SM of today's largest GPUs.
 _PROGRAMS = 264
-#: Inner positions a segment holds at least: shorter ones spend their time on filling the pipeline.
+#: The least inner width of a segment: shorter ones spend their time filling the pipeline.
 _LEAST = 512
-#: Kinds of values, and what is added to those that have a sign.
+#: Kinds of values, and the offset of signed ones.
 FLOATS, E4M3, UNSIGNED = "floats", "e4m3", "uint4"
 ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedWeight:
-    """A :class:`~foresay.verifier.ops.linear.PackedWeight` of a GPU. offsets: minimums, if there are two rows of
-    steps, else zeros. groups, block: G, B. bias: [O], of any dtype."""
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight` for a GPU. offsets: minimums, if there are two rows of
+    steps, else zero points. groups, block: G, B. bias: [O], of any dtype."""
 
     values: Tensor
     kind: str
@@ -58,7 +58,7 @@ class BlockedWeight:
 
     @classmethod
     def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "") -> BlockedWeight:
-        """Lay it out. Floats stay where they are."""
+        """Lay it out. Floats are unchanged."""
         if isinstance(weight, Tensor):
             return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias)
         kind = E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
@@ -79,12 +79,12 @@ class BlockedWeight:
 
     @property
     def groups(self) -> int:
-        """G; of floats one, which has no scale."""
+        """G; 1 for floats, which have no scale."""
         return 1 if self.scales is None else len(self.scales)
 
     @property
     def spans(self) -> int:
-        """S; 0 if scales are what they are."""
+        """S; 0 if scales are not multiples."""
         return 0 if self.steps is None else self.steps.shape[-2]
 
     @property
@@ -103,7 +103,7 @@ class BlockedWeight:
         return segments_of(self.outer, self.blocks, self.block)
 
     def segments(self) -> list[slice]:
-        """Those of K."""
+        """The segments of K."""
         count, length = self.cut
         filled, group = self.blocks * self.block // self.groups, self.inner // self.groups
         ends = [at // filled * group + min(at % filled, group) for at in range(0, count * length, length)]
@@ -111,11 +111,11 @@ class BlockedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Numbers, scales and what else groups and spans have."""
+        """Bytes of numbers, scales and the other data of groups and spans."""
         return sum(one.nbytes for one in (self.values, self.scales, self.offsets, self.steps) if one is not None)
 
     def plain(self) -> Tensor:
-        """[O, K]: the weight that it stands for."""
+        """[O, K]: the dequantised weight."""
         if self.scales is None:
             return self.values
         scales, offsets, steps = (None if one is None else one.mT for one in (self.scales, self.offsets, self.steps))
@@ -141,8 +141,8 @@ class BlockedWeight:
 
 
 def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:
-    """How many segments a weight of so many outputs is cut into, and the inner width of each, whole blocks; rows have
-    no say in it. blocks: of the inner width. block: numbers of one.
+    """How many segments a weight with this many outputs is cut into, and the inner width of each, in whole blocks; this
+    does not depend on rows. blocks: of the inner width. block: numbers of one.
     """
     wanted = max(1, _PROGRAMS // -(-outer // TILE))
     length = max(-(-blocks // wanted), min(_LEAST // block, blocks))
@@ -150,8 +150,8 @@ def segments_of(outer: int, blocks: int, block: int) -> tuple[int, int]:
 
 
 def block_of(group: int, bits: int) -> int:
-    """B: the largest by which a group grows by a sixteenth at most, else the smallest there is."""
-    sizes = [size for size in _BLOCKS if size * bits >= 128]  # each half of four bits is a tile of its own
+    """B: the largest size with which a group grows by at most a sixteenth, else the smallest there is."""
+    sizes = [size for size in _BLOCKS if size * bits >= 128]  # each half of four bits is a separate tile
     return next((size for size in sizes if 16 * (-group % size) <= group), sizes[-1])
 
 

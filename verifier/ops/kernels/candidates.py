@@ -1,22 +1,23 @@
-"""What is sampled at each row, and the likeliest children of each node: in two launches, without sorting a row.
+"""The sample of each row, and the likeliest children of each node: in two launches, without sorting a row.
 
-    scan     rows x blocks   the largest of a block with noise, in order; the largest without, where a list decides what
+    scan     rows x blocks   the largest of a block with noise, in order; the largest without, if a list decides what
                              filters keep; its largest logit and its mass
-    decide   rows            the lists of the row's blocks merged; where filters are on, what they keep, noise added
+    decide   rows            merges the lists of the row's blocks; with filters, what they keep, with noise added
 
-What top-k keeps, and of children what any filter does, is decided among the likeliest. Where they keep more than the
-list holds, children count as if there were no filter, and a sample is searched for in the whole row: so it is where
-top-p or min-p may take out the winner among all tokens. Filters keep the tokens from some logit upwards: if they take a
-winner out, every survivor is likelier than it, and the next winner is the largest noisy logit among the *likelier*
-tokens. As the loser of a round was sampled from what is left, a round halves the mass of what must go, on average.
+What top-k keeps, and for children what any filter keeps, is decided among the likeliest. If they keep more than fits in
+the list, children are chosen as without filters, and a sample is searched for in the whole row, as it also is if top-p
+or min-p may remove the winner among all tokens. Filters keep the tokens from some logit upwards: if they remove a
+winner, every survivor is likelier than it, and the next winner is the largest noisy logit among the *likelier* tokens.
+As the loser of a round was sampled from what is left, a round halves the mass to be removed, on average.
 
-An entry of a list is one integer, in the order of value and then of column: the value's bits, and below them what is
-left of the largest column number. So entries are distinct, and the largest is the first of the largest values.
+An entry of a list is one integer, ordered by value and then by column: the value's bits, and below them the largest
+column number minus the column. So entries are distinct, and the largest is the first of the largest values.
 
-No atomics, and every sum in an order fixed by the vocabulary's size: a row's sample does not depend on other rows.
+There are no atomics, and the order of every sum is fixed by the vocabulary's size: a row's sample does not depend on
+other rows.
 
-Gumbel noise is made where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to an
-ulp. See there for the numbers and why they are these.
+Gumbel noise is computed where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to
+an ulp. See there for the numbers and the reasons.
 """
 
 from __future__ import annotations
@@ -77,18 +78,18 @@ def gumbel_at(key, columns, token_ids, width):
 #: Below this temperature the sample is greedy.
 _COLDEST, _BROKEN = tl.constexpr(records.COLDEST), tl.constexpr(BROKEN)
 NO_TOKEN, INFINITY = tl.constexpr(0x7FFFFFFF), tl.constexpr(float("inf"))
-#: Less than any entry: what is in a list behind its end.
+#: Less than any entry: fills a list after its end.
 _NOTHING = tl.constexpr(-(1 << 63))
 # Planes of ``size`` floats, one per row and block: largest logit and noisy logit, and the masses relative to them.
 _TOPS, _MASSES, _NOISY_TOPS, _NOISY_MASSES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-#: Blocks of one row that are merged at once, entries that a list holds, and tokens that the search takes at once.
+#: Blocks of one row that are merged at once, entries of a list, and tokens that the search processes at once.
 MERGE, MOST, TILE = 256, records.MOST_CHILDREN, 4096
-#: Of a launch for children, and for samples.
+#: Warps of a launch for children, and for samples.
 SCAN_WARPS, DECIDE_WARPS = (4, 4), (4, 8)
 
 
 def block_of(width: int) -> int:
-    """Tokens of a block: by the vocabulary alone, so that sums are formed alike however many rows there are."""
+    """Tokens of a block: depends only on the vocabulary, so that sums are the same for any number of rows."""
     return 1024 if width <= 1024 * MERGE else triton.cdiv(triton.next_power_of_2(width), MERGE)
 
 
@@ -114,15 +115,15 @@ def entry_of(values, columns):
 
 @triton.jit
 def parts_of(entries):
-    """The value and the column of an entry; of what is none, minus infinity."""
+    """The value and the column of an entry; minus infinity for no entry."""
     values = tl.where(entries == _NOTHING, -INFINITY, unordered(entries >> 32))
     return values, (entries & NO_TOKEN).to(tl.int32) ^ NO_TOKEN
 
 
 @triton.jit
 def asked_of(temperature, top_ks, top_ps, min_ps, row, EXACT: tl.constexpr, MOST: tl.constexpr):
-    """How a row is sampled: hot, heat, k, p, min_p; by_k, whether a list holds what top-k keeps; listed, whether the
-    likeliest are listed without noise, and the limit of what is kept of them."""
+    """How a row is sampled: hot, heat, k, p, min_p; by_k, whether a list can hold what top-k keeps; listed, whether the
+    likeliest are listed without noise, and the limit of how many are kept."""
     heat, k, p, min_p = tl.load(temperature + row), tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
     hot, by_k = heat >= _COLDEST, (k > 0) & (k <= MOST)
     listed = hot & by_k
@@ -154,7 +155,7 @@ def top_and_mass(values, floats, top_plane, mass_plane):
 def scan(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positions, floats, noisy_lists, lists, size,
          width, blocks, count, EXACT: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
          CHAINED: tl.constexpr):  # fmt: skip
-    """One block of one row. What is no number, or infinite, is ruled out; or it is the largest, and breaks a sample."""
+    """One block of one row. NaN and infinity are excluded; or they count as the largest, and break a sample."""
     wait_turn(CHAINED)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, at = block * BLOCK + tl.arange(0, BLOCK), row * blocks + block
@@ -176,8 +177,8 @@ def scan(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, position
 
 @triton.jit
 def merge_lists(lists, blocks, rounds, length, MOST: tl.constexpr, MERGE: tl.constexpr):
-    """int64[MOST]: the largest ``rounds`` entries of the lists of a row's blocks, in order, nothing behind them; and
-    the last of these, which is not among them if it is one more."""
+    """int64[MOST]: the largest ``rounds`` entries of the lists of a row's blocks, in order, nothing after them; and the
+    last of these, which is not among them if it is one more."""
     block, lane = tl.arange(0, MERGE), tl.arange(0, MOST)
     heads = tl.load(lists + block * length, block < blocks, _NOTHING)
     taken, merged = tl.zeros((MERGE,), tl.int32), tl.full((MOST,), _NOTHING, tl.int64)
@@ -205,7 +206,8 @@ def mass_of(floats, size, row, blocks, top_plane, mass_plane, MERGE: tl.constexp
 
 @triton.jit
 def kept_of(entries, after, mass, top, by_k, limit, p, min_p, MOST: tl.constexpr):
-    """Which entries the filters keep, ties too, and whether they keep no other tokens. after: the entry behind them."""
+    """Which entries the filters keep, including ties, and whether they keep no other tokens. after: the entry after
+    them."""
     scaled, _ = parts_of(entries)
     last, _ = parts_of(after)
     inside = tl.arange(0, MOST) < limit
@@ -223,7 +225,7 @@ def kept_of(entries, after, mass, top, by_k, limit, p, min_p, MOST: tl.constexpr
 
 @triton.jit
 def likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE: tl.constexpr):
-    """How many tokens of a row are likelier than the pivot, what they weigh, and which of them wins."""
+    """How many tokens of a row are likelier than the pivot, their mass, and which of them wins."""
     count, mass, tile = 0, 0.0, 0
     best = tl.full((), _NOTHING, tl.int64)
     while tile < width:
@@ -244,7 +246,8 @@ def likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE: tl.con
 
 @triton.jit
 def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, width, TILE: tl.constexpr):
-    """The first winner that stands: fewer than k tokens are likelier, and weigh less than enough; it weighs ``min_p``.
+    """The first winner that survives: fewer than k tokens are likelier, with less mass than p, and it has at least
+    ``min_p``.
 
     winner: among all tokens, of this scaled logit; or there is none yet, and ``pivot`` is lower. mass: of the row.
     """
@@ -267,7 +270,7 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
     while searching == 1:
         count, above, following = likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE)
         stands = (pivot > floor) & (tl.exp(pivot - top) >= min_p) & (above < enough) & ((count < k) | (by_k == 0))
-        if stands | (count == 0):  # no filter takes out the likeliest
+        if stands | (count == 0):  # no filter removes the likeliest
             searching = 0
         else:
             winner = following
@@ -279,7 +282,7 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
 def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positions, floats, noisy_lists, lists, size,
            width, blocks, count, tokens, chances, EXACT: tl.constexpr, MOST: tl.constexpr, MERGE: tl.constexpr,
            TILE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """One row: its sample, or its children among what the filters keep, or among all."""
+    """One row: its sample, or its children among the tokens that the filters keep, or among all."""
     wait_turn(CHAINED)
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
     hot, heat, k, p, min_p, by_k, listed, limit = asked_of(temperature, top_ks, top_ps, min_ps, row, EXACT, MOST)

@@ -1,4 +1,4 @@
-"""Key blocks: what the attention kernels have in common, and why a row has the same bits in each of them.
+"""Key blocks: the common part of the attention kernels, and why a row has the same bits in each of them.
 
     position  0 .. 63   64 .. 127   ...        512 ..                         length
     block     |   0   |     1     | ... |   7  |   8   | ...  | committed rest + a row's own path |
@@ -6,13 +6,13 @@
 
 A *block* is the keys of positions ``64j .. 64j+63``; its partial (largest score, sum of weights, weighted values) is
 a function of one row's query and of those keys in order of position. A *split* folds the partials of 8 blocks in
-order, and the result folds the splits in order. Which program forms which part of that sum is free; the sum is not.
+order, and the result folds the splits in order. Any program may compute any part of that sum; the sum itself is fixed.
 docs/kernels.md has the whole argument.
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, M stacked rows, B keys of a block, C value columns.
 
-Heads of keys and values in 8 bits and their scales are made of fp32 and back as :mod:`foresay.kvpaging.store` has them.
-The bits of fp8 (e4m3) are made of integers: so it is on every GPU, and in the interpreter. Kernels see them as uint8.
+8-bit heads of keys and values and their scales are converted from fp32 and back as in :mod:`foresay.kvpaging.store`.
+fp8 (e4m3) is converted with integer operations: the same on every GPU, and in the interpreter. Kernels see it as uint8.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def widened(numbers):
     if numbers.dtype == tl.int8:
         return numbers.to(tl.float32)
     word = numbers.to(tl.int32)
-    # Exponents begin 120 lower: a product moves them, and makes denormals normal.
+    # Exponents are 120 lower: a product shifts them, and makes denormals normal.
     return (((word & 0x80) << 24) | ((word & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
 
 
 @triton.jit
 def scale_of(low, high, LARGEST: tl.constexpr):
-    """fp32[M]: the scales of heads, fp32[M, C] twice. As integers sizes are in order too, NaN being the largest."""
+    """fp32[M]: the scales of heads, fp32[M, C] twice. Absolute values have the same order as integers, NaN being the
+    largest."""
     sizes = tl.maximum(low.to(tl.int32, bitcast=True) & 0x7FFFFFFF, high.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     return tl.div_rn(tl.max(sizes, axis=1).to(tl.float32, bitcast=True), LARGEST)
 
@@ -47,7 +48,7 @@ def narrowed(values, scale, kind: tl.constexpr, LARGEST: tl.constexpr):
     value = tl.div_rn(values, tl.where(scale > 0.0, scale, 1.0)[:, None])
     value = tl.where(value > -LARGEST, value, -LARGEST)
     value = tl.where(value < LARGEST, value, LARGEST)
-    if kind == tl.int8:  # where fp32 has no more digits than units, a sum is rounded, and that is in its last bits
+    if kind == tl.int8:  # where fp32 has no fraction bits left, a sum is rounded to an integer, in its last bits
         word = (value + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
     else:
         bits = value.to(tl.int32, bitcast=True)
@@ -61,18 +62,18 @@ def narrowed(values, scale, kind: tl.constexpr, LARGEST: tl.constexpr):
 
 #: Keys of a block.
 BLOCK = 64
-#: Blocks of a split: a part of the order of sums. With fewer a program is done sooner, but each row of a tree leaves
-#: more partials behind: with 4, 64 rows write and read twice the bytes of the keys and values of a text of 32k.
+#: Blocks of a split: part of the order of sums. With fewer a program finishes sooner, but each row of a tree has more
+#: partials: with 4, 64 rows write and read twice the bytes of the keys and values of a text of 32k.
 SPLIT = 8
-#: Of the loop over blocks. With 2 a program waits for a block when it has the one before; with 3 the next is on its way
-#: meanwhile, but two programs no longer fit into a processor of an H100.
+#: Pipeline stages of the loop over blocks. With 2 a program waits for a block after the one before; with 3 the next is
+#: being loaded meanwhile, but two programs no longer fit in an SM of an H100.
 STAGES = 2
 #: Stacked rows (row x query head of one kv head) of a tile, in every kernel: one shape, so one kind of MMA.
 TILE = 64
-#: Columns of values a program mixes; wider heads are cut into such parts.
+#: Value columns of a program; wider heads are split into such parts.
 VALUE_COLUMNS = 128
-#: How every kernel here is launched. Fused multiply-adds are written where they are meant: a compiler that fuses others
-#: may do so in one kernel and not in the next.
+#: The launch options of every kernel here. Fused multiply-adds are written explicitly: a compiler that fuses others may
+#: do so in one kernel and not in the next.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -91,8 +92,7 @@ def block_partial(query, keys, values, visible, scale, ragged, CAP: tl.constexpr
     """Largest score, sum of weights and weighted values of one block: fp32[M], fp32[M], fp32[M, C].
 
     query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`.
-    ragged: whether a row may not see what another sees: only then may a value that is hidden from it be other than
-    finite.
+    ragged: whether rows attend to different keys: only then may a value hidden from a row be non-finite.
     All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.
     """
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
@@ -105,7 +105,7 @@ def block_partial(query, keys, values, visible, scale, ragged, CAP: tl.constexpr
     ones = tl.full([keys.shape[0], 16], 1.0, values.dtype)
     sums = tl.max(tl.dot(weights, ones, input_precision="ieee"), axis=1)
     seen = tl.zeros([query.shape[0]], tl.int32)
-    if ragged:  # zero times NaN is NaN: such values count as zeros, and make NaN of what the rows that see them sum up
+    if ragged:  # zero times NaN is NaN: such values count as zeros, and set the sums of rows that attend to them to NaN
         broken = tl.max((tl.abs(values.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=1)
         values = tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)
         seen = tl.max((visible & (broken == 1)[None, :]).to(tl.int32), axis=1)
@@ -115,7 +115,7 @@ def block_partial(query, keys, values, visible, scale, ragged, CAP: tl.constexpr
 
 @triton.jit
 def fold(largest, sums, mixed, next_largest, next_sums, next_mixed):
-    """What a running partial is once the next one is added; an empty one (largest -inf, zeros) changes no bit."""
+    """A running partial plus the next one; an empty one (largest -inf, zeros) changes no bit."""
     top = tl.maximum(largest, next_largest)
     from_zero = tl.where(top == float("-inf"), 0.0, top)
     old = tl.exp2(largest - from_zero)
@@ -161,7 +161,7 @@ def rows_at(base, scales, slots, head, inside, first_column, G: tl.constexpr, D:
 
 @triton.jit
 def tile_sequence(offsets, tile, GROUP: tl.constexpr, TILE: tl.constexpr, SEQUENCES: tl.constexpr, count):
-    """Which sequence the tile with this number belongs to, and its number there. Past the last: sequence >= count."""
+    """The sequence of the tile with this number, and its number there. Past the last: sequence >= count."""
     ids = tl.arange(0, SEQUENCES)
     begin = tl.load(offsets + ids, mask=ids < count, other=0)
     end = tl.load(offsets + ids + 1, mask=ids < count, other=0)
@@ -173,7 +173,7 @@ def tile_sequence(offsets, tile, GROUP: tl.constexpr, TILE: tl.constexpr, SEQUEN
 
 @triton.jit
 def row_sequence(offsets, row, SEQUENCES: tl.constexpr, count):
-    """Which sequence a row belongs to; past the last row: ``count``."""
+    """The sequence of a row; past the last row: ``count``."""
     ids = tl.arange(0, SEQUENCES)
     end = tl.load(offsets + ids + 1, mask=ids < count, other=0)
     return tl.sum(((end <= row) & (ids < count)).to(tl.int32), axis=0)
@@ -181,13 +181,13 @@ def row_sequence(offsets, row, SEQUENCES: tl.constexpr, count):
 
 @triton.jit
 def held(sequence, count, SEQUENCES: tl.constexpr):
-    """A sequence that there is, in place of one behind the last: what is said of it can be asked for at once."""
+    """A valid sequence, instead of one past the last: its data can be loaded unconditionally."""
     return 0 if SEQUENCES == 1 else tl.minimum(sequence, count - 1)
 
 
 @triton.jit
 def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
-    """[M, WIDE]: queries of stacked rows, zeros where a row is not live and behind D."""
+    """[M, WIDE]: queries of stacked rows, zeros where a row is not live and after D."""
     columns = tl.arange(0, WIDE)
     where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
     return tl.load(query + where, mask=live[:, None] & (columns < D)[None, :], other=0.0)
@@ -195,8 +195,8 @@ def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WID
 
 @triton.jit
 def finished(largest, sums, mixed, sinks, heads):
-    """Weighted values over the sum of weights; zeros for a row that sees nothing. sinks: fp32[H], or None. A head's is
-    folded in here, once and last: a partial of one weight and no value."""
+    """Weighted values over the sum of weights; zeros for a row that attends to nothing. sinks: fp32[H], or None. A
+    head's sink is folded in here, once and last: a partial with one weight and no value."""
     if sinks is not None:
         logits = tl.load(sinks + heads) * _LOG2_E
         largest, sums, mixed = fold(largest, sums, mixed, logits, tl.full(sums.shape, 1.0, tl.float32),
@@ -205,12 +205,12 @@ def finished(largest, sums, mixed, sinks, heads):
 
 
 def scaling(scale: float, softcap: float | None) -> tuple[float, float]:
-    """What products are multiplied by, and what scores are capped at, 0: nothing; scores are for powers of two."""
+    """The factor of products, and the cap of scores, 0: none; scores are exponents of two."""
     return (scale * LOG2_E, 0.0) if softcap is None else (2.0 * LOG2_E * scale / softcap, softcap * LOG2_E)
 
 
 def shape_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, window: int | None) -> dict[str, int]:
-    """The constants that all kernels here share."""
+    """The common constants of all kernels here."""
     heads, width = query.shape[1:]
     return {
         "H": heads,
@@ -232,6 +232,6 @@ def tile_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> dict
 
 
 def tiles_of(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> int:
-    """The most tiles that so many rows of so many sequences fill."""
+    """The most tiles that these rows and sequences can fill."""
     stacked = len(query) * (query.shape[1] // keys.shape[1])
     return -(-stacked // TILE) + len(rows.lengths) - 1

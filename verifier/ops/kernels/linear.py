@@ -2,20 +2,20 @@
 
     weight [O, K]   outputs of a tile x (segment 0 | segment 1 | ...)   one program each, for a tile's rows of x
 
-A segment is a fixed range of the inner width, chosen by the weight's shape alone. Its sum is one chain of MMAs in order
-of k (:mod:`foresay.verifier.ops.kernels.tile`); segments are added in order by what reads the product, or by one
-program for each tile where that makes enough of them, so nothing is added by whoever comes first. Programs for other
-rows of the same outputs run side by side: a weight is read from memory once.
+A segment is a fixed range of the inner width, chosen only by the weight's shape. Its sum is one chain of MMAs in order
+of k (:mod:`foresay.verifier.ops.kernels.tile`); segments are added in order by the reader of the product, or by one
+program for each tile if there are enough of these, so the order never depends on which one finishes first. Programs for
+other rows of the same outputs run concurrently: a weight is read from memory once.
 
 The beginning of a weight is prefetched into the L2 before its product starts, by the product's own programs, which are
 launched early and wait. More of it, or the next product's too, makes a step slower on an H200 (bench/LOG.md).
 
-A gate and what it is for are outputs I apart. A tile of a gated weight takes eight of the former and eight of the
-latter in turns: so they come to lie in one thread, and it is a product like any other.
+A gate and its up output are I outputs apart. A tile of a gated weight alternates eight of the former and eight of the
+latter: so they end up in one thread, and it is a product like any other.
 
-At the end of a product its segments are added in order, then the bias, and the sum is rounded: by whoever reads it
-next, where a kernel of ours does: the norm behind an output, the rotation of queries and keys. Others get it from a
-launch of its own.
+At the end of a product its segments are added in order, then the bias, and the sum is rounded: by the next reader, if
+it is one of our kernels: the norm after an output, the rotation of queries and keys. For others this is a separate
+launch.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def product_at(product, bias, row, columns, inside, R, kind: tl.constexpr, OUTER
     return finished(total, bias, columns, inside, kind, BIAS)
 
 
-#: What is done to a product, as a number for kernels: above zero to its halves.
+#: The activation of a product, as a number for kernels: above zero it applies to its halves.
 GATES: dict[Gate, int] = {"": 0, "silu": 1, "gelu": 2, "relu2": -1}
 
 
 @triton.jit
 def opened(gate, GATED: tl.constexpr):
-    """What a gate goes through, rounded to the dtype it came in. GELU is ``x * sigmoid(2 y)`` where tanh's form has
+    """The activation of a gate, rounded to its dtype. GELU is ``x * sigmoid(2 y)``, which equals the tanh form
     ``x * (1 + tanh(y)) / 2``."""
     wide = gate.to(tl.float32)
     steep = wide
@@ -126,7 +126,7 @@ def finish(product: SplitKSums, dtype: torch.dtype, gate: Gate = "") -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program multiplies: rows and outputs, by how many warps; stages: blocks of floats on their way at once."""
+    """A program's rows, outputs and warps; stages: blocks of floats loaded ahead."""
 
     rows: int
     outputs: int = TILE
@@ -134,26 +134,26 @@ class Tile:
     stages: int = 4
 
     def grid(self, rows: int, outer: int) -> tuple[int, int]:
-        """How many of them rows and outputs fill."""
+        """The grid for these rows and outputs."""
         return triton.cdiv(rows, self.rows), triton.cdiv(outer, self.outputs)
 
 
-#: Of up to 64 rows; a GPU of compute capability 8.9 has 99 KB.
+#: Tiles for up to 64 rows; a GPU of compute capability 8.9 has 99 KB of shared memory.
 SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
-#: From compute capability 9.0 on, of more rows where blocks are long.
+#: The tile for more rows, from compute capability 9.0 on, if blocks are long.
 LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
 #: Blocks that each program prefetches of its own weight; 0: none.
 AHEAD = 2
-#: Programs that keep all processors busy: with so many one program adds up all segments of its outputs. Rows behind
-#: which that stays as it is: what a full chunk of a prompt launches more rows do, too.
+#: Programs that keep all SMs busy: with this many, one program adds up all segments of its outputs. And the rows from
+#: which on that no longer changes: more rows launch the same as a full prompt chunk.
 ENOUGH, _FULL = 128, 512
-#: Blocks of few bits, by their length: they are small.
+#: Stages of quantised blocks, by their length: they are small.
 _STAGES = {128: 4, 64: 6, 32: 8, 16: 8}
 
 
 @triton.jit
 def _halved(pairs):
-    """Two of [TILE / 2, ROWS] of one: eight outputs each in turns."""
+    """Split one into two of [TILE / 2, ROWS]: alternating groups of eight outputs."""
     tile: tl.constexpr = pairs.shape[0]
     rows: tl.constexpr = pairs.shape[1]
     first, second = tl.split(tl.permute(tl.reshape(pairs, [tile // 16, 2, 8, rows]), [0, 2, 3, 1]))
@@ -218,8 +218,8 @@ def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | SplitKSums:
-    """``x @ weight.T + bias``, rounded to ``dtype``, and what is done to it: [R, O], or [R, O / 2] of halves. If
-    the weight is cut the sums of its segments. x: [R, K].
+    """``x @ weight.T + bias``, rounded to ``dtype``, with its activation: [R, O], or [R, O / 2] of halves. If the
+    weight is cut, the sums of its segments. x: [R, K].
     """
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
     assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
@@ -234,7 +234,7 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | Sp
 
 
 def tile_of(rows: int, large: bool) -> Tile:
-    """That of a program, where there are so many rows in all. large: whether there is a large one."""
+    """A program's tile, for this many rows in all. large: whether there is a large one."""
     return next((tile for tile in SMALL if tile.rows >= rows), LARGE if large else SMALL[-1])
 
 
@@ -265,12 +265,12 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
 
 
 def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
-    """A kernel wants a pointer even where it reads nothing."""
+    """A kernel needs a pointer even if it reads nothing."""
     return instead if tensor is None else tensor
 
 
 def _about(weight: BlockedWeight) -> dict[str, Any]:
-    """What a tile's product is compiled for."""
+    """The compile-time constants of a tile's product."""
     return {
         "OUTER": weight.outer,
         "K": weight.inner,

@@ -1,17 +1,17 @@
-"""What :mod:`foresay.verifier.ops.recurrence` says, for a GPU.
+"""The ops of :mod:`foresay.verifier.ops.recurrence`, for a GPU.
 
 ::
 
     convolve_rows   a row and one of its heads: the convolution, keys and queries of length 1, shares, decays, records
-    remember_rows   a path and 16 values of one head, row by row: the state goes on in registers, and is asked
+    remember_rows   a path and 16 values of one head, row by row: updates the state in registers, and reads it
     finish_rows     a row and one of its heads: the norm, and the gate
-    replay_states   16 values of one head: as remember_rows, of records, without being asked
-    replay_tails    the rows that the convolution still sees
-    short_rows      a row and some of its channels: a convolution by itself
+    replay_states   16 values of one head: like remember_rows, from records, without reading
+    replay_tails    the rows that the convolution still needs
+    short_rows      a row and some of its channels: only a convolution
 
-A text is one path. Of a tree each leaf has a program, which begins at the committed state and goes down to it: rows
-that several paths share are computed by each, in the same words, and written by the one whose leaf comes last. No state
-of a node lies in memory. All go on by one loop, whose sums are over a whole state, in an order that its shape decides.
+A text is one path. Each leaf of a tree has a program, which goes from the committed state down to the leaf: rows that
+several paths share are computed by each, with the same operations, and written by the one whose leaf comes last. Node
+states are not stored. All use one loop, whose sums are over a whole state, in an order fixed by its shape.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequ
 
 
 def _of_rows(rows: StateRows) -> tuple[tuple[Tensor, ...], dict[str, int | bool]]:
-    """As kernels take them; what is not there is something that is not read."""
+    """The rows as kernel arguments; missing ones are replaced by tensors that are not read."""
     paged: AttentionMetadata = rows.paged
     words = paged.offsets if paged.words is None else paged.words
     text = paged.offsets if paged.is_prefill is None else paged.is_prefill
@@ -132,7 +132,7 @@ def _of_rows(rows: StateRows) -> tuple[tuple[Tensor, ...], dict[str, int | bool]
 
 @triton.jit
 def _sequence_of(row, offsets, sequences, SEQUENCES: tl.constexpr):
-    """The sequence of a row; that behind the last for padding."""
+    """The sequence of a row; the one after the last for padding."""
     at = tl.arange(0, SEQUENCES)
     ends = tl.load(offsets + 1 + at, at < sequences, 2147483647)
     return tl.sum((ends <= row).to(tl.int32), axis=0)
@@ -157,7 +157,7 @@ def _above(word, node):
 
 @triton.jit
 def _before(word, own, text, BACK: tl.constexpr):
-    """The row so many rows back on a row's path, counted as ``own`` is; below 0 how far it is behind the first."""
+    """The row ``BACK`` rows back on a row's path, numbered like ``own``; negative if it is before the first."""
     node, missing = own, 0
     if BACK > 0:
         for _ in tl.static_range(BACK):
@@ -169,7 +169,8 @@ def _before(word, own, text, BACK: tl.constexpr):
 @triton.jit
 def _row_at(raw, second, tails, page, fresh, begin, before, columns, inside, CHANNELS: tl.constexpr,
             STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr):  # fmt: skip
-    """fp32[BLOCK]: a row of the pass, or, below 0, one of the tail. LET_IN: it is times what lies at ``second``."""
+    """fp32[BLOCK]: a row of the pass, or, if negative, one of the tail. LET_IN: it is multiplied by the values at
+    ``second``."""
     place = (begin + tl.maximum(before, 0)).to(tl.int64) * STRIDE + columns
     value = tl.load(raw + place, inside & (before >= 0), 0.0)
     if LET_IN:
@@ -195,7 +196,7 @@ def _convolved(raw, second, weights, tails, page, fresh, begin, own, word, text,
 @triton.jit
 def _keep(own_row, raw, second, tails, page, fresh, begin, own, text, stops, pages, columns, inside,
           CHANNELS: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr):  # fmt: skip
-    """Put a row where tails of stops are, and with the first what is left of the tail before."""
+    """Copy a row to the tails of stops, and with the first row what remains of the tail before."""
     for stop in tl.static_range(2):
         rows, goal = tl.load(stops + stop), tl.load(pages + 1 + stop).to(tl.int64)
         first, base = own - rows + TAPS - 1, tails + goal * ((TAPS - 1) * CHANNELS)
@@ -218,7 +219,7 @@ def _sigmoid(x):
 
 @triton.jit
 def _softplus(x):
-    """``log(1 + e^x)``, whose small numbers keep all their digits."""
+    """``log(1 + e^x)``, accurate for small results."""
     small = tl.exp(-tl.abs(x))
     more = 1.0 + small
     near = tl.where(more == 1.0, small, tl.log(more) * (small / tl.where(more == 1.0, 1.0, more - 1.0)))
@@ -272,7 +273,7 @@ def convolve_rows(mixed, rates, weights, decay, shift, tails, records, kept, off
 
 @triton.jit
 def _stepped(state, keys, learned, decay):
-    """The state after a row: [D, 16], of keys [D, 1] and what 16 values taught, [1, 16]."""
+    """The state after a row: [D, 16], from keys [D, 1] and the updates of 16 values, [1, 16]."""
     keys, learned = tl.broadcast(keys, state)[0], tl.broadcast(learned, state)[0]
     return tl.fma(keys, learned, state * decay)
 
@@ -380,7 +381,7 @@ _PLACES = ["count", "source", "goal", "fresh", "first", "pages", "nodes"]
 def replay_states(states, records, path, count, source, goal, fresh, first, pages, nodes, HEADS: tl.constexpr,
                   KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                   CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (layers, HEADS, tiles). nodes: how many records a layer has room for."""
+    """Grid (layers, HEADS, tiles). nodes: the capacity of a layer's records."""
     wait_turn(CHAINED)
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
     size: tl.constexpr = HEADS * WIDTH * DIM

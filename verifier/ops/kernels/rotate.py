@@ -1,7 +1,7 @@
 """From the rows of the qkv product to rotated queries and stored keys and values, in one launch.
 
-A program takes one row and a few of its heads, queries, keys and values alike; a head is held as its two halves, which
-is what the rotation mixes.
+A program processes one row and a few of its heads, of queries, keys and values; a head is held as its two halves, which
+the rotation combines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foresay.verifier.ops.kernels.rows import inverse_rms, kept, weighted
 @triton.jit
 def _of_row(product, bias, row, heads, R, eps, kind: tl.constexpr, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
             DIM: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """fp32[HEADS, 1]: what each head is multiplied by where all queries of a row are normed as one, and all keys."""
+    """fp32[HEADS, 1]: the factor of each head if all queries of a row are normalised together, and all keys."""
     own, columns = tl.arange(0, heads.shape[0])[:, None], tl.arange(0, BLOCK)[None, :]
     of_queries = tl.zeros([heads.shape[0]], tl.float32)
     of_keys = tl.zeros([heads.shape[0]], tl.float32)
@@ -45,7 +45,7 @@ def _squares(low, high):
 @triton.jit
 def _weight(of_queries, of_keys, heads, columns, inside, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
             DIM: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """The norms' weights of heads at these columns, of which some are inside."""
+    """The norms' weights of heads at these columns, as far as they are inside."""
     if WHOLE:
         has_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
         of_query = tl.load(of_queries + heads * DIM + columns, inside & (heads < QUERIES), 0.0)
@@ -87,9 +87,9 @@ def rotate_and_store_rows(
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """The heads of one row, HEADS of them a program; HALF of a head in BLOCK columns. NORM: whether heads are normed,
-    all as one if WHOLE, once they are rotated if AFTER. LARGEST: number of the type that keys and values are quantised
-    to; 0: of none."""
+    """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
+    normalised, all together if WHOLE, after rotation if AFTER. LARGEST: the largest number of the type that keys and
+    values are quantised to; 0: not quantised."""
     wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -98,7 +98,7 @@ def rotate_and_store_rows(
     kind: tl.constexpr = queries.dtype.element_ty
     width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
     at = heads * DIM + columns
-    if WHOLE:  # before this program's heads are held
+    if WHOLE:  # before this program loads its heads
         scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
     low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
     high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)

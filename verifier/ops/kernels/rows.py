@@ -1,5 +1,5 @@
-"""What is done to each row for itself: norms, alone or after a residual addition; the rows that a pass begins with;
-the gate of what attention puts out. Every body is a GPU's and a processor's (:mod:`foresay.verifier.ops.launch`)."""
+"""Row-wise kernels: norms, alone or after a residual add; the input rows of a pass; the gate of attention's output.
+Every kernel is for GPU and CPU (:mod:`foresay.verifier.ops.launch`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 @triton.jit
 def kept(x):
-    """``x``, which is read several times: a processor keeps it in memory."""
+    """``x``, which is read several times: a CPU kernel saves it in memory."""
     return x
 
 
@@ -27,8 +27,8 @@ def inverse_rms(squares, WIDTH: tl.constexpr, eps):
 
 @triton.jit
 def weights_of(weight, shift, columns, inside, SHIFTED: tl.constexpr):
-    """What a norm multiplies by, and what it adds if SHIFTED. They never change, and nobody else keeps them in the L2:
-    they are asked for before anything else, their turn included."""
+    """A norm's weight, and its bias if SHIFTED. They are constant, and not in the L2: so they are loaded first, before
+    waiting for the previous kernel."""
     factor = tl.load(weight + columns, inside, 0.0)
     return factor, tl.load(shift + columns, inside, 0.0) if SHIFTED else factor
 
@@ -41,7 +41,7 @@ def normed(row, factor, shift, inside, eps, WIDTH: tl.constexpr, SHIFTED: tl.con
         wide = tl.where(inside, wide - tl.div_rn(tl.sum(wide, axis=0), WIDTH * 1.0), 0.0)
     scale = inverse_rms(tl.sum(wide * wide, axis=0), WIDTH, eps)
     if SHIFTED:
-        # Said, and not left to the compiler, which could do it in one kernel and not in the next.
+        # Explicit, since the compiler could fuse it in one kernel and not in the next.
         value = tl.fma(as_weighted(wide * scale, factor, row.dtype), factor.to(tl.float32), shift.to(tl.float32))
     else:
         value = weighted(wide * scale, factor, row.dtype)
@@ -50,7 +50,7 @@ def normed(row, factor, shift, inside, eps, WIDTH: tl.constexpr, SHIFTED: tl.con
 
 @triton.jit
 def as_weighted(value, weight, KIND: tl.constexpr):
-    """``value`` as it is multiplied: in fp32, rounded to KIND before, unless the weight is wider."""
+    """``value`` for the product: in fp32, first rounded to KIND, unless the weight is wider."""
     if weight.dtype == KIND:
         value = value.to(KIND).to(tl.float32)
     return value
@@ -66,7 +66,7 @@ def weighted(value, weight, KIND: tl.constexpr):
 def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
               NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, SEGMENTS: tl.constexpr,
               BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program a row."""
+    """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program per row."""
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     if NORM:
@@ -77,7 +77,7 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
     row = tl.load(x + start + columns, inside, 0.0)
     if SHARE != 0.0:
         kind: tl.constexpr = row.dtype
-        # The sum is rounded before it is normed: the next layer reads it back from memory.
+        # The sum is rounded before it is normalised: the next layer reads it back from memory.
         added = product_at(y, bias, number, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
         if SHARE != 1.0:
             added = (added.to(tl.float32) * SHARE).to(kind)
@@ -166,7 +166,7 @@ def gate_rows(x, gate, bias, R, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIA
 
 @triton.jit
 def capped(x, CAP: tl.constexpr):
-    """``CAP * tanh(x / CAP)``; a processor has its own."""
+    """``CAP * tanh(x / CAP)``; the CPU has its own."""
     return softcapped(x * (2.0 * _LOG2_E / CAP), CAP)
 
 

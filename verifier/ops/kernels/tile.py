@@ -1,15 +1,14 @@
-"""The product of one tile of outputs and rows: a chain of MMAs in order of k, each of as many rows as the tile has.
+"""The product of one tile of outputs and rows: a chain of MMAs in order of k, each with as many rows as the tile.
 
 A tile of 16, 32, 64 or 128 rows R is multiplied by one instruction for each 16 of k: on ``sm_90`` wgmma of m64nRk16,
-whose sums of a row are the same for each R. NVIDIA does not promise that: it was seen on an H200, is tested on every
-GPU that the kernels' tests run on, and is probed when a server starts. Before ``sm_90`` every instruction is of 8 rows,
-however many a tile has.
+whose sums of a row are the same for each R. NVIDIA does not guarantee that: it was observed on an H200, is tested on
+every GPU that the kernels' tests run on, and is probed when a server starts. Before ``sm_90`` every instruction has 8
+rows, whatever the tile's.
 
-Weights stand as :mod:`foresay.verifier.ops.kernels.blocked` has them. Whole numbers become halves by bits: behind the
-exponent of 2^23 they are fp32 of 2^23 more, which a difference takes away, with what means zero. e4m3 has the bits of
-fp32 but for an exponent that begins 120 lower. Either is exact, and the halves are what was meant but for the scale.
-Sums of a block are multiplied by its group's scale in fp32, and added in order; a weight with one scale for each output
-is multiplied by it at the end.
+Weights have the layout of :mod:`foresay.verifier.ops.kernels.blocked`. Integers are converted to 16-bit floats by bits:
+after the exponent of 2^23 they are fp32 plus 2^23, which is subtracted together with the zero point. e4m3 has the bits
+of fp32 except for an exponent that is 120 lower. Both are exact, up to the scale. Sums of a block are multiplied by its
+group's scale in fp32, and added in order; a weight with one scale for each output is multiplied by it at the end.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from foresay.verifier.ops.kernels.chain import bring
 
 @triton.jit
 def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
-    """Values as the dtype of x. words: int32[TILE, N], a value in each. zero: fp32[TILE, 1], 2^23 more than what means
-    zero.
-    """
-    if KIND == "e4m3":  # copies of the sign stand above
+    """Values in the dtype of x. words: int32[TILE, N], one each. zero: fp32[TILE, 1], the zero point plus 2^23."""
+    if KIND == "e4m3":  # copies of the sign are above
         moved = (words << 20) & -0x78100000
         return (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(kind)  # 2^120
     return ((words | 0x4B000000).to(tl.float32, bitcast=True) - zero).to(kind)
@@ -33,8 +30,8 @@ def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _inputs(x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, WIDTH]: a group's inputs from ``offset`` on, of rows from ``row`` on; none behind its end. base: where
-    the group begins."""
+    """[ROWS, WIDTH]: a group's inputs from ``offset`` on, of rows from ``row`` on; zeros after its end. base: where the
+    group begins."""
     rows, inner = row + tl.arange(0, ROWS), offset + tl.arange(0, WIDTH)
     where = rows.to(tl.int64)[:, None] * K + base + inner[None, :]
     return tl.load(x + where, mask=(rows < R)[:, None] & (inner < GROUP)[None, :], other=0.0)
@@ -42,14 +39,14 @@ def _inputs(x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, ROWS:
 
 @triton.jit
 def nothing(TILE: tl.constexpr, ROWS: tl.constexpr):
-    """-0.0, to which any number can be added and stays what it is."""
-    # By its bits: of a float that is zero Triton takes the sign.
+    """-0.0, which does not change any number it is added to."""
+    # From its bits: Triton drops the sign of a zero float.
     return tl.full([TILE, ROWS], -0x80000000, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _more(left, x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, sums, ROWS: tl.constexpr):
-    """``sums`` and what a block adds to them. left: [TILE, WIDTH] of the weight."""
+    """``sums`` plus a block's products. left: [TILE, WIDTH] of the weight."""
     right = _inputs(x, row, base, offset, R, K, GROUP, ROWS, left.shape[1])
     return tl.dot(left, tl.trans(right), sums, input_precision="ieee")
 
@@ -67,7 +64,7 @@ def _stepped(multiples, steps, group, columns, inside, OUTER: tl.constexpr, SPAN
 @triton.jit
 def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr, OUTER: tl.constexpr,
               GROUPS: tl.constexpr, SPAN: tl.constexpr, OFFSETS: tl.constexpr):  # fmt: skip
-    """fp32[TILE] each: a group's scale; its minimum, if it has one; 2^23 more than what means zero."""
+    """fp32[TILE] each: a group's scale; its minimum, if it has one; its zero point plus 2^23."""
     scale = _stepped(scales, steps, group, columns, inside, OUTER, SPAN)
     added: tl.constexpr = 128.0 if KIND == "int8" else (8.0 if KIND == "int4" else 0.0)
     zero = tl.full(columns.shape, 8388608.0 + added, tl.float32)
@@ -82,7 +79,7 @@ def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr
 @triton.jit
 def _floats(x, weight, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Of a weight of floats, [O, K]."""
+    """The sums for a float weight, [O, K]."""
     sums = tl.full([columns.shape[0], ROWS], 0.0, tl.float32)
     for start in tl.range(begin, end, BLOCK):
         inner = start + tl.arange(0, BLOCK)
@@ -94,7 +91,8 @@ def _floats(x, weight, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.c
 
 @triton.jit
 def columns_of(tile, OUTER: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr):
-    """The outputs of a tile: TILE in a row, or if gated eight gates and the eight that they are for, in turns."""
+    """The outputs of a tile: TILE consecutive ones, or if gated alternating groups of eight gates and their eight up
+    outputs."""
     number = tl.arange(0, TILE)
     columns = tile * TILE + number
     if GATED:
@@ -105,8 +103,8 @@ def columns_of(tile, OUTER: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexp
 @triton.jit
 def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
                KIND: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """The first AHEAD blocks of a tile's weight, or as many as it has, into the L2, line by line of 128 bytes. Weights
-    of a GPU have 16 bits."""
+    """Prefetch the first AHEAD blocks of a tile's weight, or as many as it has, into the L2, in lines of 128 bytes. GPU
+    weights have 16 bits."""
     last, inside = end - BLOCK, tl.minimum(columns, OUTER - 1).to(tl.int64)[:, None]
     lines: tl.constexpr = BLOCK * 2 // 128
     width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" else BLOCK
@@ -153,13 +151,13 @@ def tile_product(x, weight, scales, offsets, steps, row, columns, begin, end, R,
             at = offset + half * width
             left = _halves((words >> 4 * half) & 15 if parts == 2 else words, zero[:, None], KIND, kind)
             sums = _more(left, x, row, base, at, R, K, group_size, sums, ROWS)
-            if OFFSETS == "minimums":  # summed as everything else is: no order is left to a reduction over threads
+            if OFFSETS == "minimums":  # summed by MMAs too: no order is left to a reduction over threads
                 inputs = _more(tl.full(left.shape, 1.0, kind), x, row, base, at, R, K, group_size, inputs, ROWS)
         if folded:
             sums = _folded(totals, sums, scale)
             if OFFSETS == "minimums":
                 sums = _folded(sums, inputs, -minimum)
-            later = tl.minimum(block + 1, end // BLOCK - 1) // blocks  # asked for before it is needed
+            later = tl.minimum(block + 1, end // BLOCK - 1) // blocks  # loaded before it is needed
             scale, minimum, zero = _of_group(
                 scales, offsets, steps, later, columns, inside, KIND, OUTER, GROUPS, SPAN, OFFSETS
             )

@@ -4,8 +4,7 @@
                which touch uncommitted slots: those are gathered for that row, in path order
     merge      a program for each head of a row: blocks into splits, splits into the result, in order
 
-With few rows a program waits for memory most of its time: it asks at once for all that hangs on nothing it has yet to
-read.
+With few rows a program waits for memory most of its time: it issues all independent loads at once.
 
 Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`. Legend: N partials of a row, the rest as
 there.
@@ -43,13 +42,13 @@ from foresay.verifier.ops.kernels.key_blocks import (
 from foresay.verifier.ops.launch import as_stored
 from foresay.verifier.ops.records import AttentionMetadata
 
-#: Most nodes of a tree: bits of an ancestor word.
+#: The most nodes of a tree: bits of an ancestor word.
 NODES = 64
 #: Blocks that the uncommitted positions of a row may touch.
 TAILS = (BLOCK - 1 + NODES - 1) // BLOCK + 1
 #: Contexts up to this many positions are read block by block where the rows fit one tile: more programs, more partials.
 _FINE_POSITIONS = 8192
-#: Partials that a merge asks for at once, while it adds up as many.
+#: Partials that a merge loads at once, while it adds up as many.
 DEPTH = 8
 
 
@@ -66,7 +65,8 @@ def _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_
 
 @triton.jit
 def _path_places(word, length, positions):
-    """Where the keys of a row's positions lie: the k-th node of its path, in order, is seen at ``length + k``."""
+    """The places of the keys of a row's positions: the k-th node of its path, in order, is at position ``length +
+    k``."""
     bits = tl.arange(0, 64)
     taken = ((word >> bits.to(tl.int64)) & 1).to(tl.int32)
     rank = tl.cumsum(taken, axis=0) - taken
@@ -98,8 +98,8 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
                D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
                SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
                CAP: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
-    """Partials of committed blocks: of the one that has the part's number; FOLDED: of a whole split for
-    ``part < whole_splits``, of one block for each part behind."""
+    """Partials of committed blocks: of the one with the part's number; FOLDED: of a whole split for ``part <
+    whole_splits``, of one block for each later part."""
     sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
     length, begin_row, end_row = tl.load(lengths + there), tl.load(offsets + there), tl.load(offsets + there + 1)
@@ -111,7 +111,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
     positions = begin * BLOCK + tl.arange(0, BLOCK)
     inside = positions >= first
     if FOLDED:
-        inside = inside & (positions < length)  # the last of these parts may be behind the table
+        inside = inside & (positions < length)  # the last of these parts may be past the table
     pages = pages_of(tables, there, table_stride, positions, inside, PAGE)
     stacked = place * TILE + tl.arange(0, TILE)
     rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
@@ -127,8 +127,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         largest, sums, mixed = empty(TILE, C)
         for block in tl.range(begin, end):
             own_pages = pages
-            # The next block's are on their way before its keys are asked for: so those can be, while this one is
-            # computed.
+            # The next block's pages are loaded before its keys: so the keys can be loaded while this block is computed.
             ahead = (block + 1) * BLOCK + tl.arange(0, BLOCK)
             pages = pages_of(tables, there, table_stride, ahead, (ahead >= first) & (block + 1 < end), PAGE)
             top, more, weighted = _seen(asked, keys, values, scales, own_pages, block, own, head, first_column, first,
@@ -174,7 +173,7 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
 
 @triton.jit
 def _part_of(turn, begin, splits, low_split, whole, whole_splits, SPLIT: tl.constexpr):
-    """Which block, and which partial, a merge adds at its turn: whole splits, then the blocks from ``begin`` on."""
+    """The block and the partial that a merge adds at a turn: whole splits, then the blocks from ``begin`` on."""
     block = begin + turn - splits
     return block, tl.where(turn < splits, low_split + turn, whole_splits + block - whole * SPLIT)
 
@@ -182,8 +181,8 @@ def _part_of(turn, begin, splits, low_split, whole, whole_splits, SPLIT: tl.cons
 @triton.jit
 def _asked(stats, partials, row, head, start, turns, begin, splits, low_split, whole, whole_splits, R, H: tl.constexpr,
            D: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """The partials of one head of a row from the turn ``start`` on, DEPTH of each kind, asked for at once; empty ones
-    behind the last."""
+    """The partials of one head of a row from the turn ``start`` on, DEPTH of each kind, loaded at once; empty ones
+    after the last."""
     tops, sums, mixed = (), (), ()
     columns, one = tl.arange(0, WIDE)[None, :], tl.arange(0, 1)
     for turn in tl.static_range(DEPTH):
@@ -243,7 +242,7 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
                 split_largest, split_sums, split_mixed, tops[turn], more[turn], weighted[turn]
             )
             block, _ = _part_of(start + turn, begin, splits, low_split, whole, whole_splits, SPLIT)
-            # A whole split is one at once; blocks are with the last of theirs, or with the last of all.
+            # A whole split is complete at once; blocks are complete with the last of their split, or the last of all.
             if (start + turn < splits) | (block % SPLIT == SPLIT - 1) | (block == last):
                 largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
                 split_largest, split_sums, split_mixed = empty(1, WIDE)
@@ -262,7 +261,7 @@ def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
 
 
 def most_parts(capacity: int) -> int:
-    """The most partials that a row leaves behind with page tables of so many positions, those of its path included."""
+    """The most partials of a row with page tables of this many positions, including those of its path."""
     fine = 0 if capacity > _FINE_POSITIONS else parts_of(capacity, False)[1]
     return max(parts_of(capacity, True)[1], fine) + TAILS
 
@@ -283,7 +282,8 @@ def tree_attention(
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows with words.
 
-    whole_splits: whether a program takes a split or one block; None: by the size of rows and tables. It decides no bit.
+    whole_splits: whether a program processes a split or one block; None: by the size of rows and tables. It does not
+    affect the bits.
     """
     assert rows.words is not None and rows.depths is not None, "rows of a text go to chunk_attention"
     count, stride = rows.tables.shape

@@ -1,5 +1,5 @@
-"""What of a step is done to trees and texts rather than to numbers: where rows go, the accepted path of each tree, how
-its rows move down and its text moves on. Every body is a GPU's and a processor's (:mod:`foresay.verifier.ops.launch`).
+"""The kernels of a step for trees and texts: where rows go, the accepted path of each tree, moving its rows down and
+advancing its text. Every kernel is for GPU and CPU (:mod:`foresay.verifier.ops.launch`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def lay_out_rows(
     ROWS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 where all have the same.
+    """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 if all have the same.
 
     Of the sizes only the page's is compiled in: trees and tables have many.
     """
@@ -61,7 +61,7 @@ def walk_trees(
     WORD: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """The words of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
+    """The accept rule of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
     wait_turn(CHAINED)
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
@@ -95,7 +95,7 @@ def walk_trees(
 @triton.jit(do_not_specialize=["width"])
 def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NONE: tl.constexpr, WORD: tl.constexpr,
                 CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (B,): what the host reads of one sequence."""
+    """Grid (B,): one sequence's outcome for the host."""
     wait_turn(CHAINED)
     sequence, node = tl.program_id(0), tl.arange(0, WORD)
     inside, at, to = node < width, sequence * width + node, out + sequence * (1 + 4 * width)
@@ -125,7 +125,7 @@ def move_columns(
     """Grid (S, pieces, L): COLUMNS words of all ROWS of a sequence, in one layer; the last pieces are the values'.
 
     No other program reads or writes what this one does, so they may run in any order. All rows are read, then all
-    threads meet, then rows are written: any destination may be any source.
+    threads synchronise, then rows are written: any destination may be any source.
     """
     wait_turn(CHAINED)
     KEY_PIECES: tl.constexpr = (KEY_WIDTH + COLUMNS - 1) // COLUMNS
@@ -147,7 +147,7 @@ def move_columns(
 
 @triton.jit(do_not_specialize=["width", "nodes"])
 def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """Token j becomes token ``j + taken`` of the recent ones with the emitted ones behind them."""
+    """Token j becomes token ``j + taken`` of the recent ones followed by the emitted ones."""
     wait_turn(CHAINED)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     inside, more = lane < width, tl.load(taken + sequence)
@@ -163,7 +163,7 @@ def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.
 
 @triton.jit(do_not_specialize=["width", "count", "first"])
 def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """The last ``count`` tokens of one text, as :func:`foresay.verifier.ops.trees.text_ends` has them."""
+    """The last ``count`` tokens of one text, as in :func:`foresay.verifier.ops.trees.text_ends`."""
     wait_turn(CHAINED)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     length = tl.load(lengths + sequence)
@@ -187,7 +187,7 @@ def below_rows(ends, depths, out, width, rows, ROWS: tl.constexpr, CHAINED: tl.c
 
 @triton.jit(do_not_specialize=["last", "rows"])
 def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):
-    """ROWS tokens, ``last`` at most, and what ``read`` has for them if TRANSLATED."""
+    """ROWS tokens, clamped to ``last``, and mapped by ``read`` if TRANSLATED."""
     wait_turn(CHAINED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows

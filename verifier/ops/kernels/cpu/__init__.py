@@ -1,17 +1,16 @@
-"""Kernels for processors, made by LLVM when they are first needed: no compiler is needed.
+"""Kernels for CPUs, compiled by LLVM when they are first needed: no compiler has to be installed.
 
 ::
 
-    jit      the processor of this machine; text of LLVM's language becomes the address of a function
-    kept     finds that on disk, where an earlier start made it
-    asm      writes that text: loops, loads and stores, over values (with types and operators) and arithmetic
-    language    Triton's, written with asm and blocks: kernels whose body a GPU has too (rows, rotate, trees)
-    choice   masks of tokens, noise, lists of the largest: what kernels that choose tokens are made of
-    walk     the code that walks a list of (kernel, arguments), a barrier behind each entry
-    threads  the threads that do, and who may use them
-    launch   runs one entry now, or adds it to the recording that is being made
-    ...      one file for each op of verifier/ops that has a kernel of its own here; attention has units and spans
-             beside it
+    jit      this machine's processor; compiles LLVM IR to the address of a function
+    kept     compiled code on disk from an earlier start
+    asm      writes the IR: loops, loads and stores, over values (with types and operators) and arithmetic
+    language    Triton's, on top of asm and blocks: kernels shared with GPUs (rows, rotate, trees)
+    choice   masks of tokens, noise, lists of the largest: the parts of kernels that choose tokens
+    walk     the code that walks a list of (kernel, arguments), with a barrier after each entry
+    threads  the threads that walk it, and how many are used
+    launch   runs one entry now, or adds it to the current recording
+    ...      one file for each op of verifier/ops that has its own kernel here; attention also has units and spans
 
-Every sum of a row runs in an order that its own positions decide, whatever stands beside it (docs/same-tokens.md).
+The order of every sum of a row depends only on its own positions, not on other rows (docs/same-tokens.md).
 """

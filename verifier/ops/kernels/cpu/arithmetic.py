@@ -1,6 +1,6 @@
-"""Functions of numbers, and what a number is in another type. Whatever runs over several lanes does so in one order.
+"""Functions of numbers, and conversions between types. Reductions over lanes have a fixed order.
 
-What a processor has no instruction for is done with integers here: LLVM would call functions that need not be there.
+Without an instruction of the processor, integers are used here: LLVM would call functions that may not exist.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from foresay.verifier.ops.kernels.cpu.values import (
     suffix,
 )
 
-#: Of fp16.
+#: Infinity of fp16.
 _INFINITY = 0x7C00
-#: Between 2^23 and 2^24, with room on both sides: what is added to it is rounded to an integer, in its last bits.
+#: Between 2^23 and 2^24, with room on both sides: a number added to it is rounded to an integer, in its last bits.
 UNITS, UNITS_BITS = 12582912.0, 0x4B400000
 
 
@@ -46,7 +46,7 @@ class Conversions(Instructions):
             return self.as_float(self.integer(value, I32))
         if (
             element(value.type) is E4M3
-        ):  # its exponents begin 120 lower: a product moves them, and makes denormals normal
+        ):  # its exponents are 120 lower: a product shifts them, and makes denormals normal
             word = (self.integer(value, I32) << 20) & -0x78100000  # the sign and seven bits
             return self.bits(word, self.like(value, F32)) * 2.0**120
         if self.processor.converts_fp16:
@@ -54,7 +54,7 @@ class Conversions(Instructions):
         return self._widened_fp16(self._word(value))
 
     def narrowed(self, value: Value, of: ir.Type) -> Value:
-        """fp32 as another type, to the nearest, ties to even; of 8 bits: what is not beyond their largest number."""
+        """fp32 as another type, to the nearest, ties to even; for 8 bits: only numbers in its range."""
         if of is F32:
             return value
         if of is I8:
@@ -81,7 +81,7 @@ class Conversions(Instructions):
         return self.select(value.differs(value), (bits >> 16) | 0x40, rounded)  # NaN stays NaN
 
     def _widened_fp16(self, word: Value) -> Value:
-        """Exponents of fp16 begin 112 lower: a product moves them, and makes denormals normal."""
+        """Exponents of fp16 are 112 lower: a product shifts them, and makes denormals normal."""
         moved = self.bits((word & 0x7FFF) << 13, self.like(word, F32)) * 2.0**112
         size = self.bits(moved, word.type)
         finite = (word & _INFINITY).differs(_INFINITY)
@@ -91,7 +91,7 @@ class Conversions(Instructions):
         bits = self.bits(value, self.like(value, I32))
         size = bits & 0x7FFFFFFF
         rounded = (size - (112 << 23) + 0xFFF + ((size >> 13) & 1)) >> 13
-        # The sum with a half has the last digit where denormals have theirs, and is rounded there.
+        # The sum with a half has its last digit where denormals have theirs, and is rounded there.
         small = self.bits(self.bits(size, value.type) + 0.5, bits.type) - (126 << 23)
         beyond = self.select(size > 0x7F800000, ((size >> 13) & 0x3FF) | 0x7E00, _INFINITY)
         finite = self.select(size < (113 << 23), small, rounded)
@@ -101,12 +101,12 @@ class Conversions(Instructions):
         bits = self.bits(value, self.like(value, I32))
         size = bits & 0x7FFFFFFF
         rounded = (size - (120 << 23) + 0x7FFFF + ((size >> 20) & 1)) >> 20
-        # The sum with 2^14 has the last digit where denormals have theirs.
+        # The sum with 2^14 has its last digit where denormals have theirs.
         small = self.bits(self.bits(size, value.type) + 2.0**14, bits.type) - (141 << 23)
         return self.select(size < (121 << 23), small, rounded) | ((bits >> 24) & 0x80)
 
     def rounded(self, value: Value, of: ir.Type) -> Value:
-        """fp32 with the digits that another type has."""
+        """fp32 rounded to the precision of another type."""
         return self.widened(self.narrowed(value, of))
 
     def integer(self, value: Value, of: ir.Type) -> Value:
@@ -120,14 +120,14 @@ class Conversions(Instructions):
         return Value(self, self.builder.sitofp(whole.raw, self.like(whole, F32)))
 
 
-#: Taylor's, from the sixth power down: enough where the rest is below half of ln 2.
+#: Taylor coefficients, from the sixth power down: enough if the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
-#: Cephes's, from the eighth power of the rest down to the third.
+#: Cephes's coefficients, from the eighth power of the rest down to the third.
 _LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-#: Cephes's, from the ninth power down to the third.
+#: Cephes's coefficients, from the ninth power down to the third.
 _TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 
 
@@ -147,7 +147,7 @@ class Arithmetic(Conversions):
         return self.call(f"llvm.maximum.{suffix(first.type)}", first.type, first, second)
 
     def larger(self, first: Value, second: Value) -> Value:
-        """The larger one; the second if either is NaN: one instruction where :meth:`largest` takes several."""
+        """The larger one; the second if either is NaN: one instruction, while :meth:`largest` takes several."""
         return self.select(first > second, first, second)
 
     def smallest(self, first: Value, second: Operand) -> Value:
@@ -156,7 +156,7 @@ class Arithmetic(Conversions):
         return self.select(mine < its, mine, its)
 
     def folded(self, value: Value, combine: Any) -> Value:
-        """Halves combined until one number is left: always in the same order."""
+        """Halves are combined until one number is left: always in the same order."""
         lanes = lanes_of(value.type)
         while lanes > 1:
             lanes //= 2
@@ -165,7 +165,7 @@ class Arithmetic(Conversions):
         return Value(self, self.builder.extract_element(value.raw, ir.Constant(I32, 0)))
 
     def zipped(self, first: Value, second: Value) -> tuple[Value, Value]:
-        """The lanes of two vectors in turns: those of their first halves, those of their second."""
+        """The interleaved lanes of two vectors: of their first halves, and of their second."""
         lanes = lanes_of(first.type)
         low, high = (
             [lane for at in range(begin, begin + lanes // 2) for lane in (at, at + lanes)] for begin in (0, lanes // 2)
@@ -175,7 +175,7 @@ class Arithmetic(Conversions):
     def turned(self, rows: Sequence[Value]) -> list[Value]:
         """16 vectors of 16 lanes as columns: lane m of number n becomes lane n of number m."""
         level, half = list(rows), len(rows) // 2
-        while half:  # each time a bit of the row's number becomes one of the lane's
+        while half:  # each time a bit of the row's number is swapped with one of the lane's
             pairs = zip(level[: len(rows) // 2], level[len(rows) // 2 :], strict=True)
             level, half = [both for pair in pairs for both in self.zipped(*pair)], half // 2
         return level
@@ -186,7 +186,7 @@ class Arithmetic(Conversions):
 
     def exp(self, value: Value) -> Value:
         """e to the power of fp32, within an ulp or two; zero below -87, infinity above 88.7, NaN for NaN."""
-        # Where fp32 has no more digits than units, a sum is rounded to an integer, and that is in its last bits.
+        # Where fp32 has no fraction bits left, a sum is rounded to an integer, which is in its last bits.
         shifted = value * 1.44269504088896341 + UNITS
         log2 = shifted - UNITS
         rest = self.fma(log2, self.constant(-0.693145751953125, value.type), value)
@@ -224,7 +224,7 @@ class Arithmetic(Conversions):
         """The natural logarithm of a positive, normal fp32, within an ulp or two."""
         whole = self.like(value, I32)
         word = self.bits(value, whole)
-        # The mantissa lies between the roots of 1/2 and of 2, so that the rest is small and of both signs.
+        # The mantissa is between the roots of 1/2 and of 2, so that the rest is small and of either sign.
         power = (word - 0x3F3504F3) >> 23
         power = self.select((word - 0x3F3504F3) < 0, power - 512, power)
         rest = self.bits(word - (power << 23), value.type) - 1.0
@@ -237,7 +237,7 @@ class Arithmetic(Conversions):
         return self.fma(power, self.constant(0.693359375, value.type), rest + low)
 
     def _scaled(self, series: Value, power: Value, value: Value) -> Value:
-        """``series`` times two to this power, whose ends lie beyond fp32's exponents."""
+        """``series`` times two to this power, whose range exceeds fp32's exponents."""
         half = ((power + 254) >> 1) - 127
         result = series
         for part in (half, power - half):

@@ -1,8 +1,8 @@
-"""Writes kernels: Python that runs once, and whose values stand for those of the machine.
+"""Writes kernels: Python code that runs once, and whose values represent those of the machine.
 
 ``x * y + 1`` emits a product and a sum; ``with k.loop(0, rows) as row`` emits a loop around what the block emits.
-Numbers are as wide as their types say; a scalar beside a vector becomes a vector, a Python number what the other is.
-Nothing is reordered or contracted by the compiler: sums run as they are written.
+A scalar combined with a vector becomes a vector, and a Python number gets the other operand's type. The compiler
+neither reorders nor contracts: sums run as they are written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from foresay.verifier.ops.kernels.cpu.values import (
 
 
 class Variable:
-    """A value that changes; it lives in a register."""
+    """A mutable value, held in a register."""
 
     def __init__(self, kernel: Kernel, initial: Value) -> None:
         self._kernel = kernel
@@ -43,7 +43,7 @@ class Variable:
 
     @property
     def value(self) -> Value:
-        """What it is now."""
+        """Its current value."""
         return Value(self._kernel, self._kernel.builder.load(self._place, typ=self._type))
 
     @value.setter
@@ -52,7 +52,7 @@ class Variable:
 
 
 class Kernel(Arithmetic):
-    """A function ``void(int64 *arguments, int64 thread, int64 threads)`` while it is written."""
+    """A function ``void(int64 *arguments, int64 thread, int64 threads)`` being written."""
 
     def __init__(self, name: str, processor: Processor | None = None) -> None:
         self.name, self.processor = name, processor or Processor.here()
@@ -66,7 +66,7 @@ class Kernel(Arithmetic):
         self._arguments, self.thread, self.threads = (Value(self, raw) for raw in self._function.args)
 
     def code(self) -> Code:
-        """Compile it. Nothing can be added any more."""
+        """Compile it. Nothing can be added afterwards."""
         self.builder.ret_void()
         self._allocations.branch(self._first)
         return Code(str(self.module), self.processor)
@@ -74,7 +74,7 @@ class Kernel(Arithmetic):
     # -- arguments --------------------------------------------------------------------------------------------------
 
     def hidden(self, value: int) -> Value:
-        """An int64 that LLVM does not know."""
+        """An int64 constant hidden from LLVM's optimizer."""
         of = ir.FunctionType(I64, [I64])
         return Value(self, self.builder.asm(of, "", "=r,0", [ir.Constant(I64, value)], side_effect=False))
 
@@ -110,7 +110,7 @@ class Kernel(Arithmetic):
         builder.position_at_end(behind)
 
     def across(self, width: Operand, body: Callable[[Value, int], None]) -> None:
-        """``body(index, lanes)`` over a row: vectors as long as there are whole ones, then number by number."""
+        """``body(index, lanes)`` over a row: whole vectors first, then number by number."""
         whole = self.index(width) // LANES * LANES
         with self.loop(0, whole, LANES) as index:
             body(index, LANES)
@@ -137,7 +137,7 @@ class Kernel(Arithmetic):
 
     @contextmanager
     def share(self, count: Operand) -> Iterator[Value]:
-        """The part of ``range(count)`` that is this thread's, in one piece."""
+        """This thread's part of ``range(count)``, contiguous."""
         with self.loop(*self.part_of(count)) as index:
             yield index
 
@@ -153,19 +153,19 @@ class Kernel(Arithmetic):
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def allocated(self, of: ir.Type, count: int = 1) -> Any:
-        """Room on the stack, as a raw pointer."""
+        """Memory on the stack, as a raw pointer."""
         room = self._allocations.alloca(of, size=count if count > 1 else None)
         room.type = POINTER  # llvmlite still makes typed ones here
         return room
 
     def array(self, of: ir.Type, count: int) -> Value:
-        """Room for so many on the stack; a pointer."""
+        """An array of ``count`` on the stack; a pointer."""
         room = self.allocated(of, count)
         room.align = 64
         return Value(self, room)
 
     def filled(self, of: ir.Type, value: float) -> Value:
-        """A vector in memory, of equal ones that are there when the kernel begins; a pointer."""
+        """A constant vector of equal numbers in memory; a pointer."""
         if (of, value) not in self._filled:
             room = self._filled[of, value] = self.array(of, LANES)
             nothing = ir.Constant(ir.ArrayType(I8, LANES * BYTES[of]), None)
@@ -177,11 +177,11 @@ class Kernel(Arithmetic):
         return Value(self, self.builder.gep(pointer.raw, [self.index(index).raw], source_etype=element(of)))
 
     def bytes_at(self, pointer: Value, count: Operand) -> Value:
-        """The address so many bytes further."""
+        """The address ``count`` bytes further."""
         return self.at(pointer, count, I8)
 
     def load(self, pointer: Value, of: ir.Type, index: Operand = 0) -> Value:
-        """Number ``index`` of an array; or, of a vector type, the vector that begins there."""
+        """Element ``index`` of an array; or, for a vector type, the vector that begins there."""
         raw = self.builder.load(self.at(pointer, index, of).raw, typ=of)
         raw.align = BYTES[element(of)]
         return Value(self, raw)
@@ -192,22 +192,22 @@ class Kernel(Arithmetic):
         raw.align = BYTES[element(value.type)]
 
     def counts_on(self, pointer: Value) -> Value:
-        """Add one to an int32 that several threads add to; returns what it was. Whoever adds later sees what those
-        wrote who added before.
+        """Atomically add one to an int32; returns the old value. A thread that adds later sees the writes of those that
+        added before.
         """
         return Value(self, self.builder.atomic_rmw("add", pointer.raw, ir.Constant(I32, 1), "acq_rel"))
 
     def copy(self, source: Value, destination: Value, count: Operand) -> None:
-        """So many bytes."""
+        """Copy ``count`` bytes."""
         count = self.index(count)
         self.call("llvm.memcpy.p0.p0.i64", VOID, destination, source, count, self.constant(0, I1))
 
     def prefetch(self, pointer: Value, near: int = 3) -> None:
-        """Ask for what lies there. near: 3 for the first cache; 2 for the second, which can be asked for more."""
+        """Prefetch an address. near: 3 for the first-level cache; 2 for the second, which allows more prefetches."""
         self.call("llvm.prefetch.p0", VOID, pointer, *(self.constant(flag, I32) for flag in (0, near, 1)))
 
     def read(self, pointer: Value, of: ir.Type, index: Operand, lanes: int = LANES) -> Value:
-        """What is kept in another type, as fp32: a vector, or of one lane a number."""
+        """Load data of another type as fp32: a vector, or for one lane a number."""
         return self.widened(self.load(pointer, of if lanes == 1 else vector(of, lanes), index))
 
     def some(self, pointer: Value, of: ir.Type, index: Value, end: Value, rest: float) -> Value:
@@ -219,5 +219,5 @@ class Kernel(Arithmetic):
         return self.call(name, whole, self.at(pointer, index, of), align, there, instead)
 
     def write(self, value: Value, pointer: Value, of: ir.Type, index: Operand) -> None:
-        """fp32 into what is kept in another type."""
+        """Store fp32 as another type."""
         self.store(self.narrowed(value, of), pointer, index)

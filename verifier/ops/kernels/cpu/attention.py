@@ -1,16 +1,16 @@
-"""Attention of rows over their pages: a row meets its keys in the order of their positions, span by span of 256.
+"""Attention of rows over their pages: a row's keys are processed in order of position, in spans of 256.
 
 ::
 
-    scores   of 16 positions together, those of a block [16 j, 16 j + 16); a lane's position is what decides its order
+    scores   of 16 positions together, those of a block [16 j, 16 j + 16); the order depends only on the position
     weights  exp(score - the span's largest), summed lane by lane over the blocks, then over the lanes
     values   weighted and added in the order of positions
-    spans    folded into each other in their order: sums are brought to the larger of both largest scores; where a
-             head has a sink, that is folded in last, once
+    spans    folded into each other in order: sums are rescaled to the larger of both largest scores; a head's sink
+             is folded in last, once
 
-Rows of one sequence share the blocks that all of them see. What only some see each has for itself on its path; at the
-end of a text they share it too, each up to its own position. Where the border lies, and which rows there are, changes
-no sum. What a row does not see enters none of its sums.
+Rows of one sequence share the blocks that all of them attend to. Positions on a path are processed for each row; at the
+end of a text rows share them too, each up to its own position. Neither the boundary nor the other rows change any sum.
+Positions that a row does not attend to enter none of its sums.
 
 Legend: S sequences, R rows, H query heads, G kv heads, D head dim, N positions of a sequence.
 """
@@ -48,7 +48,7 @@ def attend(
     sinks: Tensor | None = None,
 ) -> None:
     """query, out: [R, H, D]. keys, values: [slots, G, D]. scales: fp32[slots, 2, G] of quantised ones. window: how many
-    positions a row sees; 0: all. sinks: fp32[H].
+    positions a row attends to; 0: all. sinks: fp32[H].
     """
     groups, dim = keys.shape[-2:]
     team = query.shape[1] // groups
@@ -63,16 +63,17 @@ def attend(
 
 
 def _own(dim: int, heads: int, groups: int, rows: T) -> T:
-    """fp32 numbers that a thread has room for: what products read, and of so many rows a span's part and the whole."""
+    """fp32 numbers of a thread's scratch memory: inputs of products, and for ``rows`` rows a span's part and the
+    whole."""
     return room_of(dim, heads, groups, rows) + rows * (2 * heads * part_of(dim))
 
 
-#: Heads whose scores become weights at once.
+#: Heads whose scores are turned into weights at once.
 _HEADS = 4
 
 
 class Scores(NamedTuple):
-    """How a product becomes a score, and whether heads have sinks."""
+    """How products become scores, and whether heads have sinks."""
 
     scale: float
     softcap: float | None
@@ -85,7 +86,7 @@ def _attention(dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, gro
 
 
 class _Attention:
-    """Writes the kernel; a piece of work is a unit of the places and a set of kv heads, each with the ``team`` of query
+    """Writes the kernel; a work item is a unit of the places and a set of kv heads, each with the ``team`` of query
     heads that share it.
     """
 
@@ -121,9 +122,9 @@ class _Attention:
         return k
 
     def _sets(self) -> Value:
-        """Into how many equal sets the kv heads are divided: no fewer than there are threads, if there are so many.
+        """How many equal sets the kv heads are divided into: at least as many as threads, if possible.
 
-        All heads of a slot lie side by side: memory is read best if the threads read them at the same time.
+        All heads of a slot are adjacent: memory is read best if the threads read them at the same time.
         """
         k, sets = self.k, self.k.constant(self.groups)
         for number in range(self.groups, 0, -1):
@@ -154,17 +155,18 @@ class _Attention:
 
     @contextmanager
     def _of_heads(self) -> Iterator[tuple[Value, Value, Value]]:
-        """A loop over all queries: the kv head, which of its queries, which of the set's."""
+        """A loop over all queries: the kv head, the query's index in it, and in the set."""
         with self.k.loop(*self.heads) as head, self.k.loop(0, self.queries) as number:
             yield head, number, (head - self.heads[0]) * self.queries + number
 
     def _of_query(self, head: Value, query: Value) -> Value:
-        """Where one of the queries of a kv head stands among the numbers of all."""
+        """The offset of one of a kv head's queries among all."""
         row, one = self.row + query // self.team, query % self.team
         return ((row * self.groups + head) * self.team + one) * self.dim
 
     def _look(self) -> None:
-        """What each row sees, and from where to where all see all; of a single row that is what it sees."""
+        """Compute what each row attends to, and the range that all rows attend to; for a single row these are the
+        same."""
         k = self.k
         common, shared = k.variable(k.constant(0)), k.variable(k.constant(1 << 62))
         paths, last = k.variable(k.constant(0)), k.variable(k.constant(0))
@@ -187,7 +189,7 @@ class _Attention:
 
     @contextmanager
     def _seeing(self, span: Value) -> Iterator[tuple[Value, Value, Value]]:
-        """The first query of each head and row that see something of a span, and from which block to where."""
+        """The first query of each head and row that attend to something in a span, and the range of blocks."""
         k = self.k
         with k.loop(0, self.rows) as row:
             begin, end = k.load(self.begins, I64, row), k.load(self.ends, I64, row)
@@ -196,14 +198,14 @@ class _Attention:
                 yield (head * self.rows + row) * self.team, low // LANES * LANES, high
 
     def _clipped(self, low: Value, high: Value, span: Value) -> tuple[Value, Value]:
-        """Of positions those that are in a span."""
+        """The positions that are in a span."""
         k, begin = self.k, span * SPAN
         return k.select(low > begin, low, begin), k.smallest(high, begin + SPAN)
 
     @contextmanager
     def _pieces(self, span: Value) -> Iterator[Piece]:
-        """A span's pieces, in order of the positions of each row: for each what comes before all see all, then that for
-        all of them, then what comes behind, for each or for all rows of a text.
+        """A span's pieces, in order of position: for each row the part before the common range, then the common range
+        for all, then the part after it, for each or for all rows of a text.
         """
         k, rows, team = self.k, self.rows, self.team
         count = k.select(self.of_text, rows + 2, rows * 2 + 1)
@@ -240,12 +242,12 @@ class _Attention:
             self.spans.mix(self.values, piece, part)
 
     def _part(self, span: Value) -> Value:
-        """Where the sums of a span are: this thread's own, or where those of all units of these rows are."""
+        """Where the sums of a span are: in this thread's memory, or with those of all units of these rows."""
         place = (self.place + span * self.rows) * self.row_part + self.heads[0] * self.queries * self.parts.size
         return self.k.select(self.alone, self.own, self.k.at(self.shared, place, F32))
 
     def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
-        """A row's scores become weights, those of some heads at a time; their parts are begun."""
+        """Turn a row's scores into weights, some heads at a time, and begin their parts."""
         for head in range(0, self.team, _HEADS):
             queries = [first + each for each in range(head, min(head + _HEADS, self.team))]
             scores = [self.spans.scores_of(query) for query in queries]
@@ -254,7 +256,7 @@ class _Attention:
     # -- the whole --------------------------------------------------------------------------------------------------
 
     def _deliver(self, span: Value) -> None:
-        """Fold a part into the whole, if it is not the whole; where units share the rows the last one folds all."""
+        """Fold a part into the whole, if it is not the whole; if units share the rows, the last one folds all."""
         k, last = self.k, self._is_last(span)
         first = k.select(self.alone, span, 0)
         behind = k.select(self.alone, k.select(self.single, span, span + 1), k.select(last, self.count, 0))
@@ -271,7 +273,7 @@ class _Attention:
             self._finish(self._of_query(head, number), self.parts.of(self.whole, query), sees)
 
     def _is_last(self, span: Value) -> Value:
-        """Whether the parts of all spans of these rows are there."""
+        """Whether the parts of all spans of these rows are finished."""
         k = self.k
         done = k.variable(span + 1)
         with k.when(self.alone.equals(0)):
@@ -281,7 +283,7 @@ class _Attention:
         return done.value.equals(self.count)
 
     def _finish(self, place: Value, whole: Value, sees: Value) -> None:
-        """Write a query's values, as far as a head goes."""
+        """Write a query's output, up to the head's width."""
         k, out = self.k, self.k.at(self.out, place, self.of)
         for vectors in range(0, self.dim - LANES + 1, LANES):
             k.write(self.parts.value(whole, vector(F32), vectors, sees), out, self.of, vectors)

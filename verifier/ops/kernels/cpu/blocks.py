@@ -1,4 +1,4 @@
-"""What kernels of Triton's compute with when they are written for a processor: blocks of numbers, and pointers."""
+"""The values of Triton kernels on a CPU: blocks of numbers, and pointers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPUTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "
 
 
 class Lanes(Value):
-    """A vector of int64 that count on from ``first``: places side by side."""
+    """A vector of consecutive int64 from ``first``: adjacent places."""
 
     first: Value
 
@@ -42,16 +42,16 @@ class Lanes(Value):
         return how(alone, other) if lanes_of(other.type) else Lanes(self.kernel, how(self.first, other))  # type: ignore[arg-type]
 
 
-#: Where a block is read: a number for each axis, or lanes for the last.
+#: The index of a read in a block: a number for each axis, or lanes for the last.
 Index = tuple[Value, ...]
 
 
 class Block:
-    """Numbers of a type and a shape, which ``at`` writes where they are read.
+    """Numbers of a type and a shape, for which ``at`` emits code where they are read.
 
-    parts: of a mask, the conditions that all have to hold. limit: of the condition ``counting < number``: the axis,
-    counted from the last, which is -1, and both sides. counts: the axis along which numbers count on by one. below:
-    what all are known to be below. factors: of a product. within: the mask outside of which nothing is read.
+    parts: of a mask, the conditions that must all hold. limit: of the condition ``counting < number``: the axis,
+    counted from the last, which is -1, and both sides. counts: the axis along which numbers increase by one. below: a
+    known upper bound of all. factors: of a product. within: the mask outside of which nothing is read.
     """
 
     def __init__(self, tl: Any, of: ir.Type, shape: tuple[int, ...], at: Callable[[Index], Value]) -> None:
@@ -67,7 +67,7 @@ class Block:
             self.at = lambda _: value
 
     def __getitem__(self, key: tuple[slice | None, ...]) -> Block:
-        """The same with an axis of size 1 for each None."""
+        """The same with a new axis of size 1 for each None."""
         kept, sizes = [at for at, each in enumerate(key) if each is not None], iter(self.shape)
         shape = tuple(1 if each is None else next(sizes) for each in key)
         made = Block(self.tl, self.dtype, shape, lambda index: self.tl.read(self, tuple(index[at] for at in kept)))
@@ -109,13 +109,13 @@ for _name in (*_COMPUTED, *COMPARED):
     setattr(Block, f"__{_name.strip('_')}__", _operator(_name, False))
     setattr(Block, f"__r{_name.strip('_')}__", _operator(_name, True))
 
-#: Where something is done: everywhere, nowhere, or where conditions hold.
+#: Where an operation applies: everywhere, nowhere, or where conditions hold.
 Mask = bool | Block
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Places among the numbers of an argument. base: where they begin."""
+    """Places in an argument's memory. base: its address."""
 
     name: str
     base: Value
@@ -130,17 +130,17 @@ class Pointer:
 
     @property
     def dtype(self) -> Pointer:
-        """A type that has an ``element_ty``, as Triton's."""
+        """A type with an ``element_ty``, like Triton's."""
         return self
 
     @property
     def element_ty(self) -> ir.Type:
-        """Of what is there."""
+        """The type of the elements."""
         return self.of
 
 
 def shape_of(*blocks: Mask) -> tuple[int, ...]:
-    """That of all together, those of fewer axes filled up in front."""
+    """The broadcast shape of all, with missing axes added in front."""
     shapes = [block.shape for block in blocks if isinstance(block, Block)]
     filled = [(1,) * (max(map(len, shapes)) - len(shape)) + shape for shape in shapes]
     return tuple(map(max, zip(*filled, strict=True)))

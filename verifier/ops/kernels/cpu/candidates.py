@@ -1,21 +1,21 @@
-"""What is sampled from each row, and the likeliest children of each node: in two entries, without sorting a row.
+"""The sample of each row, and the likeliest children of each node: in two entries, without sorting a row.
 
 ::
 
     scan     pieces x rows   the largest of a piece of a row, with noise or without; its largest logit, and its mass
-    decide   rows            the lists of a row merged; where filters are on, what they keep
+    decide   rows            merges the lists of a row; with filters, what they keep
 
-A thread has one list for each row, which goes on from piece to piece. What top-k keeps, and of children what any filter
-does, is decided among the likeliest: they are listed without noise, which is added to what is kept. If it is too many
-for the list, the thread that decides goes through the row again.
+A thread has one list for each row, which continues from piece to piece. What top-k keeps, and for children what any
+filter keeps, is decided among the likeliest: they are listed without noise, which is added to those kept. If these are
+too many for the list, the thread that decides scans the row again.
 
-Of a sample other filters are asked about the winner among all tokens, with noise. Each keeps the tokens from some logit
-upwards: so if the winner is taken out, every survivor is likelier than it, and the next winner is the largest noisy
+For a sample the other filters are checked for the winner among all tokens, with noise. Each keeps the tokens from some
+logit upwards: so if the winner is removed, every survivor is likelier than it, and the next winner is the largest noisy
 logit among the *likelier* tokens.
 
-Most tokens are too unlikely to be listed whatever their noise: its bound tells
-(:class:`foresay.verifier.ops.kernels.cpu.choice.PositionNoise`). The noise of a piece is used again by the next row at
-the same position, as siblings are. A row's sums run in the order of its columns.
+Most tokens are too unlikely to be listed with any noise, by its bound
+(:class:`foresay.verifier.ops.kernels.cpu.choice.PositionNoise`). The noise of a piece is reused by the next row at the
+same position, such as a sibling. A row's sums run in the order of its columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Va
 from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
 
 INFINITY = float("inf")
-#: Columns of a piece; the order of a row's sums follows from it.
+#: Columns of a piece; it determines the order of a row's sums.
 PIECE = 2048
 
 
@@ -60,7 +60,7 @@ def candidates(
 def _scanning(piece: int, own_ids: bool, exact: bool) -> Kernel:
     k = Kernel("scan")
     writer = _Writer(k, piece, own_ids, exact)
-    k.store(k.threads, writer.threads)  # each says the same
+    k.store(k.threads, writer.threads)  # each writes the same value
     with k.loop(0, writer.rows) as number:
         writer.lists.clear(writer.list_of(k.thread, number))
     with k.share(writer.pieces * writer.rows) as unit:
@@ -80,8 +80,8 @@ def _deciding(piece: int, own_ids: bool, exact: bool) -> Kernel:
 
 
 class _Row:
-    """How a row is sampled. by_k: whether a list holds what top-k keeps. listed: whether the likeliest are listed
-    without noise, of which ``limit`` are kept at most."""
+    """How a row is sampled. by_k: whether a list can hold what top-k keeps. listed: whether the likeliest are listed
+    without noise, of which at most ``limit`` are kept."""
 
     def __init__(self, writer: _Writer, number: Value) -> None:
         k, types = writer.k, (F32, I32, F32, F32, I64, I64)
@@ -115,13 +115,13 @@ class _Writer:
         self.weights, self.kept_ids = k.array(F32, ROOM), k.array(I32, ROOM)
 
     def list_of(self, thread: Value, row: Value) -> Value:
-        """The number of the list that a thread has of a row."""
+        """The number of a thread's list for a row."""
         return thread * self.most_rows + row
 
     # -- the way through a row --------------------------------------------------------------------------------------
 
     def scan(self, row: _Row, piece: Value, largest: Largest, noisy: Value) -> None:
-        """Offer the tokens of a piece, and write its largest scaled logit, and its mass if that is of any use."""
+        """Offer the tokens of a piece, and write its largest scaled logit, and its mass if needed."""
         k, begin, place = self.k, piece * self.piece, row.number * self.pieces + piece
         end = k.smallest(begin + self.piece, self.width)
         largest_yet = k.variable(k.constant(-INFINITY, vector(F32)))
@@ -148,19 +148,19 @@ class _Writer:
                     k.store(self._mass_of(end - begin, top, divided=False), self.masses, place)
 
     def _scaled(self, row: _Row, at: Value) -> Value:
-        """A vector of scaled logits. What is no number, or infinite, is ruled out; or it is the largest, and breaks a
+        """A vector of scaled logits. NaN and infinity are excluded; or they count as the largest, and break a
         sample."""
         raw = self.k.some(row.start, F32, at, self.width, -INFINITY)
         return self.k.select(raw < INFINITY, raw, INFINITY if self.exact else -INFINITY) / row.heat
 
     def _uniform(self, row: _Row, at: Value) -> Value:
-        """What the noise of these columns is made of, the first of which is ``at``."""
+        """The uniform numbers of the noise of these columns, the first of which is ``at``."""
         k = self.k
         ids = k.integer(k.some(self.ids, I64, at, self.width, 0), I32) if self.own_ids else k.counting(at)
         return row.noise.uniform(ids)
 
     def _make_noise(self, row: _Row, piece: Value, begin: Value, end: Value) -> None:
-        """Write what the piece's noise is made of, if it is not there yet: uniform numbers, of which few have to become
+        """Write the basis of the piece's noise, if it is not there yet: uniform numbers, few of which have to become
         noise; or the exponentials that the mass needs."""
         k, wanted = self.k, (piece, *row.key)
         others = [of.value.differs(value) for of, value in zip(self.made_of, wanted, strict=True)]
@@ -179,7 +179,8 @@ class _Writer:
             largest.offer(scaled - k.log(exponential), k.counting(at))
 
     def _mass_of(self, length: Value, top: Value, divided: bool) -> Value:
-        """The sum of a piece's exponentials, relative to ``top``; divided by those of the noise, it is with noise."""
+        """The sum of a piece's exponentials, relative to ``top``; divided by those of the noise, if it is with
+        noise."""
         k = self.k
         total, base = k.variable(k.constant(0.0, vector(F32))), _or_zero(top)
         with k.loop(0, length, LANES) as at:
@@ -190,7 +191,7 @@ class _Writer:
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def decide(self, row: _Row) -> None:
-        """Merge the lists of a row, and write what it found."""
+        """Merge the lists of a row, and write the result."""
         k, (top, base, mass) = self.k, self._weighed(row)
         decided, log_sum = k.variable(k.constant(0)), k.variable(k.constant(0.0, F32))
         with k.when(row.listed):
@@ -219,7 +220,7 @@ class _Writer:
             into.take_in(*self.lists.list_at(self.list_of(thread, row.number)))
 
     def _weighed(self, row: _Row) -> tuple[Value, Value, Value]:
-        """The row's largest scaled logit; what its exponentials are relative to, and their sum."""
+        """The row's largest scaled logit; the value its exponentials are relative to, and their sum."""
         k, begin, end = self.k, row.number * self.pieces, (row.number + 1) * self.pieces
         top, mass = k.variable(k.constant(-INFINITY, F32)), k.variable(k.constant(0.0, F32))
         with k.loop(begin, end) as place:
@@ -231,7 +232,7 @@ class _Writer:
         return top.value, base, mass.value
 
     def _filter(self, row: _Row, top: Value, mass: Value) -> tuple[Value, Value]:
-        """The least logit that the filters keep, and whether they keep listed tokens alone: ties stay in."""
+        """The least logit that the filters keep, and whether they only keep listed tokens: ties stay in."""
         k, values = self.k, self.likeliest.values
         by_k, before, least = (k.variable(of) for of in (*[k.constant(0.0, F32)] * 2, k.load(values, F32)))
         with k.loop(0, row.limit + 1, LANES) as at:
@@ -248,7 +249,7 @@ class _Writer:
         return least.value, (last < k.select(row.by_k, border, least.value)) | (last <= -INFINITY)
 
     def _add_noise(self, row: _Row, least: Value) -> Value:
-        """Put what is kept in the order of its noisy logits; returns the log of its mass."""
+        """Sort the kept tokens by their noisy logits; returns the log of their mass."""
         k, columns = self.k, self.likeliest.columns
         self.best.begin(k.constant(MOST_CHILDREN))
         with k.loop(0, row.limit) as rank:
@@ -266,8 +267,8 @@ class _Writer:
     # -- the search for a sample ------------------------------------------------------------------------------------
 
     def _search(self, row: _Row, top: Value, mass: Value, token: Variable, pivot: Variable) -> None:
-        """Find the first winner that stands: fewer than k tokens are likelier, and weigh less than enough together; it
-        weighs ``min_p``. token: the winner among all, of this scaled logit; or there is none yet, and that is lower."""
+        """Find the first winner that survives: fewer than k tokens are likelier, with less mass than p together; and it
+        has ``min_p``. token: the winner among all, with this scaled logit; or there is none yet, and that is lower."""
         k, by_k = self.k, (row.k > 0) & (row.k < self.width)
         floor, going = k.variable(k.constant(-INFINITY, F32)), k.variable(k.constant(1))
         enough = k.variable(k.select(row.p < 1.0, mass * row.p, INFINITY))
@@ -278,14 +279,14 @@ class _Writer:
             count, above = self._likelier(row, top, pivot.value)
             stands = (count < k.select(by_k, row.k, self.width)) & (pivot.value > floor.value)
             stands = stands & (k.exp(pivot.value - top) >= row.min_p) & (above < enough.value)
-            stands = stands | count.equals(0)  # no filter takes out the likeliest
+            stands = stands | count.equals(0)  # no filter removes the likeliest
             going.value = k.select(stands, k.constant(0), 1)
             with k.when(stands.equals(0)):
                 token.value = k.integer(k.load(self.best.columns, I32), I64)
                 pivot.value = k.load(row.start, F32, token.value) / row.heat
 
     def _likelier(self, row: _Row, top: Value, pivot: Value, draws: bool = True) -> tuple[Value, Value]:
-        """How many tokens are likelier than the pivot; and, ``draws``, what they weigh, and in ``best`` which of them
+        """How many tokens are likelier than the pivot; and, with ``draws``, their mass, and in ``best`` which of them
         wins."""
         k = self.k
         count, mass = (k.variable(k.constant(0, vector(of))) for of in (I32, F32))
@@ -306,7 +307,7 @@ class _Writer:
         """The largest number that k scaled logits are above, by bisection; or one so low that all that weigh anything
         are."""
         k = self.k
-        apart = k.larger(top, top * -1.0) * 1e-6 + 88.0  # some steps at least, however large the numbers are
+        apart = k.larger(top, top * -1.0) * 1e-6 + 88.0  # at least some steps, however large the numbers are
         low, high, going = k.variable(top - apart), k.variable(top), k.variable(k.constant(1))
         with k.during(going):
             middle = low.value + (high.value - low.value) * 0.5
@@ -323,7 +324,7 @@ class _Writer:
         return self.k.load(self.ids, I64, column) if self.own_ids else column
 
     def _write_children(self, row: _Row, log_sum: Value) -> None:
-        """The first entries; one that is minus infinity is none."""
+        """Write the first entries; minus infinity means none."""
         k = self.k
         with k.loop(0, self.count) as rank:
             value, place = k.load(self.best.values, F32, rank), row.number * self.count + rank
@@ -341,5 +342,5 @@ class _Writer:
 
 
 def _or_zero(top: Value) -> Value:
-    """What exponentials are relative to: any number where there is nothing but minus infinity."""
+    """The value that exponentials are relative to: any number if there is only minus infinity."""
     return top.kernel.select(top > -INFINITY, top, 0.0)

@@ -1,7 +1,7 @@
-"""What kernels that choose tokens are made of: masks, noise, and the largest of what a row has met, in order.
+"""The parts of kernels that choose tokens: masks, noise, and sorted lists of a row's largest values.
 
-Gumbel noise is made where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to an
-ulp or two. A token's noise is one function of (seed, position, token id), whatever lane computes it.
+Gumbel noise is computed where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to
+an ulp or two. A token's noise is a function of (seed, position, token id), whichever lane computes it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I16, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import MOST_CHILDREN
 
-#: Vectors of entries: of as many children as a node may have, and one to see whether there are more.
+#: Vectors of entries: for as many children as a node may have, and one to detect whether there are more.
 _VECTORS = MOST_CHILDREN // LANES + 1
-#: Numbers that a list takes room for, of its values and of its columns.
+#: The size of a list, in numbers, for its values and its columns each.
 ROOM = LANES * (1 + _VECTORS)
 
 
@@ -26,10 +26,10 @@ class Largest:
 
     ::
 
-        one vector     what is larger than all
+        one vector     larger than all
         five vectors   the entries, then minus infinity
 
-    Such lists stand one behind the other in memory; this is the one that is worked on.
+    Such lists are consecutive in memory; this is the current one.
     """
 
     def __init__(self, kernel: Kernel, values: Value, columns: Value) -> None:
@@ -40,7 +40,7 @@ class Largest:
         self._offered = kernel.array(F32, LANES), kernel.array(I32, LANES)
 
     def turn_to(self, number: Value, count: Value) -> None:
-        """Work on a list from now on, and keep the ``count`` largest, 1 to 65. Both are int64."""
+        """Switch to a list, and keep its ``count`` largest, 1 to 65. Both are int64."""
         self._number.value, self._count.value = number, count
         self._least.value = self._k.load(self.values, F32, count - 1)
 
@@ -55,7 +55,7 @@ class Largest:
         return self.list_at(self._number.value)[1]
 
     def clear(self, number: Value) -> None:
-        """Make one empty, whatever was there. It must be turned to behind that."""
+        """Clear a list. Call :meth:`turn_to` for it afterwards."""
         k = self._k
         values, columns = self.list_at(number)
         for room, of, beyond, nothing in ((values, F32, float("inf"), float("-inf")), (columns, I32, -1, 0)):
@@ -64,7 +64,7 @@ class Largest:
                 k.store(k.constant(nothing, vector(of)), room, at)
 
     def begin(self, count: Value) -> None:
-        """Make the first list empty, and work on it."""
+        """Clear the first list, and switch to it."""
         self.clear(self._k.constant(0))
         self.turn_to(self._k.constant(0), count)
 
@@ -73,8 +73,8 @@ class Largest:
         return self._lanes(values).differs(0)
 
     def offer(self, values: Value, columns: Value) -> None:
-        """Take in the lanes that are larger than the least entry, without NaN. Columns rise from call to call, or there
-        is room for all that come."""
+        """Insert the lanes that are larger than the least entry, without NaN. Columns increase from call to call, or
+        there is room for all."""
         k = self._k
         lanes = k.variable(self._lanes(values))
         for source, room in zip((values, columns), self._offered, strict=True):
@@ -85,7 +85,7 @@ class Largest:
             lanes.value = lanes.value & (lanes.value - 1)
 
     def take_in(self, values: Value, columns: Value) -> None:
-        """Offer the entries of another list, which has kept as many."""
+        """Offer the entries of another list, of the same length."""
         k = self._k
         with k.loop(0, self._count.value, LANES) as at:
             self.offer(k.load(values, vector(F32), at), k.load(columns, vector(I32), at))
@@ -101,7 +101,7 @@ class Largest:
         return self._k.integer(self._k.bits(values > self._least.value, I16), I64) & 0xFFFF
 
     def _insert(self, value: Value, column: Value) -> None:
-        """Every entry behind its place moves on by one, the last vector first; the last entry is lost."""
+        """Every entry after its place moves by one, the last vector first; the last entry is lost."""
         k = self._k
 
         def stays(values: Value, columns: Value) -> Value:
@@ -119,11 +119,11 @@ class Largest:
         self._least.value = k.load(self.values, F32, self._count.value - 1)
 
     def _entries(self, at: Value) -> tuple[Value, Value]:
-        """Sixteen, from ``at`` on."""
+        """Sixteen entries, from ``at`` on."""
         return self._k.load(self.values, vector(F32), at), self._k.load(self.columns, vector(I32), at)
 
 
-#: Logits that a thread takes at a time: whole words of a mask.
+#: Logits that a thread processes at a time: whole words of a mask.
 _COLUMNS = 4096
 
 
@@ -165,7 +165,7 @@ class PositionNoise:
         return bits
 
     def uniform(self, ids: Value) -> Value:
-        """fp32 between 0 and 1, both left out."""
+        """fp32 between 0 and 1, both excluded."""
         k = self._k
         exact = k.as_float(self.bits(ids)) * 2.0**-31 + 2.0**-32
         return k.select(exact < 1.0, exact, 1.0 - 2.0**-24)
@@ -186,8 +186,8 @@ class PositionNoise:
         return k.select(same, uniform, k.log(rest) * -1.0 * (uniform / k.select(same, 1.0, lost)))
 
     def at_most(self, uniform: Value) -> Value:
-        """fp32: no less than the noise and found at once, close above where noise is large: ``-log`` of the power of 2
-        below u, or below the exponential of u, which is closer."""
+        """fp32: a cheap upper bound of the noise, tight where noise is large: ``-log`` of the power of 2 below u, or
+        below the exponential of u, which is tighter."""
         k = self._k
         power = k.bits(uniform, k.like(uniform, I32)) >> 23
         return k.as_float(power * -1 + 127) * 0.6931472 + 0.0001

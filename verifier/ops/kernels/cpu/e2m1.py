@@ -1,9 +1,9 @@
-"""Writes the kernels that multiply with floats of 4 bits (e2m1), laid out as
-:mod:`foresay.verifier.ops.kernels.cpu.integers` has them.
+"""Writes the kernels that multiply with 4-bit floats (e2m1), laid out as in
+:mod:`foresay.verifier.ops.kernels.cpu.integers`.
 
-A number times its group's scale of 8 bits is one of bf16, without loss: so it is made in registers, and each sum runs
-over k as that with floats does (:mod:`~foresay.verifier.ops.kernels.cpu.linear`). It has the bits that the weight has
-that is written out in bf16.
+A number times its group's 8-bit scale is exact in bf16: so it is computed in registers, and each sum runs over k as
+with floats (:mod:`~foresay.verifier.ops.kernels.cpu.linear`). It has the same bits as with the weight dequantised to
+bf16.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I32, LANES, Value, vector
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
 
-#: How much more numbers are, once doubled, where they have no sign.
+#: The offset of doubled numbers that makes them unsigned.
 OFFSET = 12
 
 
@@ -58,7 +58,7 @@ class _FloatProduct(IntegerProduct):
             yield [self._scaled(column, factor) for column, factor in zip(columns, self.factors, strict=True)]
 
     def _scaled(self, column: Value, factor: Value) -> Value:
-        """Weights of a vector of outputs: numbers, or pairs, times the outputs' scales."""
+        """The weights of a vector of outputs: numbers, or pairs, times the outputs' scales."""
         k = self.k
         if not self.shape.pairs:
             return column * factor
@@ -66,7 +66,7 @@ class _FloatProduct(IntegerProduct):
         return k.bits((low >> 16) | high, vector(BF16, 2 * LANES))
 
     def _eighth(self, words: Value, term: int) -> Value:
-        """Four bits of each word as fp32, whose exponents begin 127 lower: a product moves them."""
+        """Four bits of each word as fp32, whose exponents are 127 lower: a product shifts them."""
         k, at = self.k, 4 * term
         sign, size = (words << (28 - at)) & -0x80000000, ((words >> at) & 7) << 22
         return k.bits(sign | size, vector(F32)) * 2.0**127

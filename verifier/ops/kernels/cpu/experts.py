@@ -1,7 +1,7 @@
-"""Choosing experts, sorting rows by them, and adding up what they made (:mod:`foresay.verifier.ops.experts`).
+"""Choosing experts, sorting rows by them, and adding up their outputs (:mod:`foresay.verifier.ops.experts`).
 
-A row's scores become integers in the same order: the largest is found vector by vector, and of equal ones the lowest
-number. Rows are counted and placed by one thread, in the order of the rows, and copied by all.
+A row's scores become integers with the same order: the largest is found vector by vector, and of equal ones the lowest
+number. One thread counts and places rows, in their order, and all threads copy them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted
 
-#: Keys of what is chosen already, and of what is no number or not looked at.
+#: Keys of experts already chosen, and of NaN or experts not considered.
 _TAKEN, _ASIDE = -(1 << 31), 1 - (1 << 31)
-#: Columns that a thread adds up at a time.
+#: Columns that a thread sums at a time.
 _COLUMNS = 256
 
 
@@ -66,7 +66,7 @@ class _Router:
         return k
 
     def _rank(self, logit: Value, at: Value) -> None:
-        """Write an expert's score, as yet its logit of a softmax, and its key."""
+        """Write an expert's score, for a softmax still its logit, and its key."""
         k = self.k
         score = k.constant(1.0, F32) / (k.exp(logit * -1.0) + 1.0) if self.how.sigmoid else logit
         k.store(score, self.scores, at)
@@ -76,7 +76,7 @@ class _Router:
         k.store(k.select(ranked.differs(ranked), k.constant(_ASIDE, I32), key), self.keys, at)
 
     def _leave_groups(self) -> None:
-        """Of all but the best groups nothing is chosen."""
+        """Exclude all but the best groups."""
         k, (groups, best) = self.k, self.how.groups
         size, sums = self.how.experts // groups, k.array(F32, groups)
         lowest = k.constant(float("-inf"), F32)
@@ -111,7 +111,7 @@ class _Router:
         return k.integer(k.call("llvm.vector.reduce.smin.v16i32", I32, lanes), I64)
 
     def _tell(self, first: Value, top: Value) -> None:
-        """Write the chosen in order, and their weights. top: the largest score."""
+        """Write the chosen experts in order, and their weights. top: the largest score."""
         k, how = self.k, self.how
         told, total = k.variable(k.constant(0)), k.variable(k.constant(0.0, F32))
         with k.loop(0, how.experts) as at:

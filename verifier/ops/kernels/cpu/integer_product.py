@@ -1,5 +1,5 @@
-"""Writes the kernels that multiply with few bits, laid out as :mod:`foresay.verifier.ops.kernels.cpu.integers` has
-them.
+"""Writes the kernels that multiply with quantised weights, laid out as in
+:mod:`foresay.verifier.ops.kernels.cpu.integers`.
 
 Legend: B outputs of a block.
 """
@@ -30,14 +30,14 @@ from foresay.verifier.ops.kernels.cpu.values import (
 )
 from foresay.verifier.ops.quantized import E8M0, FP8
 
-#: How the outputs of a block lie in the four quarters of a word: output 16 j + i in quarter j of word i.
+#: The outputs of a block are in the four quarters of a word: output 16 j + i in quarter j of word i.
 QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerShape(ProductShape):
-    """scale: dtype of the scales. shifted: whether there are zeros. minimums, steps: whether there are such. floats:
-    whether numbers are e4m3. piece: numbers of a piece where inputs are rounded
+    """scale: dtype of the scales. shifted: whether there are zero points. minimums, steps: whether there are any.
+    floats: whether numbers are e4m3. piece: numbers of a piece if inputs are rounded
     (:mod:`~foresay.verifier.ops.kernels.cpu.rounded`), else 0.
     """
 
@@ -57,7 +57,7 @@ class IntegerShape(ProductShape):
 
     @property
     def e2m1(self) -> bool:
-        """Whether numbers are floats of 4 bits."""
+        """Whether numbers are 4-bit floats."""
         return self.bits == 4 and self.scale in (E8M0, FP8)
 
     @property
@@ -73,8 +73,8 @@ def kernel_of(shape: IntegerShape) -> Kernel:
 
 
 class IntegerProduct(ProductKernel):
-    """Writes the kernel. More arguments: scales, zeros, minimums, steps, steps of minimums; groups, numbers of a group,
-    spans, groups of a span.
+    """Writes the kernel. Further arguments: scales, zero points, minimums, steps, steps of minimums; groups, numbers of
+    a group, spans, groups of a span.
 
     terms: of a step, pairs counted as one.
     """
@@ -91,7 +91,7 @@ class IntegerProduct(ProductKernel):
         self.table = _BF16 if shape.signed else _UNSIGNED_BF16
         self.size = shape.block * (shape.piece or self.wide) * shape.bits // 8  # bytes of a step, or of a piece
         if shape.sums:
-            self.at_once -= 2 if self.vectors == 3 else 1  # their sums of inputs take registers too
+            self.at_once -= 2 if self.vectors == 3 else 1  # the sums of inputs take registers too
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
         k, steps = self.k, self.group // self.wide
@@ -107,7 +107,7 @@ class IntegerProduct(ProductKernel):
                 self.k.store(self._begun(block, at), room, (number * self.vectors + at) * LANES)
 
     def _summed(self, block: Value, rows: list[Value], steps: Value, first: Value) -> list[Variable]:
-        """The sums of a group's terms, row by row, vector by vector; behind them those of the inputs. first: step."""
+        """The sums of a group's terms, row by row, vector by vector; followed by those of the inputs. first: step."""
         k = self.k
         count = len(rows) * (self.vectors + int(self.shape.sums))
         sums = [k.variable(k.constant(0.0, vector(F32))) for _ in range(count)]
@@ -129,7 +129,7 @@ class IntegerProduct(ProductKernel):
                 self._added(sums[len(rows) * self.vectors + number], factor, self._ones())
 
     def _fold(self, sums: list[Value], rows: int, block: Value, group: Value, room: Value) -> None:
-        """A group's sums times their scales, added to what is there."""
+        """A group's sums times their scales, added to the totals."""
         k, shape = self.k, self.shape
         first = (block * self.groups + group) * shape.block
         step = (block * self.spans + group // self.span) * shape.block if shape.steps else None
@@ -153,13 +153,13 @@ class IntegerProduct(ProductKernel):
         return self._stepped(self.scales, self.steps, where, steps)
 
     def _stepped(self, multiples: Value, steps: Value, where: Value, there: Value | None) -> Value:
-        """Scales or minimums, times their steps. there: of the span's; None where they are no multiples."""
+        """Scales or minimums, times their steps. there: the span's place; None if they are not multiples."""
         if there is None:
             return self.k.read(multiples, F16, where)
         return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
 
     def _half_scale(self, where: Value) -> Value:
-        """Half of scales of 8 bits as fp32: of e4m3, or of exponents alone, the least two of which make denormals."""
+        """Half of 8-bit scales as fp32: of e4m3, or of only exponents, the least two of which give denormals."""
         k = self.k
         if self.shape.scale is FP8:
             return self._fp8_at(self.scales, where) * 0.5
@@ -209,14 +209,13 @@ class IntegerProduct(ProductKernel):
         return self._fp8_at(line, at * LANES)
 
     def _fp8_at(self, pointer: Value, where: Operand) -> Value:
-        """16 floats of 8 bits as fp32, whose exponents begin 120 lower: a product moves them, and makes denormals
-        normal."""
+        """16 8-bit floats as fp32, whose exponents are 120 lower: a product shifts them, and makes denormals normal."""
         k = self.k
-        words = k.integer(k.load(pointer, vector(I8), where), I32)  # copies of the sign stand above
+        words = k.integer(k.load(pointer, vector(I8), where), I32)  # copies of the sign are above
         return k.bits((words << 20) & -0x78100000, vector(F32)) * 2.0**120
 
     def _pairs_of_fp8(self, line: Value, at: int) -> Value:
-        """16 pairs of them as bf16: of the eight that are no normal numbers an instruction finds each in a table."""
+        """16 pairs of them as bf16: the eight that are not normal are looked up in a table by an instruction."""
         k, of = self.k, vector(I16, 2 * LANES)
         words = k.integer(k.load(line, vector(I8, 2 * LANES), at * 2 * LANES), I16)
         size = words & 0x7F
@@ -226,14 +225,14 @@ class IntegerProduct(ProductKernel):
         return k.bits(found, vector(BF16, 2 * LANES))
 
     def _quarters(self, words: Value) -> list[Value]:
-        """Four bits of each word as bf16: an instruction finds each in a table, by the lowest five bits."""
+        """Four bits of each word as bf16: looked up in a table by an instruction, by the lowest five bits."""
         k, of = self.k, vector(I16, 2 * LANES)
         table = Value(k, ir.Constant(of, [self.table[index % 16] for index in range(2 * LANES)]))
         found = [k.call("llvm.x86.avx512.permvar.hi.512", of, table, words >> 4 * at) for at in range(QUARTERS)]
         return [k.bits(each, vector(BF16, 2 * LANES)) for each in found]
 
     def _eighth(self, words: Value, term: int) -> Value:
-        """Four bits of each word as fp32: with a sign, if they have one, once they stand at the upper end."""
+        """Four bits of each word as fp32: shifted to the upper end first, to keep a sign if there is one."""
         k = self.k
         upper = Value(k, (words << (28 - 4 * term)).raw)
         if not self.shape.signed:
@@ -243,7 +242,7 @@ class IntegerProduct(ProductKernel):
 
 #: The bits of -8 .. 7 as bf16, by their own lowest four bits.
 _BF16 = torch.tensor([*range(8), *range(-8, 0)]).bfloat16().view(torch.int16).tolist()
-#: The same where they have no sign.
+#: The same for unsigned numbers.
 _UNSIGNED_BF16 = torch.arange(16).bfloat16().view(torch.int16).tolist()
 #: The bits of e4m3's zero and denormals, 0 .. 7 times 2^-9, as bf16.
 _SMALL_FP8 = (torch.arange(8) * 2.0**-9).bfloat16().view(torch.int16).tolist()

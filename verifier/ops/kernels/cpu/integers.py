@@ -1,4 +1,4 @@
-"""Products with a weight of few bits and scales: numbers are widened in registers, sums are of fp32.
+"""Products with a quantised weight with scales: numbers are widened in registers, sums are in fp32.
 
 ::
 
@@ -10,9 +10,9 @@
     scales    [O / B][G][B], and so zeros
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
-Whole numbers of 8 bits are bf16 without loss, so a pair of them is multiplied as a pair of bf16 is. Where zero is not 0
-a group's sum of inputs is kept beside the others: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. So it is with
-minimums. Scales and minimums that are multiples of steps are multiplied by these when a group's sum is done.
+8-bit integers are exact in bf16, so a pair of them is multiplied as a pair of bf16. With zero points a group's sum of
+inputs is also computed: ``sum(x * (q - z)) = sum(x * q) - z * sum(x)``. The same holds for minimums. Scales and
+minimums that are multiples of steps are multiplied by these after a group's sum.
 
 Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 """
@@ -41,8 +41,8 @@ class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
     scales: of their own dtype. zeros, minimums: int8 or None; minimums without steps are fp16. steps, minimum_steps:
     fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
-    are rounded, and data lies as :mod:`~foresay.verifier.ops.kernels.cpu.rounded` has it. experts: whose weights lie
-    one behind the other; 0: it is one.
+    are rounded, and data has the layout of :mod:`~foresay.verifier.ops.kernels.cpu.rounded`. experts: how many, whose
+    weights are consecutive; 0: a single weight.
     """
 
     data: Tensor
@@ -68,7 +68,7 @@ class PackedIntegers:
 
     @property
     def nbytes(self) -> int:
-        """Numbers, scales and what else groups and spans have."""
+        """Bytes of numbers, scales and the other data of groups and spans."""
         beside = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         each = sum(one.shape[1] * one.dtype.itemsize for one in beside if one is not None)
         return self.outer * (self.inner * self.bits // 8 + each)
@@ -83,10 +83,10 @@ class PackedIntegers:
         rounds: bool = False,
         experts: int = 0,
     ) -> PackedIntegers:
-        """Pack it for inputs of this dtype, which are rounded if that is wanted."""
+        """Pack it for inputs of this dtype, which are rounded if requested."""
         processor, weight = Processor.here(), _without_ones(weight)
         pairs = compute is torch.bfloat16 and processor.multiplies_bf16 and not rounds
-        # What is widened is widened once for eight rows; four bits lie in quarters of a word.
+        # Numbers are widened once for eight rows; four-bit ones are in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
         form = _Form(weight.bits, pairs, weight.floats, rounds)
         numbers = weight.codes() if weight.e2m1 else weight.numbers().view(torch.int8)
@@ -106,11 +106,11 @@ class PackedIntegers:
         return cls(data, scales, zeros, added, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
 
     def plain(self) -> Tensor:
-        """fp32[O, K]: the weight that it stands for."""
+        """fp32[O, K]: the dequantised weight."""
         return self.matrix().plain()
 
     def matrix(self) -> QuantizedMatrix:
-        """The same in few bits, one number in a byte."""
+        """The quantised weight, one number per byte."""
 
         def rows(blocks: Tensor | None) -> Tensor | None:
             if blocks is None:
@@ -180,7 +180,7 @@ class PackedIntegers:
 
 
 def _without_ones(weight: QuantizedMatrix) -> QuantizedMatrix:
-    """The same with steps for scales where each group has a step of its own, once, as those of Q4_1 have."""
+    """The same with steps as scales, if each group has its own step with a multiple of one, as in Q4_1."""
     multiples = [one for one in (weight.scales, weight.minimums) if one is not None]
     if weight.steps is None or weight.span != weight.group or not all((one == 1).all() for one in multiples):
         return weight
@@ -189,7 +189,7 @@ def _without_ones(weight: QuantizedMatrix) -> QuantizedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a layout depends on."""
+    """The parameters of a layout."""
 
     bits: int
     pairs: bool
@@ -198,7 +198,7 @@ class _Form:
 
 
 def _more(bits: int, signed: bool) -> int:
-    """How much more numbers are where they have no sign, of rounded inputs."""
+    """The offset that makes numbers unsigned, for rounded inputs."""
     return (1 << (bits - 1)) if signed else 0
 
 
@@ -223,7 +223,7 @@ def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
 
 
 def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
-    """The reverse: int8[O filled up, K]."""
+    """The reverse: int8[padded O, K]."""
     if form.rounds:
         words = blocks if form.bits == 8 else torch.stack((blocks & 15, (blocks >> 4) & 15), dim=2).flatten(1, 2)
         return words.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -239,7 +239,7 @@ def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
 
 
 def _words(numbers: Tensor, of: torch.dtype) -> Tensor:
-    """Numbers of four bits, [.., N], in words: the first in the lowest bits."""
+    """Four-bit numbers, [.., N], in words: the first in the lowest bits."""
     total = torch.zeros(numbers.shape[:-1], dtype=of)
     for at, part in enumerate(numbers.unbind(-1)):
         total |= (part.to(of) & 15) << 4 * at

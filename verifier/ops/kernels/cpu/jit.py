@@ -1,4 +1,4 @@
-"""The processor of this machine, and how text in LLVM's language becomes code for it."""
+"""This machine's processor, and compilation of LLVM IR for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foresay.verifier.ops.kernels.cpu import kept
 
 @dataclass(frozen=True)
 class Processor:
-    """What code is made for. name, features: as LLVM has them."""
+    """The target of code generation. name, features: LLVM's."""
 
     name: str
     features: str
@@ -23,7 +23,7 @@ class Processor:
     @classmethod
     @cache
     def here(cls) -> Processor:
-        """The one that this program runs on."""
+        """The processor that this program runs on."""
         return cls(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
     def has(self, feature: str) -> bool:
@@ -42,7 +42,7 @@ class Processor:
 
     @cached_property
     def wide(self) -> bool:
-        """Whether there are 32 registers of 16 numbers, rather than 16 of 8."""
+        """Whether there are 32 registers of 16 numbers, instead of 16 of 8."""
         return self.has("avx512f")
 
     @cached_property
@@ -52,16 +52,16 @@ class Processor:
 
     @cached_property
     def multiplies_bytes(self) -> bool:
-        """Whether it multiplies whole numbers of 8 bits at all."""
+        """Whether it multiplies 8-bit integers at all."""
         return self.is_x86 and self.has("avx2")
 
     @property
     def is_x86(self) -> bool:
-        """Whether it knows x86's own instructions."""
+        """Whether it has x86's instructions."""
         return platform.machine() == "x86_64"
 
     def key_of(self, *parts: str) -> str:
-        """The name of what follows from these, from the processor, and from LLVM."""
+        """A hash of these, the processor, and LLVM."""
         return kept.key_of(*parts, self.name, self.features, str(llvm.llvm_version_info), llvmlite.__version__)
 
     def machine(self) -> Any:
@@ -77,7 +77,7 @@ def _initialize() -> None:
 
 
 def _compiled(text: str, machine: Any) -> bytes:
-    """The machine's code for a text, as an object file."""
+    """The machine code of a text, as an object file."""
     module = llvm.parse_assembly(text)
     module.verify()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
@@ -87,7 +87,7 @@ def _compiled(text: str, machine: Any) -> bytes:
 
 
 class Code:
-    """Compiled functions. Owns their memory: addresses are good as long as this lives."""
+    """Compiled functions. Owns their memory: addresses are valid as long as this object lives."""
 
     def __init__(self, text: str, processor: Processor | None = None) -> None:
         processor = processor or Processor.here()
@@ -100,7 +100,7 @@ class Code:
 
     @classmethod
     def of(cls, key: str, processor: Processor) -> Code | None:
-        """What was compiled before, and kept under this key; None if it is no longer there."""
+        """Code that was compiled before and stored under this key; None if it is no longer there."""
         if (code := kept.find(key)) is None:
             return None
         made = cls.__new__(cls)
@@ -114,7 +114,7 @@ class Code:
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """Where a function begins."""
+        """The address of a function."""
         found: int = self._engine.get_function_address(name)
         assert found, f"{name} was compiled"
         return found

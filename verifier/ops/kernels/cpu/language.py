@@ -1,16 +1,16 @@
-"""Triton's language for a processor: a kernel is run once as Python, and what it does is written down as loops.
+"""Triton's language for a CPU: a kernel is run once as Python, and its operations are emitted as loops.
 
-What both compilers have one body of is a function of Triton's; here a :class:`Language` is its ``tl``. A block is an
-expression until it is stored or summed up, so what a kernel does to a row is one loop over it, vector by vector::
+A kernel shared by both compilers is a Triton function; here a :class:`Language` is its ``tl``. A block is an expression
+until it is stored or summed, so a kernel's work on a row is one loop over it, vector by vector::
 
-    a loop     goes as far as ``counting < number`` in a mask says; what of a mask does not follow the loop is a branch
-               around it, and what is left a branch inside, number by number
-    a sum      lane by lane, then over the lanes, then what fills no vector; sums of products are chains of FMAs
-    a store    of a whole block: from there on the block is what was stored
-    a barrier  what was loaded before it is kept before its memory is stored to
+    a loop     is bounded by ``counting < number`` in a mask; conditions of a mask that do not depend on the loop are a
+               branch around it, the others a branch inside, number by number
+    a sum      lane by lane, then over the lanes, then the rest; sums of products are chains of FMAs
+    a store    of a whole block: afterwards the block is what was stored
+    a barrier  what was loaded before it is saved before its memory is stored to
 
-The subset: no branch depends on a number of the machine, half types are only converted, sums run along the last axis,
-and with vectors what is loaded and stored lies side by side. All else is refused when a kernel is written.
+The subset: no branch depends on a run-time number, half types are only converted, sums run along the last axis, and
+with vectors loads and stores are contiguous. Everything else is refused when a kernel is written.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from foresay.verifier.ops.kernels.cpu.values import (
 )
 
 _WHOLE = (I1, I8, I16, I32, I64)
-#: Numbers of a loop at most of which LLVM is told how many they are: to unroll longer ones takes it seconds.
+#: The longest loop whose length LLVM sees: unrolling longer ones takes it seconds.
 _UNROLLED = 256
 
 
 class Language:
-    """What kernels call ``tl``. programs: the numbers of this one. vectors: whether last axes are walked in vectors."""
+    """The ``tl`` of kernels. programs: the ids of this program. vectors: whether last axes are processed in vectors."""
 
     float32, int32, int64, int8, constexpr, static_range = F32, I32, I64, I8, object, range
     div_rn = staticmethod(operator.truediv)
@@ -69,7 +69,7 @@ class Language:
         return FunctionType(jit.fn.__code__, names, jit.fn.__name__, jit.fn.__defaults__)(*arguments, **constants)
 
     def _meant(self, value: Any) -> Any:
-        """What a name of a kernel's module is in this language."""
+        """The meaning of a name of a kernel's module in this language."""
         if hasattr(value, "fn") and hasattr(value, "arg_names"):
             own = {"kept": self.kept, "capped": self.capped}.get(value.fn.__name__)
             return own or (lambda *arguments, **constants: self.run(value, *arguments, **constants))
@@ -82,23 +82,23 @@ class Language:
         return Pointer(name, base, of, self.full((), 0, I64))
 
     def number(self, value: Value) -> Block:
-        """A number of the machine."""
+        """A run-time number."""
         return Block(self, value.type, (), lambda _: value)
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
     def read(self, block: Block, index: Index) -> Value:
-        """What a block has there: written once in each body of a loop."""
+        """A block's value at an index: emitted once in each loop body."""
         if not block.shape:
             return block.at(())
         own = zip(block.shape, index[len(index) - len(block.shape) :], strict=True)
         key = id(block), tuple(self._zero if size == 1 else at for size, at in own)
         if key not in self._read:
-            self._read[key] = block, block.at(key[1])  # the block too: as long as it lives no other has its id
+            self._read[key] = block, block.at(key[1])  # the block too: while it lives no other has its id
         return self._read[key][1]
 
     def made(self, of: ir.Type, make: Callable[..., Value], *blocks: Block) -> Block:
-        """What is made of the numbers of blocks, one by one."""
+        """A block computed elementwise from blocks."""
         return Block(self, of, shape_of(*blocks), lambda index: make(*(self.read(each, index) for each in blocks)))
 
     def converted(self, value: Value, of: ir.Type) -> Value:
@@ -125,7 +125,7 @@ class Language:
         return first, second, of
 
     def combined(self, name: str, one: Any, other: Any) -> Any:
-        """What an operator makes of a block and another, or a number."""
+        """The result of an operator on a block and another one, or a number."""
         if isinstance(one, bool) or isinstance(other, bool):
             assert name == "and_", "of what is known only masks are made"
             return (other if one else False) if isinstance(one, bool) else (one if other else False)
@@ -181,7 +181,7 @@ class Language:
         return self.k.fma(*(self.k.alike(value, widest)[0] for value in values))
 
     def exp(self, x: Block) -> Block:
-        """e to the power of fp32."""
+        """The exponential of fp32."""
         return self.made(F32, self.k.exp, x)
 
     def capped(self, x: Block, cap: float) -> Block:
@@ -197,7 +197,7 @@ class Language:
         return value.to(of) if isinstance(value, Block) else value
 
     def full(self, shape: Sequence[int], value: float, of: ir.Type) -> Block:
-        """Equal numbers."""
+        """A block of equal numbers."""
         return Block(self, of, tuple(shape), lambda _: self.k.constant(value, of))
 
     def zeros(self, shape: Sequence[int], of: ir.Type) -> Block:
@@ -205,11 +205,11 @@ class Language:
         return self.full(shape, 0, of)
 
     def program_id(self, axis: int) -> Block:
-        """Which program this is."""
+        """The id of this program."""
         return self.number(self.programs[axis])
 
     def arange(self, first: int, end: int) -> Block:
-        """Numbers that count on."""
+        """Consecutive numbers."""
         assert first == 0, "from none"
         made = Block(self, I64, (end,), lambda index: index[0])
         made.counts, made.below = -1, end
@@ -219,7 +219,7 @@ class Language:
 
     def _each(self, shape: tuple[int, ...], mask: Mask, body: Callable[[Index], None], vectors: bool,
               index: Index = ()) -> None:  # fmt: skip
-        """Write a body for all places of a shape where the mask holds. index: where the outer axes are."""
+        """Emit a body for all indices of a shape where the mask holds. index: of the outer axes."""
         if mask is False:
             return
         left, parts, outside, limits = len(shape) - len(index), self._unknown(mask), [], []
@@ -249,7 +249,7 @@ class Language:
         return write
 
     def _end(self, size: int, limits: Sequence[Block], begin: Index, known: int = 0) -> Value:
-        """How far a loop goes. known: how far at most that LLVM is told."""
+        """The end of a loop. known: the largest bound that LLVM sees."""
         end = self.k.constant(size) if size <= known else self.k.hidden(size)
         for _, less, more in (part.limit for part in limits if part.limit is not None):
             end = self.k.smallest(self.read(more, ()) - self.read(less, begin), end)
@@ -257,14 +257,14 @@ class Language:
 
     @contextmanager
     def _knowing(self, *parts: Block) -> Iterator[None]:
-        """In the block these conditions hold; and what is read there is not there afterwards."""
+        """In the block these conditions hold; values read there are not reused afterwards."""
         before = self._known, self._read
         self._known, self._read = [*self._known, *parts], {}
         yield
         self._known, self._read = before
 
     def _unknown(self, mask: Mask) -> list[Block]:
-        """The conditions of a mask that no loop or branch has seen to."""
+        """The conditions of a mask that no loop or branch guarantees yet."""
         parts = [] if isinstance(mask, bool) else mask.parts
         return [part for part in parts if not any(part is each for each in self._known)]
 
@@ -274,7 +274,7 @@ class Language:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def load(self, pointer: Pointer, mask: Mask = True, other: float | None = None) -> Block:
-        """What is there; ``other`` where the mask does not hold."""
+        """The loaded values; ``other`` where the mask does not hold."""
         if mask is False:
             return self.full((), other or 0, pointer.of)
         stores, of = self._stores.get(pointer.name, 0), pointer.of
@@ -294,7 +294,7 @@ class Language:
         return made
 
     def store(self, pointer: Pointer, value: Any, mask: Mask = True) -> None:
-        """Write there where the mask holds."""
+        """Store where the mask holds."""
         held = [each for name, each in self._held if name == pointer.name]
         self._held = [pair for pair in self._held if pair[0] != pointer.name]
         for each in held:
@@ -320,7 +320,7 @@ class Language:
         self._held = list(self._loads)
 
     def kept(self, block: Block, vectors: bool | None = None) -> Block:
-        """The same, from here on in memory of this program's own."""
+        """The same, saved in this program's own memory."""
         place: Any = self.full((), 0, I64)
         for axis, size in enumerate(block.shape):
             key = tuple(slice(None) if at == axis else None for at in range(len(block.shape)))
@@ -344,7 +344,7 @@ class Language:
         return self._folded(x, axis, 0, add, operator.add)
 
     def max(self, x: Block, axis: int) -> Block:
-        """The largest along the last axis, of whole numbers."""
+        """The largest along the last axis, of integers."""
         least = -(1 << (x.dtype.width - 1))
         return self._folded(x, axis, least, lambda total, at: self.k.larger(self.read(x, at), total), self.k.larger)
 
@@ -368,7 +368,7 @@ class Language:
         return self.kept(made, vectors=False) if made.shape else made
 
     def cumsum(self, x: Block, axis: int) -> Block:
-        """Sums of all up to each."""
+        """Cumulative sums."""
         assert axis == 0 and not self.vectors, "number by number"
         total = self.k.variable(self.k.constant(0, x.dtype))
 

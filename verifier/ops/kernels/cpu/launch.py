@@ -1,4 +1,4 @@
-"""Running a kernel: now, or as an entry of the recording that is being made; and the memory that it writes to."""
+"""Running a kernel: now, or as an entry of the current recording; and the memory that it writes to."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
 from foresay.verifier.ops.kernels.cpu.traced import Traced
 
-#: What a kernel reads: the data of a tensor, or a number.
+#: A kernel's argument: the data of a tensor, or a number.
 Argument = Tensor | int
 _LINE = 64
-#: Bytes of an entry: where the kernel is, and where its arguments are.
+#: Bytes of an entry: the addresses of the kernel and of its arguments.
 _PAIR = 16
 
 
 class Recording:
-    """A list of entries, recorded once and replayed. It owns all memory that its kernels touch.
+    """A list of entries, recorded once and replayed. It owns all memory that its kernels use.
 
-    Whatever changes between two replays, the number of rows too, is the content of a tensor. What kernels write lies in
-    memory of the recording's own, which a later entry uses again when no tensor is left that names it. Ops of torch are
+    Everything that changes between two replays, including the number of rows, is the content of a tensor. Kernels write
+    to the recording's own memory, which a later entry reuses when no tensor refers to it any more. Torch ops are
     entries too (:mod:`~foresay.verifier.ops.kernels.cpu.traced`), and it may be cut into parts: see :meth:`cut`.
     """
 
@@ -46,7 +46,7 @@ class Recording:
         self._joined: dict[tuple[int, int], list[_Step]] = {}
 
     def add(self, address: int, arguments: tuple[Argument, ...], code: object) -> None:
-        """One entry more."""
+        """Add an entry."""
         block = _block(arguments)
         self._entries.append((address, block.ctypes.data))
         part = self._parts[-1]
@@ -60,15 +60,15 @@ class Recording:
         self._kept += [block, code, *foreign]
 
     def add_torch(self, run: Callable[[], object]) -> None:
-        """One entry more, of torch."""
+        """Add an entry that runs torch."""
         self._parts[-1].append(run)
 
     def cut(self) -> None:
-        """Here the host may look at what is there, and change it, before it goes on with the next part."""
+        """End a part: here the host may read and change results before it continues with the next part."""
         self._parts.append([])
 
     def room(self, size: int) -> _Room:
-        """Memory for a tensor of so many bytes."""
+        """Memory for a tensor of this many bytes."""
         for room in self._rooms:
             if room.size == size and room.is_free():
                 return room
@@ -78,11 +78,11 @@ class Recording:
 
     @property
     def nbytes(self) -> int:
-        """Memory for tensors of its own."""
+        """Bytes of memory for its own tensors."""
         return sum(room.size for room in self._rooms)
 
     def close(self) -> None:
-        """Nothing is added any more."""
+        """End the recording: nothing can be added afterwards."""
         self._table = np.array(self._entries, dtype=np.int64).reshape(-1)
 
     def __call__(self) -> None:
@@ -90,7 +90,7 @@ class Recording:
         self.run(0, len(self._parts))
 
     def run(self, part: int, end: int | None = None) -> None:
-        """Run the entries between two cuts, or all from one cut to another: ``end`` counts parts."""
+        """Run the entries between two cuts, or all from one cut to another: ``end`` is a part's number."""
         between = part, end or part + 1
         if between not in self._joined:
             self._joined[between] = _joined(self._parts[slice(*between)])
@@ -110,12 +110,12 @@ class _Kernels:
     count: int = 0
 
 
-#: Kernels, or an op of torch.
+#: Kernels, or a torch op.
 _Step = _Kernels | Callable[[], object]
 
 
 def _joined(parts: Sequence[Sequence[_Step]]) -> list[_Step]:
-    """The same without the cuts between them."""
+    """The parts without the cuts between them."""
     steps: list[_Step] = []
     for each in (each for part in parts for each in part):
         last = steps[-1] if steps else None
@@ -127,11 +127,11 @@ def _joined(parts: Sequence[Sequence[_Step]]) -> list[_Step]:
 
 
 class _Room:
-    """Memory that tensors have one after the other."""
+    """Memory that is used by one tensor after another."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._bytes = np.zeros(size + _LINE, dtype=np.uint8)  # what is traced is run on these: indices have to be some
+        self._bytes = np.zeros(size + _LINE, dtype=np.uint8)  # traced ops run on this, with valid indices
         begin = -self._bytes.ctypes.data % _LINE
         self._bytes = self._bytes[begin : begin + size]
         self.address = self._bytes.ctypes.data
@@ -142,14 +142,14 @@ class _Room:
         return self._user is None or self._user.expired()
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor that lies here."""
+        """A tensor in this memory."""
         made = torch.frombuffer(self._bytes, dtype=dtype, count=prod(shape)).view(*shape)
         self._user = StorageWeakRef(made.untyped_storage())
         return made
 
 
 class _Open(threading.local):
-    """The recording that is being made in this thread."""
+    """This thread's current recording."""
 
     recording: Recording | None = None
 
@@ -159,7 +159,7 @@ _open = _Open()
 
 @contextmanager
 def recording() -> Iterator[Recording]:
-    """Kernels that are launched in the block are recorded, and not run."""
+    """Kernels launched in the block are recorded, and not run."""
     assert _open.recording is None, "one recording at a time"
     made = _open.recording = Recording()
     try:
@@ -178,13 +178,13 @@ def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def zeros(count: int, dtype: torch.dtype) -> Tensor:
-    """Memory that is zero when a kernel first runs, and that it leaves so: no entry writes it anew."""
+    """Memory that is zero when a kernel first runs, and that the kernel leaves zero: no entry clears it again."""
     return torch.frombuffer(bytearray(count * dtype.itemsize), dtype=dtype)
 
 
 def borrowed(tensor: Tensor) -> Tensor:
-    """The same memory of a recording, for as long as that is there; later entries may use it again all the same. Where
-    nothing is being recorded, the tensor itself."""
+    """A tensor of the same memory of a recording, valid as long as that; later entries may still reuse the memory.
+    Outside a recording, the tensor itself."""
     if _open.recording is None:
         return tensor
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
@@ -192,7 +192,7 @@ def borrowed(tensor: Tensor) -> Tensor:
 
 
 def counted(count: Tensor | None, rows: int) -> Tensor:
-    """int64[1]: how many rows a kernel works on, if it is not all of so many."""
+    """int64[1]: how many rows a kernel processes, ``rows`` by default."""
     return _number(rows) if count is None else count
 
 
@@ -225,11 +225,11 @@ def _block(arguments: tuple[Argument, ...]) -> np.ndarray:
 
 
 class Compiled:
-    """Decorates a function that writes a kernel for some constants: it is compiled, once for each of them.
+    """Decorates a function that writes a kernel for some constants: it is compiled once for each of these.
 
-    Writing the text that compiled code is kept by takes longer than loading the code, so where the sources in the files
-    are what runs (``by_source``: in an engine process, but not where a test has put something else in a module's place)
-    the code is also found by the function, the constants and the state of the sources.
+    Writing the text that is the key of compiled code takes longer than loading the code, so if the source files are
+    what runs (``by_source``: in an engine process, but not where a test has patched a module) the code is also found by
+    the function, the constants and the state of the sources.
     """
 
     by_source = False
@@ -246,7 +246,7 @@ class Compiled:
         return self._made[key]
 
     def _found(self, constants: tuple[object, ...]) -> Launcher:
-        """That of code which was compiled of these sources before, or is now."""
+        """The kernel from code compiled from these sources before, or now."""
         processor, write = Processor.here(), self.write
         asked = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
         place = processor.key_of("kernel", asked, kept.sources())

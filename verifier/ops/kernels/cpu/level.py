@@ -1,4 +1,4 @@
-"""What :mod:`foresay.verifier.ops.sample` says, as entries of a recording: small enough for one thread a sequence."""
+"""Ops of :mod:`foresay.verifier.ops.sample`, as entries of a recording: small enough for one thread per sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foresay.verifier.ops.kernels.cpu.values import F32, I16, I32, I64, LANES, V
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces
 
 LOWEST = float("-inf")
-#: Knots of curves, infinite ones among them.
+#: Knots of curves, including infinite ones.
 _KNOTS = 2 * LANES
 
 
@@ -70,7 +70,7 @@ def _keeping(picked: bool, groups: int, pieces: int, least: float) -> Kernel:
 
 
 class _Keeper:
-    """Arguments: what the op is given, what it returns, and the numbers S, R, F, k, W."""
+    """Arguments: the op's arguments, its results, and the numbers S, R, F, k, W."""
 
     def __init__(self, k: Kernel, curves: tuple[int, int, float]) -> None:
         self.k, self.curves = k, curves
@@ -97,7 +97,7 @@ class _Keeper:
         return k
 
     def _row(self, sequence: Value, node: Value) -> Value:
-        """Where the children of a node begin; they are the same below all if there is one row."""
+        """The offset of a node's children; they are the same for all nodes if there is one row."""
         own = self.k.select(self.rows > 1, node, 0)
         return (sequence * self.rows + own) * self.looked
 

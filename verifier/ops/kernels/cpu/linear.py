@@ -1,4 +1,4 @@
-"""Products with a weight of floats: each sum runs over k in order, in one accumulator, whatever rows stand beside it.
+"""Products with a float weight: each sum runs over k in order, in one accumulator, whatever the other rows are.
 
 ::
 
@@ -33,8 +33,8 @@ from foresay.verifier.ops.records import Gate, turns_of
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
-    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, filled up to
-    blocks] or None. pairs: whether k lies in pairs. experts: whose weights lie one behind the other; 0: it is one.
+    """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: of its own dtype. bias: fp32[O, padded to
+    blocks] or None. pairs: whether k is in pairs. experts: how many, whose weights are consecutive; 0: a single weight.
     """
 
     data: Tensor
@@ -52,12 +52,12 @@ class PackedFloats:
 
     @property
     def nbytes(self) -> int:
-        """Of the numbers themselves."""
+        """Bytes of the numbers."""
         return self.inner * self.outer * self.data.dtype.itemsize
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, gated: Gate, experts: int = 0) -> PackedFloats:
-        """Pack a weight [O, K] of which 16 or 32 bits are kept."""
+        """Pack a weight [O, K] in 16 or 32 bits."""
         pairs, block = weight.dtype is torch.bfloat16, block_of(Processor.here())
         data = in_turns(lambda part: _packed(part, block, pairs), weight, gated, experts)
         packed = packed_bias(bias, block, gated, experts)
@@ -73,11 +73,11 @@ class PackedFloats:
         return from_turns(rows, self.data, self.gated, self.outer, self.experts)[:, : self.inner]
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """[N, K]: these rows of the weight, of one that is not gated."""
+        """[N, K]: these rows of the weight, which must not be gated."""
         return self.data[numbers // self.block, :, numbers % self.block].flatten(1)[:, : self.inner]
 
     def replace(self, number: int, row: Tensor) -> None:
-        """Another row [K] in the place of one; what reads it has no other memory."""
+        """Replace a row [K], in place."""
         line = self.data[number // self.block, :, number % self.block]
         line.copy_(functional.pad(row, (0, line.numel() - self.inner)).view(line.shape))
 
@@ -106,7 +106,7 @@ class PackedFloats:
 
 
 def packed_bias(bias: Tensor | None, block: int, gated: Gate, experts: int = 0) -> Tensor | None:
-    """fp32, filled up to blocks, in the order of theirs."""
+    """fp32, padded to blocks, in their order."""
     return None if bias is None else in_turns(lambda part: filled(part, block), bias.float(), gated, experts).flatten()
 
 
@@ -151,7 +151,7 @@ class _FloatProduct(ProductKernel):
             self.k.store(total.value, room, place * LANES)
 
     def _summed(self, block: Value, row: Value, rows: int) -> list[Variable]:
-        """The sums of so many rows, row by row, vector by vector."""
+        """The sums of ``rows`` rows, row by row, vector by vector."""
         k, shape = self.k, self.shape
         steps = self.inner // 2 if self.pairs else self.inner
         item = I32 if self.pairs else OF_TORCH[shape.weight]
@@ -165,7 +165,7 @@ class _FloatProduct(ProductKernel):
         return sums
 
     def _add(self, sums: list[Variable], line: Value, rows: list[Value], step: Value, half: bool = False) -> None:
-        """The terms of one step: weights that stand in a line, times each row's inputs."""
+        """The terms of one step: the weights of a line, times each row's inputs."""
         columns = self._columns(line)
         for number, row in enumerate(rows):
             factors = self._inputs(row, step, half)
@@ -186,7 +186,7 @@ class _FloatProduct(ProductKernel):
         return [k.bits(words, vector(BF16, 2 * LANES))] if self.dot else self._halves(words)
 
     def _inputs(self, row: Value, step: Value, half: bool = False) -> list[Value]:
-        """The same of a row's inputs, each in all lanes. half: behind the first of the pair the row ends."""
+        """The same for a row's inputs, each in all lanes. half: the row ends after the first of the pair."""
         k, compute = self.k, OF_TORCH[self.shape.compute]
         if self.dot:
             return [self._dotted(self._two(row, step, half))]

@@ -1,13 +1,13 @@
-"""What products with every kind of packed weight have in common: the loops around the sums, and what follows them.
+"""The common part of products with every kind of packed weight: the loops around the sums, and the epilogue.
 
 ::
 
     loop     blocks of B outputs (shared among the threads), then groups of some rows, then k: so a block of weights is
              read from memory once, and from the cache for the other groups
 
-A group's sums lie in registers: where these are 32 and wide 24 vectors, B is 64 and a group has six rows, or B is 48
-and it has eight, else B is 16. Fewer sums are no faster, since a term waits for the one before it, as it seems for 12
-cycles on a Zen 5: eight rows in two groups cost two passes.
+A group's sums are in registers: with 32 wide ones 24 vectors, with B 64 and six rows in a group, or B 48 and eight
+rows; else B is 16. Fewer sums are no faster, since a term waits for the one before it, apparently for 12 cycles on a
+Zen 5: eight rows in two groups cost two passes.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block.
 """
@@ -28,14 +28,14 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
 from foresay.verifier.ops.records import READING, SPANS, Gate, turns_of
 
-#: Vectors of sums that are held at once where registers are 32 and wide, and rows where they are not.
+#: Vectors of sums held at once with 32 wide registers, and rows otherwise.
 _SUMS, _ROWS = 24, 6
 
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """What a kernel is compiled for. compute, out: dtypes of inputs and of what comes out. experts: the weight is that
-    of several, and rows lie by experts (:class:`~foresay.verifier.ops.records.Sorted`)."""
+    """The parameters of a kernel. compute, out: dtypes of inputs and outputs. experts: the weight is that of several
+    experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.Sorted`)."""
 
     block: int
     compute: torch.dtype
@@ -46,45 +46,45 @@ class ProductShape:
 
 
 def block_of(processor: Processor, vectors: int = 4) -> int:
-    """B. vectors: that it has where registers are wide."""
+    """B. vectors: of a block with wide registers."""
     return vectors * LANES if processor.wide else LANES
 
 
 def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate, experts: int = 0) -> Tensor:
-    """What lies by outputs, in blocks; of gates and what they are for the blocks take turns. part: makes blocks.
-    experts: each has blocks of its own."""
+    """Data by outputs, in blocks; blocks of gate and up alternate. part: makes blocks. experts: each has its own
+    blocks."""
     turns, each = turns_of(gated), max(1, experts)
     blocks = [torch.cat([part(one) for one in half.chunk(each)]) for half in whole.chunk(turns)]
     return torch.stack(blocks, dim=1).flatten(0, 1).contiguous()
 
 
 def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int, experts: int = 0) -> Tensor:
-    """The reverse. part: makes rows of blocks, those that fill the last block up among them."""
+    """The reverse. part: makes rows of blocks, including padding rows of the last block."""
     turns, each = turns_of(gated), max(1, experts)
     halves = blocks.unflatten(0, (-1, turns)).unbind(1)
     return torch.cat([part(one)[: outer // turns // each] for half in halves for one in half.chunk(each)])
 
 
 def filled(rows: Tensor, block: int) -> Tensor:
-    """[O / B, B, ..]: rows in whole blocks, filled up with zeros."""
+    """[O / B, B, ..]: rows in whole blocks, padded with zeros."""
     behind = (0, 0) * (rows.dim() - 1)
     blocks: Tensor = functional.pad(rows, (*behind, 0, -len(rows) % block)).unflatten(0, (-1, block))
     return blocks
 
 
 def in_blocks(rows: Tensor, block: int) -> Tensor:
-    """[O / B, N, B]: numbers of outputs, [O, N], side by side for the outputs of a block."""
+    """[O / B, N, B]: numbers of outputs, [O, N], contiguous for the outputs of a block."""
     return filled(rows, block).transpose(1, 2)
 
 
 class ProductKernel:
-    """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x. Where
-    there are experts the count is a table, and blocks are those of each."""
+    """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x. With
+    experts the count is a table, and blocks are those of each."""
 
-    #: Bytes: how far ahead of the sums weights are asked for.
+    #: Bytes: how far ahead of the sums weights are prefetched.
     ahead = 2048
     #: Rows for which all blocks are read before the next ones, and bytes of the blocks that are read once for each
-    #: ``near`` of these rows: both are to stay in the second cache, and what ``near`` rows read in the first.
+    #: ``near`` of these rows: both should stay in the second-level cache, and the inputs of ``near`` rows in the first.
     far = near = 1 << 30
     strip = 1 << 17
 
@@ -97,7 +97,7 @@ class ProductKernel:
         self.sums, self.gates = (kernel.array(F32, self.at_once * shape.block) for _ in range(2))
 
     def write(self) -> Kernel:
-        """All of it."""
+        """The whole kernel."""
         k = self.k
         with (
             self._work() as (all_rows, blocks, base),
@@ -111,8 +111,8 @@ class ProductKernel:
 
     @contextmanager
     def _work(self) -> Iterator[tuple[tuple[Value, Value], tuple[Value, Value], Value]]:
-        """Rows, which of the blocks of outputs are this thread's, and the first block of the weight that they have:
-        once, or for each expert that has rows. A thread's share counts rows, and what reading a block costs as some."""
+        """Rows, this thread's blocks of outputs, and their first block of the weight: once, or for each expert that has
+        rows. A thread's share is measured in rows, with reading a block counted as some rows."""
         k = self.k
         if not self.shape.experts:
             yield (k.constant(0), self.rows), k.part_of(self.blocks), k.constant(0)
@@ -126,13 +126,13 @@ class ProductKernel:
             yield (begin, end), (first, behind), expert * self.blocks * turns_of(self.shape.gated)
 
     def _cut(self, share: Value, cost: Value) -> Value:
-        """The first of an expert's blocks behind so much of its cost."""
+        """The first of an expert's blocks after this share of its cost."""
         k = self.k
         return k.smallest((k.select(share > 0, share, 0) + cost - 1) // cost, self.blocks)
 
     @contextmanager
     def _some_of(self, begin: Value, end: Value, count: Operand) -> Iterator[tuple[Value, Value]]:
-        """A loop over pieces of a range, of so many each."""
+        """A loop over pieces of a range, of ``count`` each."""
         with self.k.loop(begin, end, count) as first:
             yield first, self.k.smallest(end, first + count)
 
@@ -141,7 +141,7 @@ class ProductKernel:
         return self.far
 
     def _blocks(self, base: Value, block: Value, begin: Value, end: Value) -> None:
-        """A block of outputs of some rows. base: the weight's block that it is counted from."""
+        """A block of outputs of some rows. base: the weight's block that indices start from."""
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
             left = k.smallest(end - row, self.at_once)
@@ -154,14 +154,14 @@ class ProductKernel:
                 self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
 
     def _products(self, block: Value, row: Value, left: Value, room: Value) -> None:
-        """The sums of one block of outputs for the rows of a group, so many, into ``room``."""
+        """The sums of one block of outputs for the ``left`` rows of a group, into ``room``."""
         for rows in range(1, self.at_once + 1):
             with self.k.when(left.equals(rows)):
                 self._sum(block, row, rows, room)
 
     @abstractmethod
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
-        """The same for so many rows: row by row, vector by vector."""
+        """The same for ``rows`` rows: row by row, vector by vector."""
 
     def _rows(self, row: Value, rows: int) -> list[Value]:
         """Where the inputs of each row begin."""
@@ -180,12 +180,12 @@ class ProductKernel:
         return self.k.load(self.bias, vector(F32), block * self.shape.block + at * LANES)
 
     def _prefetch(self, line: Value, size: int) -> None:
-        """Ask for what comes later. size: bytes of a step."""
+        """Prefetch later weights. size: bytes of a step."""
         for at in range(0, size, 64):
             self.k.prefetch(self.k.bytes_at(line, self.ahead + at))
 
     def _added(self, total: Variable, factor: Value, weight: Value) -> None:
-        """One term more: of numbers, or of pairs of bf16."""
+        """Add a term: of numbers, or of pairs of bf16."""
         if factor.floats:
             total.value = self.k.fma(factor, weight, total.value)
         else:
@@ -198,7 +198,7 @@ class ProductKernel:
         return [self.k.bits(words << 16, of), self.k.bits(words & -65536, of)]
 
     def _pair(self, row: Value, step: Value, apart: bool = False) -> Value:
-        """Two bf16 of a row in one word. apart: rows of an odd width do not begin where words do."""
+        """Two bf16 of a row in one word. apart: rows of an odd width are not aligned to words."""
         k = self.k
         return k.bits(k.load(row, vector(I16, 2), step * 2), I32) if apart else k.load(row, I32, step)
 
@@ -207,7 +207,7 @@ class ProductKernel:
         return self.k.bits(self.k.spread(pair), vector(BF16, 2 * LANES))
 
     def _store(self, place: Value, row: Value, column: Value) -> None:
-        """A vector of sums goes where it belongs; lanes behind the last output nowhere."""
+        """Store a vector of sums; lanes after the last output are dropped."""
         k, where = self.k, row * self.width + column
         value = self._finished(place)
         with k.builder.if_else((column + LANES <= self.width).raw) as (whole, part):
@@ -217,7 +217,7 @@ class ProductKernel:
                 self._put_some(value, where, self.width - column)
 
     def _finished(self, place: Value) -> Value:
-        """A sum and what is done to it, rounded after each step as the separate steps do."""
+        """A sum with its epilogue, rounded after each step as separate ops would."""
         k, of = self.k, OF_TORCH[self.shape.out]
         value = k.load(self.sums, vector(F32), place)
         if not self.shape.gated:
@@ -229,12 +229,12 @@ class ProductKernel:
             return kept * kept
         gate = k.rounded(k.load(self.gates, vector(F32), place), of)
         steep = gate
-        if self.shape.gated == "gelu":  # of tanh's form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
+        if self.shape.gated == "gelu":  # the tanh form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
             steep = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308
         return k.rounded(gate / (k.exp(steep * -1.0) + 1.0), of) * k.rounded(value, of)
 
     def _clamped(self, gate: Value, up: Value) -> Value:
-        """gpt-oss's."""
+        """gpt-oss's activation."""
         k, of, limit = self.k, OF_TORCH[self.shape.out], self.k.constant(7.0, vector(F32))
         gate, up = k.select(gate > limit, limit, gate), k.select(up > limit, limit, up)
         up = k.select(up < limit * -1.0, limit * -1.0, up)

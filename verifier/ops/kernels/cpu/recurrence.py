@@ -1,4 +1,4 @@
-"""What :mod:`foresay.verifier.ops.recurrence` says, for a CPU.
+"""The ops of :mod:`foresay.verifier.ops.recurrence`, for a CPU.
 
 ::
 
@@ -10,9 +10,9 @@
     replay      as remember, of records, without being asked
     short       row by row: a convolution by itself, of what was let in
 
-Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node goes on from where the one above it is:
-so many vectors for each node of one tree, of each thread. Which rows and sequences there are, and which thread has
-which heads, decides no bits.
+Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node continues from the state of its parent:
+each thread keeps a state part for each node of one tree. The bits do not depend on the other rows and sequences, or on
+which thread has which heads.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequ
 
 
 class _Row:
-    """Of a sequence of a pass: its first row, whether it is a text, whether it is at its beginning; and of its rows."""
+    """A sequence of a pass: its first row, whether it is a text, whether it is at its beginning; and data of its
+    rows."""
 
     def __init__(self, k: Kernel, first: int, sequence: Value) -> None:
         self.k, self._words = k, k.pointer(first + 2)
@@ -127,21 +128,21 @@ class _Row:
         return word ^ (self.k.constant(1) << self.k.select(top < 0, self.k.constant(0), top))
 
     def top(self, word: Value) -> Value:
-        """The last node of a word that has one; of none, -1."""
+        """The last node of a word; -1 if it has none."""
         return self.k.constant(63) - self.k.call("llvm.ctlz.i64", I64, word, self.k.constant(0, I1))
 
     def node(self, row: Value) -> Value:
-        """Which node a row is; below 0 if it is none."""
+        """The node of a row; negative if it is none."""
         return self.k.select(self.text, row - self.begin - self._nodes, self.top(self.k.load(self._words, I64, row)))
 
     def record(self, row: Value) -> Value:
-        """Where the record of a row is that is a node."""
+        """The offset of a node's record."""
         return self._record + self.node(row)
 
 
 class _Window:
-    """The rows that take part in the convolution of one: those before it on its path, which are in the pass or in the
-    tail that the sequence goes on from. raw: where rows lie, ``stride`` numbers apart; nothing: as many zeros."""
+    """The input rows of a row's convolution: those before it on its path, in the pass or in the tail that the sequence
+    continues from. raw: the rows, ``stride`` numbers apart; nothing: a row of zeros."""
 
     def __init__(
         self, k: Kernel, it: _Row, raw: Value, tails: Value, nothing: Value, channels: int, taps: int, stride: int
@@ -155,7 +156,7 @@ class _Window:
         return self.k.select(self.it.fresh, self._nothing, place)
 
     def rows(self, row: Value) -> list[Value]:
-        """Where they are, the row's own last."""
+        """Their addresses, the row's own last."""
         k, it = self.k, self.it
         word, missing = k.variable(k.select(it.text, 0, it.word(row))), k.variable(k.constant(0))
         window = [k.at(self._raw, row * self.stride, F32)]
@@ -170,11 +171,11 @@ class _Window:
         return window[::-1]
 
     def keep(self, row: Value, own: Value) -> None:
-        """Put a row where tails of stops are, and with the first what is left of the tail before."""
+        """Copy a row to the tails of stops, and with the first row what remains of the tail before."""
         k, order, taps, channels = self.k, row - self.it.begin, self.taps, self.channels
         for rows, page in self.it.stops:
             with k.when(self.it.text & (order < rows)):
-                first = order - rows + (taps - 1)  # where the row is in the tail, counted from its begin
+                first = order - rows + (taps - 1)  # the row's index in the tail
                 goal = k.at(self._tails, page * ((taps - 1) * channels), F32)
                 with k.when(first >= 0):
                     k.copy(own, k.at(goal, first * channels, F32), channels * 4)
@@ -267,7 +268,7 @@ def _silu(k: Kernel, value: Value) -> Value:
 
 
 def _softplus(k: Kernel, value: Value) -> Value:
-    """``log(1 + e^x)``, whose small numbers keep all their digits."""
+    """``log(1 + e^x)``, accurate for small results."""
     size = k.select(value < 0.0, value * -1.0, value)
     small = k.exp(size * -1.0)
     more = small + 1.0
@@ -293,7 +294,7 @@ class _Head:
         self.k, self.dim = k, dim
 
     def summed(self, term: Callable[[Value], tuple[Value, Value]]) -> Value:
-        """The sum of products over keys. term: of the key of this number its two factors."""
+        """The sum of products over keys. term: the two factors for a key's index."""
         k = self.k
         sums = [k.variable(k.constant(0.0, _VECTOR)) for _ in range(_CHAINS)]
         with k.loop(0, self.dim, _CHAINS) as first:
@@ -303,7 +304,7 @@ class _Head:
         return (first + second) + (third + fourth)
 
     def remembered(self, source: Value, keys: Value, decay: Value) -> Value:
-        """What the state, once it has forgotten, says of a key."""
+        """The decayed state's value for a key."""
         k = self.k
         return self.summed(lambda at: (k.spread(k.load(keys, F32, at)), self._decayed(source, decay, at)))
 
@@ -321,7 +322,7 @@ class _Head:
         self.k.copy(source, goal, self.dim * LANES * 4)
 
     def begin(self, source: Value, goal: Value, fresh: Value) -> None:
-        """A copy of a state, or of none."""
+        """A copy of a state, or zeros."""
         k = self.k
         with k.loop(0, self.dim * LANES, LANES) as at:
             k.store(k.select(fresh, k.constant(0.0, _VECTOR), k.load(source, _VECTOR, at)), goal, at)

@@ -1,16 +1,16 @@
-"""Products of whole numbers (:mod:`foresay.verifier.ops.linear`): rounding rows, and multiplying them.
+"""Integer products (:mod:`foresay.verifier.ops.linear`): rounding rows, and multiplying them.
 
 ::
 
-    packed    numbers without a sign: those that have one are 8 (of 4 bits) or 128 (of 8) more
+    packed    unsigned numbers: signed ones have an offset of 8 (4 bits) or 128 (8 bits)
               8 bits   [O / B][K / 4][B][4] bytes
               4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7; floats
                        (e2m1) as codes, for which a table has twice what they are, and 12 more
-    rows      rounded, side by side as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] of pieces
+    rows      rounded, in tiles as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] for pieces
 
-An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies bytes by pairs into 16
-bits, which hold sums of 4 bits of a piece; 8 bits are multiplied as two halves. Sums begin with what numbers without a
-sign have too much.
+An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies pairs of bytes into 16
+bits, which can hold the sums of a piece with 4 bits; 8 bits are multiplied as two halves. Sums begin with a correction
+for the offset of unsigned numbers.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
@@ -33,16 +33,16 @@ from foresay.verifier.ops.linear import GROUP, LEAST
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
 from foresay.verifier.ops.records import turns_of
 
-#: Numbers of rows with code of their own (others are filled up), the last of them at once, where registers are 32 and
-#: wide, and where they are not; and vectors of outputs where they are.
+#: Numbers of rows with their own code (others are padded), at most the last of them at once, with 32 wide registers,
+#: and without; and vectors of outputs with them.
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
 
 
 def round_rows(x: Tensor, piece: int, offset: int, count: Tensor) -> tuple[Tensor, ...]:
-    """Rows [R, K] rounded, and of each piece how its sums begin (int32), its scale, and its sum of inputs times that
-    (fp32). offset: what numbers of weights have too much."""
+    """Rows [R, K] rounded, and for each piece the initial value of its sums (int32), its scale, and its sum of inputs
+    times that (fp32). offset: of the weights' numbers."""
     width, tile = x.shape[1], _sizes(Processor.here())[-1]
     rows = -(-len(x) // tile) * tile
     numbers = room((rows, width), torch.int8)
@@ -79,7 +79,7 @@ def _rounding(dtype: torch.dtype, piece: int, offset: int, tile: int) -> Kernel:
 
 def _rounded(k: Kernel, values: list[Value]) -> tuple[Value, list[Value]]:
     """The scale of a group, and its numbers."""
-    # As integers sizes are in order too, and what is no number is the largest.
+    # Absolute values have the same order as integers, and NaN is the largest.
     sizes = [k.bits(value, vector(I32)) & 0x7FFFFFFF for value in values]
     most = k.call("llvm.vector.reduce.smax.v16i32", I32, k.larger(*sizes))
     size, infinity = k.bits(most, F32), 0x7F800000
@@ -100,7 +100,7 @@ def kernel_of(shape: IntegerShape) -> Kernel:
 
 
 class _RoundedProduct(IntegerProduct):
-    """Writes the kernel. More arguments: what :func:`round_rows` has of pieces."""
+    """Writes the kernel. Further arguments: the pieces' data of :func:`round_rows`."""
 
     far, near = 64, 16
 
@@ -155,7 +155,7 @@ class _RoundedProduct(IntegerProduct):
         ]
 
     def _bytes_of(self, line: Value) -> Iterator[list[Value]]:
-        """Words of four numbers, vector by vector; of 8 bits AVX2 has the low halves of all, then the high ones."""
+        """Words of four numbers, vector by vector; with 8 bits on AVX2 the low halves of all, then the high ones."""
         k, low = self.k, 0x0F0F0F0F
         for step in range(self.size // (self.shape.block * _WORD)):
             at = step * self.shape.block
@@ -175,13 +175,13 @@ class _RoundedProduct(IntegerProduct):
                 yield [*lower, *upper]
 
     def _doubled(self, words: Value) -> Value:
-        """Floats of 4 bits, doubled, without a sign: each byte's, found in a table."""
+        """4-bit floats, doubled and unsigned: each byte is looked up in a table."""
         k, table = self.k, [int(number) + OFFSET for number in DOUBLED_E2M1]
         numbers = Value(k, ir.Constant(vector(I8, _WORD * LANES), table * (_WORD * LANES // len(table))))
         return k.bits(self._by_halves("llvm.x86.avx2.pshuf.b", I8, numbers, k.bits(words, numbers.type)), words.type)
 
     def _dot(self, total: Value, weights: Value, inputs: Value) -> Value:
-        """Four products more in each lane, or two and two."""
+        """Add four products in each lane, or two and two."""
         bytes_of = [self.k.bits(each, vector(I8, _WORD * LANES)) for each in (weights, inputs)]
         if not self.one:
             return total + self._by_halves("llvm.x86.avx2.pmadd.ub.sw", I16, *bytes_of)
@@ -190,14 +190,14 @@ class _RoundedProduct(IntegerProduct):
         return self._by_halves("llvm.x86.avx512.vpdpbusd.256", I32, total, *bytes_of)
 
     def _joined(self, halves: list[Value], first: Value) -> Value:
-        """int32 of sums of 16 bits, two a lane, and how they begin."""
+        """int32 from 16-bit sums, two per lane, and their initial values."""
         for at, half in enumerate(halves):
             ones = self.k.constant(1 << 4 * at, half.type)
             first = first + self._by_halves("llvm.x86.avx2.pmadd.wd", I32, half, ones)
         return first
 
     def _by_halves(self, name: str, of: ir.Type, *values: Value) -> Value:
-        """An instruction of 256 bits, twice."""
+        """A 256-bit instruction, twice."""
         k, found = self.k, []
         for half in range(2):
             lanes = [range(half * each.type.count // 2, (half + 1) * each.type.count // 2) for each in values]

@@ -1,14 +1,14 @@
-"""Products of several queries with a span's keys and values, which are arranged for it once for all of them.
+"""Products of several queries with a span's keys and values, which are rearranged once for all of them.
 
 ::
 
-    keys     of 16 positions, turned: [D / 2][16][2] where pairs of bf16 are multiplied, else [D][16] of fp32; a score's
-             terms run over D in order, those of even and of odd steps for themselves
+    keys     of 16 positions, transposed: [D / 2][16][2] if pairs of bf16 are multiplied, else [D][16] of fp32; a
+             score's terms run over D in order, those of even and of odd steps separately
     values   [positions / 2][D][2], or [positions][D] of fp32; added position by position, or pair by pair
 
-Queries are taken up to six at a time, and blocks of 16 positions two at a time where registers are wide: their sums
-lie in registers, and none is another sum for it. Memory is asked for what comes two blocks later, as it lies: all heads
-of a slot. Quantised rows are widened where they are arranged, each number multiplied by its head's scale.
+Queries are processed up to six at a time, and blocks of 16 positions two at a time if registers are wide: their sums
+are in registers, and this does not change any of them. Memory two blocks ahead is prefetched, in storage order: all
+heads of a slot. Quantised rows are widened when they are rearranged, each number multiplied by its head's scale.
 
 Legend: D head dim.
 """
@@ -27,15 +27,15 @@ from foresay.verifier.ops.kernels.cpu.values import BF16, BYTES, E4M3, F32, I8, 
 
 T = TypeVar("T", int, Value)
 
-#: How many blocks ahead keys and values are asked for, and bytes of a cache line.
+#: How many blocks ahead keys and values are prefetched, and bytes of a cache line.
 _AHEAD, _LINE = 2, 64
-#: How many blocks have their scores together, at most.
+#: The most blocks whose scores are computed together.
 _BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKV:
-    """Keys or values of a layer. scales: where those of the first slot stand, if rows are quantised."""
+    """Keys or values of a layer. scales: the address of the first slot's, if rows are quantised."""
 
     numbers: Value
     scales: Value | None
@@ -43,7 +43,7 @@ class StoredKV:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A head of a slot: where its numbers begin, and its scale, if it has one."""
+    """A head of a slot: the address of its numbers, and its scale, if it has one."""
 
     place: Value
     scale: Value | None
@@ -51,12 +51,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Positions [low, high) of a span, and those by which they are seen: kv heads ``heads[0]`` to ``heads[1]`` - 1, and
-    of the ``all`` queries that a head has the ones [first, first + count).
+    """Positions [low, high) of a span, and the queries that attend to them: of kv heads ``heads[0]`` to ``heads[1]`` -
+    1, the ones [first, first + count) of the ``all`` queries that a head has.
 
-    span: the position where the span begins; low is a multiple of 16. begin, end: what is outside is seen by none of
-    them; begins, ends: by row. apart: rows that end within the piece, one behind the other; else 1. text, path: where
-    the slots stand of positions below ``base`` and of those from there on.
+    span: the position where the span begins; low is a multiple of 16. begin, end: none of them attends to positions
+    outside; begins, ends: by row. apart: consecutive rows that end within the piece; else 1. text, path: the addresses
+    of the slots of positions below ``base`` and of those from there on.
     """
 
     heads: tuple[Value, Value]
@@ -77,7 +77,7 @@ class Piece:
 
 
 def room_of(dim: int, heads: int, groups: int, rows: T) -> T:
-    """fp32 numbers that products have room for: keys, values, and of so many rows the queries and scores."""
+    """fp32 numbers of the products' scratch memory: keys, values, and the queries and scores of ``rows`` rows."""
     width = -(-dim // LANES) * LANES
     return rows * (heads * (width + SPAN)) + (_BLOCKS * LANES + SPAN * groups) * width
 
@@ -85,7 +85,7 @@ def room_of(dim: int, heads: int, groups: int, rows: T) -> T:
 class Spans:
     """Emits the products, for a kv head with a ``team`` of query heads.
 
-    of, kept: types of the queries and of what is stored. scratch: the thread's own room, for so many rows.
+    of, kept: types of the queries and of the stored rows. scratch: the thread's own memory, for ``rows`` rows.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Spans:
         self.paired = k.at(self.turned, _BLOCKS * LANES * self.width, F32)
         self.queries = k.at(self.paired, SPAN * groups * self.width, F32)
         self.scores = k.at(self.queries, rows * (groups * team * self.width), F32)
-        self.lane_slots = k.array(I32, _BLOCKS * LANES)  # of blocks whose positions are not all of the text
-        self.short = k.array(F32, LANES)  # the end of a head that is no whole vector
+        self.lane_slots = k.array(I32, _BLOCKS * LANES)  # of blocks with positions outside the text
+        self.short = k.array(F32, LANES)  # the end of a head, if it is not a whole vector
         self.zeros = k.array(kept, self.width)
         for at in range(0, self.width, LANES):
             k.store(k.narrowed(k.constant(0.0, vector(F32)), kept), self.zeros, at)
 
     def copy_query(self, source: Value, query: Value) -> None:
-        """A query, as products read it."""
+        """Copy a query to the layout of the products."""
         k = self.k
         mine = self._query(query)
         if self.dot:
@@ -117,7 +117,7 @@ class Spans:
             k.store(self.read(source, self.of, at), mine, at)
 
     def scores_of(self, query: Value) -> Value:
-        """Where the scores of a query stand, and then its weights, of their own type."""
+        """The address of a query's scores, and later its weights, which have their own type."""
         return self.k.at(self.scores, query * SPAN, F32)
 
     def _query(self, query: Value) -> Value:
@@ -126,8 +126,8 @@ class Spans:
     # -- what is stored ---------------------------------------------------------------------------------------------
 
     def _block(self, piece: Piece, at: Value, number: int = 0) -> Value:
-        """Where the slots of 16 positions stand; of one that is not seen another's that is. number: which of the blocks
-        that are read together."""
+        """The address of the slots of 16 positions; a position that is not attended to gets a valid slot. number: of
+        the block among those that are read together."""
         k, own = self.k, self.k.at(self.lane_slots, number * LANES, I32)
         whole = (at >= piece.begin) & (at + LANES <= piece.base)
         with k.when(whole.equals(0)), k.loop(0, LANES) as lane:
@@ -157,7 +157,7 @@ class Spans:
         return k.bits(k.narrowed(k.read(line.place, self.kept, at, 2 * LANES) * line.scale, BF16), of)
 
     def read(self, row: Value, of: Any, at: int | Value) -> Value:
-        """A vector of a head from ``at`` on, as fp32, with zeros behind its end."""
+        """A vector of a head from ``at`` on, as fp32, with zeros after its end."""
         k = self.k
         if isinstance(at, Value) or at + LANES <= self.dim:
             return k.read(row, of, at)
@@ -167,7 +167,7 @@ class Spans:
         return k.load(self.short, vector(F32))
 
     def _ask(self, stored: StoredKV, piece: Piece, at: Value) -> None:
-        """For keys or values that are read soon: those from ``at`` on, if the text has so many."""
+        """Prefetch keys or values from ``at`` on, if the text has that many."""
         k = self.k
         with k.when(at + LANES <= k.smallest(piece.base, piece.end)):
             slots = k.at(piece.text, at, I32)
@@ -200,7 +200,7 @@ class Spans:
         return self._halves(line, step * 2, vector(I32)) if self.dot else self._floats(line, step)
 
     def _arrange_values(self, values: StoredKV, piece: Piece) -> None:
-        """The values of a piece; zeros where one is not seen."""
+        """Rearrange the values of a piece; zeros for positions that are not attended to."""
         k, together = self.k, self._together()
         with k.loop(piece.low, piece.high, LANES) as at:
             self._ask(values, piece, at + LANES * _AHEAD)
@@ -236,7 +236,7 @@ class Spans:
     # -- products ---------------------------------------------------------------------------------------------------
 
     def _tiles(self, begin: Value, end: Value) -> Iterator[tuple[Value, int]]:
-        """Queries, as many at a time as registers hold: the first one, and how many."""
+        """Queries, as many at a time as fit in registers: the first one, and how many."""
         k, even = self.k, gcd(self.team, self.tile)
         with k.loop(begin, end, self.tile) as first:
             left = k.smallest(end - first, self.tile)
@@ -245,7 +245,8 @@ class Spans:
                     yield first, number
 
     def score(self, keys: StoredKV, piece: Piece, scale: float, softcap: float | None) -> None:
-        """The scores of all positions of a piece, capped if ``softcap``; minus infinity where one is not seen."""
+        """The scores of all positions of a piece, capped if ``softcap``; minus infinity for positions that are not
+        attended to."""
         k, numbers = self.k, range(self.blocks)
         turned = [k.at(self.turned, number * LANES * self.width, F32) for number in numbers]
         with k.loop(piece.low, piece.high, self.blocks * LANES) as begin:
@@ -266,7 +267,7 @@ class Spans:
                         self._put_scores(piece, ats, scored, before, first + query)
 
     def _put_scores(self, piece: Piece, ats: list[Value], scored: list[Value], before: Value, query: Value) -> None:
-        """Those of a query, of the blocks that are in the piece. before: queries of heads before."""
+        """Store a query's scores, of the blocks that are in the piece. before: queries of earlier heads."""
         k, scores = self.k, self.scores_of(before + query)
         begin, end = (k.integer(k.load(each, I64, query // self.team), I32) for each in (piece.begins, piece.ends))
         for number, (at, score) in enumerate(zip(ats, scored, strict=True)):
@@ -276,7 +277,7 @@ class Spans:
                 k.store(k.select(seen, score, float("-inf")), scores, at - piece.span)
 
     def _scored(self, first: Value, number: int, turned: list[Value]) -> list[list[Value]]:
-        """Sums of so many queries over D, for 16 positions of each block."""
+        """Sums of ``number`` queries over D, for 16 positions of each block."""
         k, steps = self.k, self._steps()
         chains = 2 - steps % 2
         queries = [self._query(first + query) for query in range(number)]
@@ -300,7 +301,7 @@ class Spans:
         return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, *pairs)
 
     def mix(self, values: StoredKV, piece: Piece, part: Value) -> None:
-        """Add the weighted values of a piece to what its queries have."""
+        """Add the weighted values of a piece to its queries' sums."""
         k, each = self.k, piece.count // piece.apart
         self._arrange_values(values, piece)
         with k.loop(*piece.heads) as head, k.loop(0, piece.apart) as row:
@@ -315,7 +316,7 @@ class Spans:
     def _mixed(
         self, piece: Piece, which: tuple[Value, Value], queries: range, first: Value, part: Value, vectors: range
     ) -> None:
-        """Some vectors of some queries. which: the kv head, and behind which position they see nothing."""
+        """Some vectors of some queries. which: the kv head, and the position after which they attend to nothing."""
         k, together, (head, end) = self.k, self._together(), which
         places = [k.at(part, (first + query) * part_of(self.dim), F32) for query in queries]
         sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
@@ -324,7 +325,7 @@ class Spans:
         def add(position: Value, half: bool = False) -> None:
             line = self._paired(piece, head, position)
             lines = [k.load(line, vector(F32), at) for at in vectors]
-            if half:  # the other one is not seen, and may be no number
+            if half:  # the other one is not attended to, and may be NaN
                 lines = [k.bits(k.bits(each, vector(I32)) & 0xFFFF, vector(F32)) for each in lines]
             for weight, mine in zip(weights, sums, strict=True):
                 term = k.spread(k.load(weight, F32, (position - piece.span) // together))

@@ -1,18 +1,18 @@
-"""The threads that run kernels, and who may use them (:mod:`foresay.verifier.ops.kernels.cpu.walk` is what they do).
+"""The threads that run kernels, and how many are used (:mod:`foresay.verifier.ops.kernels.cpu.walk` is what they
+execute).
 
-How many threads run best depends on what else the machine does. A list is walked when its slowest thread has walked it,
-so a thread that waits for a core holds up all others, and fewer threads are faster than some that wait. Linux counts
-for every thread how long it could run and did not (run delay: proc(5), ``/proc/PID/task/TID/schedstat``); where it does
-not say, all threads are always used. A row's bits do not depend on how many there are, so they may change between two
-lists.
+The best number of threads depends on the machine's other load. A list is finished when its slowest thread has finished,
+so a thread that waits for a core delays all others, and fewer threads are faster than some that wait. Linux counts how
+long every thread was runnable but did not run (run delay: proc(5), ``/proc/PID/task/TID/schedstat``); without this all
+threads are always used. A row's bits do not depend on the number of threads, so it may change between two lists.
 
-In a process that wants it (:func:`keep_apart`) threads that are as many as the cores have one each. Linux likes to wake
-a thread up on the core of the one that wakes it: then two take turns on it, at every barrier, each after the other has
-looked for long enough, and some passes take ten times as long.
+In a process that requests it (:func:`keep_apart`) threads are pinned to one core each if there are as many cores. Linux
+tends to wake a thread on the core of the one that wakes it: then the two alternate there at every barrier, each after
+the other has finished spinning, and some passes take ten times as long.
 
 ::
 
-    all ──a look finds cores missing──> so many fewer ──patience is over──> all, for a short look ──> ...
+    all ──a check finds cores missing──> that many fewer ──after some time──> all, for a short trial ──> ...
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ import torch
 
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
 
-#: Seconds between looks while all threads run, and from when all are tried again until the look that follows.
+#: Seconds between checks while all threads run, and from a new trial of all until the next check.
 _LOOK, _TRIAL = 0.25, 0.05
-#: Seconds until all are tried again: at first, and at most, since each trial in vain doubles them.
+#: Seconds until all are tried again: at first, and at most, since each failed trial doubles them.
 _PATIENCE, _MOST_PATIENCE = 1.0, 16.0
-#: A part of a core that may be missing before a thread less is used, and the least time that tells anything (seconds).
+#: The part of a core that may be missing before one thread fewer is used, and the least useful measurement (seconds).
 _SPARED, _LEAST = 0.3, 0.01
 
-#: (thread ids) -> seconds they ran, and seconds they waited for a core, since they began.
+#: (thread ids) -> seconds they ran, and seconds they waited for a core, since they started.
 Read = Callable[[Iterable[int]], tuple[float, float]]
 
 
 def ran_and_waited(threads: Iterable[int]) -> tuple[float, float]:
-    """Of these threads together, as Linux counts it; (0, 0) where nobody does."""
+    """The totals of these threads from Linux; (0, 0) if not available."""
     ran = waited = 0
     for thread in threads:
         try:
@@ -53,8 +53,8 @@ def ran_and_waited(threads: Iterable[int]) -> tuple[float, float]:
 
 
 class Crowding:
-    """Says how many of ``most`` threads to use now. share: of the time in which threads could have run when all were
-    tried last, the part they waited for a core."""
+    """Decides how many of ``most`` threads to use now. share: the share of runnable time that threads waited for a core
+    when all were tried last."""
 
     def __init__(self, most: int, read: Read = ran_and_waited, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = self.count = most
@@ -65,8 +65,8 @@ class Crowding:
         self._seen: tuple[float, float] | None = None
 
     def look(self, threads: Callable[[], Iterable[int]]) -> int:
-        """To be asked before every list, by the thread that calls: how many threads walk it. threads: tells the ids of
-        those that walked the one before."""
+        """Called before every list, by the calling thread: how many threads to use. threads: returns the ids of those
+        used for the last one."""
         now = self._clock()
         if self.count == self.most and self._seen is None:
             self._seen = self._read(threads())
@@ -77,7 +77,7 @@ class Crowding:
         return self.count
 
     def _judge(self, seen: tuple[float, float], now: float) -> None:
-        """After a while of all threads."""
+        """Evaluate a period with all threads."""
         ran, waited = (later - before for later, before in zip(seen, self._seen or seen, strict=True))
         self._seen, self._due = seen, now + _LOOK
         if ran + waited < _LEAST:
@@ -91,14 +91,14 @@ class Crowding:
             self._patience = _PATIENCE
 
 
-#: More threads are never used, and kernels that need room for each have room for so many.
+#: The most threads; kernels that need memory for each thread have it for this many.
 MOST = max(os.cpu_count() or 1, 4)
 
 
 class Threads:
-    """So many threads, the caller's among them. One list at a time: see :class:`Team`. state: where they wait for each
-    other, int64[8 * places], if that is to be in some certain memory. cores: one for each thread, if they are to stay
-    on them until they are stopped."""
+    """A fixed number of threads, including the caller's. One list at a time: see :class:`Team`. state: the memory of
+    their synchronisation, int64[8 * places], if it is given. cores: one for each thread, if they are pinned until they
+    are stopped."""
 
     def __init__(self, count: int, state: np.ndarray | None = None, cores: Sequence[int] = ()) -> None:
         self.count = count
@@ -122,7 +122,7 @@ class Threads:
 
     def run(self, entries: int, count: int) -> None:
         """Walk ``count`` pairs of int64 at this address: of a kernel, and of its arguments."""
-        if count:  # without a barrier behind an entry the others might still be looking for this list in the next
+        if count:  # without a barrier after an entry the others might still be looking for this list in the next
             self._walker.run(self._at, entries, count)
 
     def stop(self) -> None:
@@ -136,13 +136,13 @@ class Threads:
 
 
 def _serve(state: np.ndarray, number: int) -> None:
-    """What each of the others does. It holds the memory that it waits at, so that nobody takes that from under it."""
+    """The loop of each other thread. It holds a reference to the memory that it waits on, so that it is not freed."""
     walker().serve(state.ctypes.data, number)
 
 
 class Team:
-    """The threads of this process: started when they are needed first, and others when another number is wanted, or
-    fits the cores better that something else leaves.
+    """The threads of this process: started when they are first needed, and replaced when another number is requested,
+    or fits the free cores better.
 
     Callers in several threads wait for each other.
     """
@@ -154,41 +154,41 @@ class Team:
         self.forget()
 
     def forget(self) -> None:
-        """In a child: it has the caller's thread alone, and another may have held the lock."""
+        """In a forked child: only the calling thread exists, and another may have held the lock."""
         self._lock = threading.Lock()
         self._threads: Threads | None = None
         self._crowding: Crowding | None = None
         self._state: np.ndarray | None = None
 
     def keep_apart(self) -> None:
-        """Let threads have a core each where there are as many. For a process in which one thread calls and does little
-        else: what that starts later has its core alone."""
+        """Pin each thread to a core if there are enough. For a process in which one thread calls and does little else:
+        threads that it starts later only have its core."""
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
     def share(self) -> str:
-        """Have the state of threads that are yet to be started in a file, which changes with every kernel that ends: so
-        another process sees whether they get on. Returns its path."""
+        """Put the state of threads started later into a file, which changes with every kernel that ends: so another
+        process can see whether they make progress. Returns its path."""
         file, size = os.memfd_create("threads"), len(PLACES) * 64
         os.ftruncate(file, size)
         self._state = np.frombuffer(mmap.mmap(file, size), dtype=np.int64)
         return f"/proc/{os.getpid()}/fd/{file}"
 
     def use(self, count: int) -> None:
-        """Let kernels have so many threads, or fewer while there are no cores for so many."""
+        """Use this many threads for kernels, or fewer while there are not enough cores."""
         self._asked = min(count, MOST)
 
     def wanted(self) -> int:
-        """How many kernels have: as many as torch has, unless :meth:`use` said otherwise."""
+        """How many threads kernels get: as many as torch has, unless :meth:`use` set another number."""
         return self._asked or min(torch.get_num_threads(), MOST)
 
     def give_way(self, gives_way: bool) -> None:
-        """Whether threads for which there is no core are left out (see
+        """Set whether threads without a free core are left out (see
         :mod:`~foresay.verifier.ops.kernels.cpu.threads`)."""
         with self._lock:
             self._gives_way, self._crowding = gives_way, None
 
     def crowded(self) -> float:
-        """Of the time in which the threads could have run lately, the share that they waited for a core."""
+        """The share of their recent runnable time that the threads waited for a core."""
         crowding = self._crowding
         return 0.0 if crowding is None else crowding.share
 
@@ -198,7 +198,7 @@ class Team:
             self._as_many(self._fitting()).run(entries, count)
 
     def _fitting(self) -> int:
-        """How many there are cores for."""
+        """How many threads there are cores for."""
         wanted = self.wanted()
         if not self._gives_way:
             return wanted

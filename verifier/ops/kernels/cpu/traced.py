@@ -1,8 +1,8 @@
-"""Ops of torch as entries of a recording: what has no kernel of its own yet, or is not worth one.
+"""Torch ops as entries of a recording: those that have no kernel yet, or are not worth one.
 
-While a recording is made, kernels write nothing, so numbers are not known: an op of torch is run once for the shape of
-its result, and again at each replay, into the same memory. Views read nothing and are not run again. What would bring a
-number to the host is refused, as a GPU's graph refuses it.
+While recording, kernels write nothing, so numbers are unknown: a torch op is run once for the shape of its result, and
+again at each replay, into the same memory. Views read nothing and are not run again. Ops that would copy a number to
+the host are refused, as by a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN = torch.ops.aten
-#: What gives values away, or has to know them to know its result's shape.
+#: Ops that return values to the host, or need them for the shape of their result.
 _READS = {
     _ATEN._local_scalar_dense.default,
     _ATEN.item.default,
@@ -28,7 +28,7 @@ _READS = {
 }
 _REPEATS = {_ATEN.repeat_interleave.Tensor, _ATEN.repeat_interleave.self_Tensor}
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default}
-#: Of :func:`torch.tensor`, which makes a constant, and views: nothing to be run again. Most ops are such a view.
+#: Ops with nothing to run again: of :func:`torch.tensor`, which makes a constant, and views, which are most ops.
 _NOTHING = {
     _ATEN.lift_fresh.default,
     _ATEN.detach_.default,
@@ -40,11 +40,11 @@ _NOTHING = {
 
 
 class ReadsNumbers(RuntimeError):
-    """A step that is to be recorded asked for a number: it would have that of the recording for ever."""
+    """A recorded step reads a number on the host: replays would always use the recording's."""
 
 
 class Traced(TorchDispatchMode):
-    """Hands every op of torch that writes something to ``add``, as what runs it again."""
+    """Passes every torch op that writes something to ``add``, as a function that runs it again."""
 
     def __init__(self, add: Callable[[Callable[[], object]], None]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Traced(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler, a second's work, to keep it away from what nobody compiles."""
+        """No: torch would import its compiler, which takes a second, although nothing here is compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,7 @@ class Traced(TorchDispatchMode):
 
 
 def asks_for_numbers(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an op brings numbers to the host, be it only to know the shape of its result."""
+    """Whether an op needs numbers on the host, even if only for the shape of its result."""
     if func in _REPEATS:
         return kwargs.get("output_size") is None
     return func in _READS or (func in _INDEXED and any(_is_mask(one) for one in args[1]))
@@ -83,7 +83,7 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
-    """Those among arguments or results and in lists of them; torch's own walk takes several times as long."""
+    """The tensors among arguments or results, and in lists of them; torch's pytree takes several times as long."""
     for one in given:
         if isinstance(one, Tensor):
             yield one

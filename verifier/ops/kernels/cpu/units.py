@@ -1,16 +1,16 @@
-"""Where the rows and the keys of a pass are, found once a pass, and how attention is divided into units of work.
+"""The places of a pass's rows and keys, computed once per pass, and the division of attention into units of work.
 
 ::
 
     slots    of every position of each sequence; and of each row of a tree the slots of its path
-    units    up to 32 rows of one sequence, and spans of 256 positions that they see: all of them, or where a pass has
-             few rows one each, so that there is work for all threads
+    units    up to 32 rows of one sequence, and spans of 256 positions that they attend to: all of them, or one each if
+             a pass has few rows, so that there is work for all threads
 
-How rows are put together and spans divided decides no bits (:mod:`~foresay.verifier.ops.kernels.cpu.attention`).
+How rows are grouped and spans divided does not affect the bits (:mod:`~foresay.verifier.ops.kernels.cpu.attention`).
 
 Legend: S sequences, R rows, P pages of a table, N positions of a sequence, D head dim.
 
-Of a query's attention each span gives a part, and parts are folded into each other::
+Each span gives a part of a query's attention, and parts are folded into each other::
 
     [0, D)    the weighted values, added up; filled up to vectors
     top       the largest score: weights are e to the power of what a score is below it
@@ -30,16 +30,17 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import AttentionMetadata, Places
 
-#: Nodes of a tree at most, and numbers that say of a row: its sequence, leading positions of that, nodes of its path.
+#: The most nodes of a tree, and how many numbers describe a row: its sequence, leading positions of that, nodes of its
+#: path.
 NODES, INFO = 64, 3
-#: Rows of a unit at most, positions of a span, and numbers that say of a unit: see :class:`Places`.
+#: The most rows of a unit, positions of a span, and how many numbers describe a unit: see :class:`Places`.
 ROWS, SPAN, UNIT = 32, 256, 7
-#: Rows of a pass whose spans are divided at most, and room for what comes of each of their rows in each span.
+#: The most rows of a pass whose spans are divided, and the room for parts of each of their rows in each span.
 _FEW, PARTS = 64, 1024
 
 
 def find_places(paged: AttentionMetadata, rows: int, count: Tensor) -> Places:
-    """rows: room for so many. count: int64[1], how many there are; those behind the last sequence's are padding."""
+    """rows: the capacity. count: int64[1], the actual number; rows after the last sequence's are padding."""
     sequences, pages = paged.tables.shape
     shapes = ((sequences, pages * paged.page_size), (rows, INFO), (rows, NODES), (rows + PARTS, UNIT))
     positions, own, number = (launch.room((size,), torch.int64) for size in (rows, rows, 1))
@@ -57,7 +58,7 @@ def find_places(paged: AttentionMetadata, rows: int, count: Tensor) -> Places:
 
 @Compiled
 def _finding(page_size: int, all_texts: bool, some_texts: bool) -> Kernel:
-    """Arguments: tables, lengths, offsets, texts, words, sequences, pages, count; what :class:`Places` has."""
+    """Arguments: tables, lengths, offsets, texts, words, sequences, pages, count; the fields of :class:`Places`."""
     return _Finding(Kernel("find_places"), page_size, all_texts, some_texts).write()
 
 
@@ -95,7 +96,7 @@ class _Finding:
         return self.k.integer(self.k.load(array, I32, index), I64)
 
     def _sequence(self, sequence: Value) -> tuple[Value, Value, Value, Value]:
-        """Its first row and the one behind its last, its committed positions, and whether it is a text."""
+        """Its first row and the one after its last, its committed positions, and whether it is a text."""
         begin, end = self._of(self.offsets, sequence), self._of(self.offsets, sequence + 1)
         return begin, end, self._of(self.lengths, sequence), self._is_text(sequence)
 
@@ -135,14 +136,14 @@ class _Finding:
             begin, end, length, text = self._sequence(sequence)
             with k.loop(begin, end, ROWS) as row:
                 rows = k.smallest(end - row, ROWS)
-                seen = length + k.select(text, row + rows, end) - begin  # by no row more
+                seen = length + k.select(text, row + rows, end) - begin  # the most that any row attends to
                 self._divide(row, rows, (seen + SPAN - 1) // SPAN)
         with k.loop(live, self.count, ROWS) as row:
             self._divide(row, k.smallest(self.count - row, ROWS), k.constant(1))
         k.store(self.listed.value, self.number)
 
     def _divide(self, row: Value, rows: Value, spans: Value) -> None:
-        """Units of these rows: one for each span, if there are few rows and there is room."""
+        """Write the units of these rows: one for each span, if there are few rows and there is room."""
         k, parts = self.k, rows * spans
         apart = (self.count <= _FEW) & (spans > 1) & (self.parts.value + parts <= PARTS)
         with k.loop(0, k.select(apart, spans, 1)) as span:
@@ -160,18 +161,18 @@ def part_of(dim: int) -> int:
 
 
 class AttentionParts:
-    """Emits what is done with parts. of_weights: the type that weights have in products."""
+    """Emits operations on parts. of_weights: the type of weights in products."""
 
     def __init__(self, k: Kernel, dim: int, of_weights: Any) -> None:
         self.k, self.of_weights, self.size = k, of_weights, part_of(dim)
         self.top, self.total = self.size - LANES, self.size - LANES + 1
 
     def of(self, parts: Value, query: Value) -> Value:
-        """A query's among those of several."""
+        """A query's part among those of several."""
         return self.k.at(parts, query * self.size, F32)
 
     def empty(self, part: Value) -> None:
-        """Of no positions."""
+        """Clear a part: of no positions."""
         self._set(part, self.k.constant(float("-inf"), F32), self.k.constant(0.0, F32))
 
     def _set(self, part: Value, top: Value, total: Value) -> None:
@@ -188,7 +189,7 @@ class AttentionParts:
             self._set(part, top, total)
 
     def _largest(self, scores: list[Value], low: Value, high: Value) -> list[Value]:
-        """The largest score of each query. One that is no number is passed over: its weight is none either."""
+        """The largest score of each query. NaN is skipped: its weight is NaN too."""
         k = self.k
         tops = [k.variable(k.constant(float("-inf"), vector(F32))) for _ in scores]
         with k.loop(low, high, LANES) as at:
@@ -197,7 +198,7 @@ class AttentionParts:
         return [k.folded(top.value, k.larger) for top in tops]
 
     def _weighed(self, scores: list[Value], tops: list[Value], low: Value, high: Value) -> list[Value]:
-        """Weights are written over scores that were read before; returns the sum of each query's, as rounded."""
+        """Weights overwrite scores that were already read; returns the sum of each query's, rounded."""
         k = self.k
         totals = [k.variable(k.constant(0.0, vector(F32))) for _ in scores]
         with k.loop(low, high, LANES) as at:
@@ -208,7 +209,7 @@ class AttentionParts:
         return [k.total(total.value) for total in totals]
 
     def fold(self, part: Value, whole: Value) -> None:
-        """Add a part to the whole of those before: both are brought to the larger of their largest scores."""
+        """Add a part to the whole of those before: both are rescaled to the larger of their largest scores."""
         k = self.k
         tops = [k.load(each, F32, self.top) for each in (whole, part)]
         top = k.larger(*tops)
@@ -220,7 +221,7 @@ class AttentionParts:
             k.store(k.fma(k.load(part, vector(F32), at), take, k.load(whole, vector(F32), at) * keep), whole, at)
 
     def fold_sink(self, sink: Value, whole: Value) -> None:
-        """Add a logit that has no value to the whole, as a part of its own."""
+        """Add a logit without a value to the whole, as a separate part."""
         k, before = self.k, self.k.load(whole, F32, self.top)
         top = k.larger(before, sink)
         keep, take = (k.exp_below(each - top) for each in (before, sink))
@@ -229,6 +230,6 @@ class AttentionParts:
             k.store(k.load(whole, vector(F32), at) * k.spread(keep), whole, at)
 
     def value(self, whole: Value, of: Any, at: int | Value, sees: Value) -> Value:
-        """What a query has of values; zeros if it sees nothing. A zero has no sign: one that was folded has none."""
+        """A query's output; zeros if it attends to nothing. Zeros are positive, as folded ones are."""
         k = self.k
         return k.select(sees, (k.load(whole, of, at) + 0.0) / k.load(whole, F32, self.total), 0.0)

@@ -1,6 +1,4 @@
-"""Values of a kernel that is being written, their operators, and the instructions that the rest is made of; and
-the types of LLVM's numbers.
-"""
+"""Values of a kernel that is being written, their operators, the basic instructions, and LLVM's number types."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ LANES = 16
 
 
 class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat, which llvmlite does not have."""
 
     null, intrinsic_name = "0.0", "bf16"
 
@@ -27,7 +25,7 @@ class _Bf16(ir.types._BaseFloatType):  # type: ignore[misc]
 
 
 class _E4m3(ir.types.Type):  # type: ignore[misc]
-    """fp8 with four bits of exponent and three behind the point, which LLVM has no name for: its bits."""
+    """fp8 with four exponent and three mantissa bits, which LLVM does not have: its bits."""
 
     def __str__(self) -> str:
         return "i8"
@@ -51,19 +49,19 @@ BYTES = {F32: 4, F16: 2, BF16: 2, E4M3: 1, I8: 1, I16: 2, I32: 4, I64: 8}
 _NAMES = {F32: "f32", F16: "f16", BF16: "bf16", I16: "i16", I32: "i32", I64: "i64"}
 
 
-@cache  # as constants are: what a type or a constant looks like in LLVM's language is kept with it
+@cache  # like constants: the text of a type or constant in LLVM IR is cached with it
 def vector(element: ir.Type, lanes: int = LANES) -> ir.Type:
-    """So many numbers side by side."""
+    """A vector type."""
     return ir.VectorType(element, lanes)
 
 
 def element(of: ir.Type) -> ir.Type:
-    """What a vector is made of; a scalar's own type."""
+    """A vector's element type; a scalar's own type."""
     return of.element if isinstance(of, ir.VectorType) else of
 
 
 def lanes_of(of: ir.Type) -> int:
-    """How many a vector has; a scalar none."""
+    """How many lanes a vector has; 0 for a scalar."""
     return of.count if isinstance(of, ir.VectorType) else 0
 
 
@@ -86,7 +84,7 @@ class Value:
 
     @property
     def floats(self) -> bool:
-        """Whether it is made of fp32."""
+        """Whether its elements are fp32."""
         return element(self.type) is F32
 
     def __add__(self, other: Operand) -> Value:
@@ -139,7 +137,7 @@ class Value:
         return self._compared("==", other)
 
     def differs(self, other: Operand) -> Value:
-        """Whether they are not; of fp32 NaN differs from itself."""
+        """Whether they are not; for fp32, NaN differs from itself."""
         if self.floats:
             mine, its = self.kernel.alike(self, other)
             return Value(self.kernel, self.kernel.builder.fcmp_unordered("!=", mine.raw, its.raw))
@@ -168,7 +166,7 @@ class Instructions:
     processor: Processor
 
     def constant(self, value: float, of: ir.Type = I64) -> Value:
-        """A number, or a vector of equal ones."""
+        """A number, or a vector of equal numbers."""
         return Value(self, _constant(of, value, repr(value)))
 
     def index(self, value: Operand) -> Value:
@@ -180,7 +178,7 @@ class Instructions:
         return Value(self, _places(tuple(numbers)))
 
     def counting(self, first: Value) -> Value:
-        """A vector of int32 that counts on from an integer."""
+        """A vector of consecutive int32 from an integer."""
         word = self.builder.trunc(first.raw, I32) if first.type is I64 else first.raw
         return Value(self, word) + self.places(range(LANES))
 
@@ -189,7 +187,7 @@ class Instructions:
         return self.call(f"llvm.vector.reduce.or.v{lanes_of(mask.type)}i1", I1, mask)
 
     def alike(self, first: Value, second: Operand) -> tuple[Value, Value]:
-        """Both as one type: scalars are spread over the other's lanes."""
+        """Both as one type: scalars are broadcast to the other's lanes."""
         if not isinstance(second, Value):
             return first, self.constant(second, first.type)
         if lanes_of(first.type) == lanes_of(second.type):
@@ -199,13 +197,13 @@ class Instructions:
         return self.spread(first, lanes_of(second.type)), second
 
     def spread(self, value: Value, lanes: int = LANES) -> Value:
-        """A vector of equal ones."""
+        """A vector with this value in all lanes."""
         of = vector(value.type, lanes)
         one = self.builder.insert_element(ir.Constant(of, ir.Undefined), value.raw, ir.Constant(I32, 0))
         return Value(self, self.builder.shuffle_vector(one, one, self.places([0] * lanes).raw))
 
     def shuffled(self, first: Value, second: Value, lanes: Sequence[int]) -> Value:
-        """Lanes of two vectors, those of the second counted on from the first's."""
+        """Lanes of two vectors, those of the second numbered after the first's."""
         return Value(self, self.builder.shuffle_vector(first.raw, second.raw, self.places(lanes).raw))
 
     def select(self, condition: Value, yes: Operand, no: Operand) -> Value:

@@ -3,12 +3,12 @@
 ::
 
     state    one cache line for each word that several threads write
-    run      the caller names a list, adds one to ``work``, walks the list as thread 0
-    serve    each other thread waits until ``work`` has another number, walks the list, and waits again
+    run      the caller sets a list, increments ``work``, walks the list as thread 0
+    serve    each other thread waits until ``work`` changes, walks the list, and waits again
     walk     entry by entry: the kernel, then a barrier: no entry begins before all threads have ended the one before
 
-Whoever waits looks for a while, since mostly it is not long, and then sleeps on a futex: threads that looked for ever
-would take the time of those that they wait for, on a machine that does something else beside.
+A waiting thread spins for a while, since waits are usually short, and then sleeps on a futex: threads that spin forever
+would take time from those that they wait for, on a machine with other load.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from string import Template
 
 from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
 
-#: Places of the state's words, in bytes.
+#: Offsets of the state's words, in bytes.
 PLACES = {
     name: at * 64
     for at, name in enumerate(
         ("work", "arrived", "passed", "at_barrier", "at_rest", "stop", "entries", "count", "threads")
     )
 }
-#: Looks before a thread sleeps: at a barrier (some 50 us), and for the next list (some 500 us).
+#: Spins before a thread sleeps: at a barrier (some 50 us), and for the next list (some 500 us).
 _LOOKS = {"barrier_looks": 2_000, "work_looks": 20_000}
 #: The number of the system call.
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
 
 def unsupported() -> str | None:
-    """Why no kernel runs here, in words; None where they do."""
+    """Why kernels cannot run here, in words; None if they can."""
     system, machine = platform.system(), platform.machine()
     if system == "Linux" and machine in _FUTEX:
         return None
@@ -42,7 +42,7 @@ def unsupported() -> str | None:
 
 
 class Walker:
-    """The functions of ``_TEXT``. They leave the interpreter's lock to others."""
+    """The functions of ``_TEXT``. They release the interpreter's lock."""
 
     def __init__(self) -> None:
         own = _OF_X86 if Processor.here().is_x86 else _OF_OTHERS
@@ -55,8 +55,8 @@ class Walker:
 
 walker = cache(Walker)
 
-#: What is the processor's own: a pause while one looks; and that denormals are numbers in every thread, whatever the
-#: caller has set for its own (0x1F80: round to nearest, no exceptions).
+#: Processor-specific code: a pause while spinning; and enabling denormals in every thread, whatever the caller has set
+#: for its own (0x1F80: round to nearest, no exceptions).
 _OF_X86 = {
     "declared": """
 declare void @llvm.x86.sse2.pause()
