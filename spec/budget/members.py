@@ -46,7 +46,7 @@ _BESIDE = 0.65
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
-    brings: the recent average of its trees, first: of the chance of their first level. idle: steps since it was best."""
+    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best."""
 
     drafter: Drafter
     looks: bool
