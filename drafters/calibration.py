@@ -27,8 +27,8 @@ Floats = NDArray[np.float64]
 #: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths and ranks
 #: that are distinguished; deeper or lower ones count as the last.
 KINDS, DEPTHS, GROUPS = 3, 8, 4
-#: Steps after which new curves are computed, at most and at first; after the latter have doubled past the former, one of
-#: so many steps is learnt from, chosen by a hash.
+#: Steps after which new curves are computed: at most, and at first, doubled each time; once past the most, one of so
+#: many steps is learnt from, chosen by a hash.
 REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
 #: The initial log-odds shift of first choices, by way of sampling: half of what was measured.
 _FIRST_SHIFTS = (1.5, 0.0, 0.5)

@@ -9,8 +9,8 @@
     rows      rounded, in tiles as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] for pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies pairs of bytes into 16
-bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves. Sums begin with a
-correction for the offset of unsigned numbers.
+bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves. Sums begin with
+a correction for the offset of unsigned numbers.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
