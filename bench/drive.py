@@ -182,8 +182,7 @@ def build(mode: str, options: Options) -> Engine:
 def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
     """An engine per way of decoding, all on one copy of the target's weights.
 
-    Two copies may be placed differently in memory, and one would be faster. Modes without a given directory are left
-    out.
+    Two copies may be placed differently in memory, and one would be faster. Modes without their directory are left out.
     """
     engines: dict[str, Engine] = {}
     for mode in modes:

@@ -150,8 +150,7 @@ def described(heard: Heard) -> Json:
 
 
 class Round:
-    """One server's time. harms: what to do to the engine and when, in seconds since the last harm or the wave's
-    beginning."""
+    """One server's time. harms: what to do to the engine, in seconds since the last harm or the wave's start."""
 
     def __init__(self, name: str, served: Served, judge: Judge, tally: Tally, seed: int) -> None:
         self.name, self._served, self._judge, self._tally, self._seed = name, served, judge, tally, seed

@@ -28,8 +28,7 @@ _SHIFT, _STRETCH, DRIFT, _SLOW = 1.0, 0.03, 0.005, 0.001
 _MOST_STRETCH, _MOST_SHIFT = 0.95, 4.0
 #: Claims are clamped to these probabilities: nothing is certain.
 _UNLIKELY, _SURE = 0.02, 0.98
-#: Scales of the variances of what many texts share, and of a cell of a table, relative to one text's own; salts
-#: remembered.
+#: Variances of what many texts share, and of a table's cell, relative to one text's own; how many salts are kept.
 SHARED, CELL, _SALTS = 0.3, 0.7, 256
 #: Usual tokens accepted in a row: a match at the wrong position is wrong all the way (:meth:`Claims.chances`).
 _LONG = 12

@@ -34,8 +34,7 @@ _HOPE, _SURE = 2.0, 0.1
 #: Learning takes a tenth of a millisecond: after so many times it happens once in so many seconds of steps, for each
 #: size.
 _AT_FIRST, _LEARNING = 64, 0.05
-#: A pace that differs by this factor from that of the last plain step has changed; how many seconds such a step is
-#: recent.
+#: The pace has changed if it differs by this factor from the last plain step's; the seconds that one stays recent.
 _ANOTHER, _RECENT = 1.5, 3600.0
 #: The least share of a step that does not depend on experts.
 _LEAST_ROWS = 0.05
