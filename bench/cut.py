@@ -54,7 +54,7 @@ def read_of(config: Mapping[str, Any]) -> int:
 
 
 def cut(prefix: str, source: Mapping[str, Tensor], width: int, experts: int, chosen: int) -> dict[str, Tensor]:
-    """A layer's router and experts. width: of a row as far as it says something."""
+    """A layer's router and experts. width: the numbers of a row that carry the function."""
     gate, up, down = (source[f"{prefix}{MLP}{name}_proj.weight"] for name in ("gate", "up", "down"))
     groups = list(halved(gate[:, :width].float(), torch.arange(len(gate)), experts))
     inside = f"{prefix}block_sparse_moe."

@@ -1,4 +1,4 @@
-"""Waves of clients beside kills and freezes of the engine, and whether everything was as it should be.
+"""Waves of clients during kills and freezes of the engine, and whether everything was as it should be.
 
 ::
 
