@@ -67,6 +67,8 @@ class DeclaredParser:
     any may be made; parallel: whether more than one.
     """
 
+    heading = False
+
     def __init__(
         self,
         regions: Regions,
