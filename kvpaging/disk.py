@@ -3,8 +3,8 @@
 ::
 
     FOLDER/KEY/DIGEST.rows      what one model, or all who draft, keep of a page in layers that see the whole text
-                     .window    the same in layers with a window, while the page has a window page
-                     .state     of recurrent layers, where the page has a checkpoint
+                     .window    of the target's layers with a window, while the page has a window page
+                     .state     of its recurrent layers, where the page has a checkpoint
 
 KEY names all that the bytes follow from beside the text, DIGEST the text up to the page's end and its tenant
 (:mod:`foresay.kvpaging.prefix`). A file is in the format of safetensors, and its header can be foretold: of the key,
@@ -25,7 +25,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -100,8 +100,9 @@ class DiskPages:
     """The pages of one pool on disk. Files are read and written by threads of its own, which see nothing of the pool;
     all else is for the engine's.
 
-    stores: by their key; what the first one holds of a page has to be there for the page to be read. most: bytes that
-    all files below the folder may take, those of other keys too; nobody else may be able to write there.
+    stores: by their key, the target's first: what it holds of a page has to be there for the page to be read. most:
+    bytes that all files below the folder may take, those of other keys too; nobody else may be able to write there.
+    Raises OSError if there can be no such folder.
     """
 
     def __init__(self, folder: Path, stores: Mapping[str, Sequence[KVStore]], pool: PagePool, most: int) -> None:
@@ -112,14 +113,15 @@ class DiskPages:
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
         self._touched = dict[int, Future[None]]()
-        kinds = [self._file(key, kind) for key in stores for kind in _KINDS]
-        self._files = [file for number, file in enumerate(kinds) if file.holds or not number]
-        for key in stores:
-            (folder / key).mkdir(mode=0o700, parents=True, exist_ok=True)
+        target, *others = stores
+        kinds = [*((target, kind) for kind in _KINDS), *((key, _ROWS) for key in others)]
+        self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
+        for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, text: Text) -> bool:
         """Whether there is something to read."""
-        return self._path(self._files[0], text).exists()
+        return os.path.exists(self._path(self._files[0], text))  # false after any error
 
     def news(self) -> dict[str, int]:
         """Tokens since the last time: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
@@ -168,24 +170,20 @@ class DiskPages:
         and checkpoint come along if there is room."""
         while not (touched := self._touched[page // _RUN]).done():
             yield touched
-        for file, data in self._of(loaded, _ROWS):
-            for store in self._stores[file.key]:
-                store.marks[page] = self._pool.page_size
-            yield from _copied(self._parts(file, page), data.split(file.sizes))
-        if (window := self._of(loaded, _WINDOW)) and (windows := self._pool.windows) is not None and windows.available:
-            with windows.filled(page):
-                for file, data in window:
-                    yield from _copied(self._parts(file, page), data.split(file.sizes))
-        if (state := self._of(loaded, _STATE)) and (states := self._pool.states) is not None:
-            with states.filled(page) as own:
-                for file, data in state if own != NONE else ():
-                    yield from _copied(self._parts(file, own), data.split(file.sizes))
+        for file, data in loaded.items():
+            with self._filled(file, page) as own:
+                yield from _copied(self._parts(file, own), data.split(file.sizes)) if own != NONE else ()
         self._news.append("read")
 
-    def _of(self, loaded: Loaded, kind: str) -> list[tuple[_File, Tensor]]:
-        """What there is of a kind; nothing if a model's window or state is missing."""
-        found = [(file, data) for file, data in loaded.items() if file.kind == kind]
-        return found if kind == _ROWS or len(found) == sum(file.kind == kind for file in self._files) else []
+    def _filled(self, file: _File, page: int) -> AbstractContextManager[int]:
+        """What :meth:`_parts` is to be asked for; ``NONE`` if there is no room."""
+        if file.kind == _WINDOW and self._pool.windows is not None:
+            return self._pool.windows.filled(page)
+        if file.kind == _STATE and self._pool.states is not None:
+            return self._pool.states.filled(page)
+        for store in self._stores[file.key]:
+            store.marks[page] = self._pool.page_size
+        return nullcontext(page)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class DiskPages:
         stores = self._stores[file.key]
         if file.kind == _STATE:
             of = [store.states for store in stores if store.states is not None]
-            return [part[:, page] for each in of for part in each.layers[:2]]
+            return [part[:, page] for each in of for part in each.layers[:2] if part.numel()]
         found = [view for store in stores for view in store.views(page, file.kind == _WINDOW)]
         return sorted(found, key=lambda view: -view.dtype.itemsize)
 
@@ -311,8 +309,9 @@ def _used(path: Path, used: int) -> bool:
 
 def _on_all_cores() -> None:
     """For a thread: the one that started it may have a core of its own."""
-    if _CORES:
-        os.sched_setaffinity(0, _CORES)
+    with suppress(OSError):  # if they were taken away meanwhile; a thread that cannot begin fails whoever asks it
+        if _CORES:
+            os.sched_setaffinity(0, _CORES)
 
 
 def _taken(size: int) -> int:
