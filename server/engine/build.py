@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -177,7 +178,10 @@ def build_engine(
         observers=observers,
         runner=runner,
         crowded=threads.crowded,
-        ahead=() if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
+        ahead=chain(
+            () if disk is None else disk.touched(),
+            () if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
+        ),
     )
 
 
