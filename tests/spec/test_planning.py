@@ -45,6 +45,15 @@ class Chained(Parrot):
         return [0.8**depth for depth in range(1, levels + 1)]
 
 
+class Checking(Chained):
+    """Goes on from what was found."""
+
+    checks = True
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """It says the same all the same."""
+
+
 def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
     return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01))
 
@@ -235,6 +244,16 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
     assert float(member.costs.seconds(of_draft(2, grown=False))) == pytest.approx(0.6, rel=0.1)
     assert member.brings == GUESS and budget._cases[one.id].claims["model"].chance(0.8) > 0.8
     assert float(member.costs.seconds(of_draft(2))) < 1.3, "deciding is no part of a chain"
+
+
+def test_no_more_found_nodes_are_checked_than_a_chain_has_room_for() -> None:
+    """Its rows are scratch in the pages reserved for the chain, and near its end a text has shorter ones than others."""
+    found = [DraftTree.chain([7, *tokens], name, (1.0, 0.4, 0.3)) for name, tokens in (("a", (3, 5)), ("b", (4, 6)))]
+    members = [Member.looking(Parrot(tree.drafter, tree)) for tree in found]
+    budget, one = budget_of(*members, model(parrot=Checking)), sequence()
+    shares = [model_share(plan) for plan in budget.plan([replace(one, limit=5), replace(one, id="other")])]
+    assert [share.first and len(share.first) for share in shares] == [3, 5]
+    assert shares[0].shape.levels == 2
 
 
 def test_a_model_whose_trees_pay_for_deciding_grows_them() -> None:
