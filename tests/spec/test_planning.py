@@ -247,7 +247,7 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
 
 
 def test_no_more_found_nodes_are_checked_than_a_chain_has_room_for() -> None:
-    """Its rows are scratch in the pages reserved for the chain, and near its end a text has shorter ones than others."""
+    """Its rows are scratch in the pages reserved for the chain; near its end a text has shorter ones than others."""
     found = [DraftTree.chain([7, *tokens], name, (1.0, 0.4, 0.3)) for name, tokens in (("a", (3, 5)), ("b", (4, 6)))]
     members = [Member.looking(Parrot(tree.drafter, tree)) for tree in found]
     budget, one = budget_of(*members, model(parrot=Checking)), sequence()
