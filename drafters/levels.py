@@ -7,8 +7,8 @@
     levels   grown below them (:mod:`foresay.drafters.growth`)
     between  if a request changes logits, or levels have a price, the host checks each level before the next
 
-All but the first is captured, for each shape and number of sequences: on a CPU when first needed, on a device in
-advance. The same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`), as is
+All but the first is captured, for each shape and number of sequences: in advance, on a CPU also when first needed. The
+same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`), as is
 :meth:`TreeDrafter.follow`.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
@@ -280,8 +280,7 @@ class TreeDrafter(ABC):
     def capture_ahead(
         self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
     ) -> Iterator[None]:
-        """For a device: capture in advance what trees of this shape, or of its first levels, will need; yields after
-        each.
+        """Capture in advance what trees of this shape, or of its first levels, will need; yields after each.
 
         vocab_size: the target's. rooms: numbers of sequences, and of pages (:func:`rooms`).
         """
