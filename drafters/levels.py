@@ -287,8 +287,10 @@ class TreeDrafter(ABC):
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
             for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
-                self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
-                self._ahead = len(self._levels)
+                made = self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
+                if all(made is not kept for _, kept in self._levels[: self._ahead]):
+                    self._levels.insert(self._ahead, self._levels.pop())  # before those of requests that came meanwhile
+                    self._ahead += 1
                 yield
 
     def _levels_of(self, growing: Sequence[TreeBuilder], apart: bool) -> Levels:
