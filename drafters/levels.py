@@ -7,8 +7,8 @@
     levels   grown below them (:mod:`foresay.drafters.growth`)
     between  if a request changes logits, or levels have a price, the host checks each level before the next
 
-All but the first is captured, for each shape and number of sequences: on a CPU when first needed, on a device in
-advance. The same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`), as is
+All but the first is captured, for each shape and number of sequences: in advance, on a CPU also when first needed. The
+same is part of the whole steps that a GPU captures (:class:`foresay.drafters.proposer.Drafts`), as is
 :meth:`TreeDrafter.follow`.
 
 Legend: S sequences, H hidden width, V' the drafter's vocabulary.
@@ -279,16 +279,17 @@ class TreeDrafter(ABC):
     def capture_ahead(
         self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
     ) -> Iterator[None]:
-        """For a device: capture in advance what trees of this shape, or of its first levels, will need; yields after
-        each.
+        """Capture in advance what trees of this shape, or of its first levels, will need; yields after each.
 
         vocab_size: the target's. rooms: numbers of sequences, and of pages (:func:`rooms`).
         """
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
             for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
-                self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
-                self._ahead = len(self._levels)
+                made = self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
+                if all(made is not kept for _, kept in self._levels[: self._ahead]):
+                    self._levels.insert(self._ahead, self._levels.pop())  # before those of requests that came meanwhile
+                    self._ahead += 1
                 yield
 
     def _levels_of(self, growing: Sequence[TreeBuilder], apart: bool) -> Levels:

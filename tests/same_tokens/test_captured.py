@@ -136,6 +136,17 @@ def test_a_step_runs_ahead_and_few_are_dropped(pair) -> None:
     assert runner.counts["launched"] > 4 * runner.counts["dropped"]
 
 
+def test_a_step_runs_ahead_where_a_request_wants_shorter_drafts(pair) -> None:
+    made = pair("llama3", layers=2)
+    engine, request = captured_engine(made, draft_model(made), TreeShape.chain(4)), jobs_of(300, (9,), 30)[0].request()
+    request.most_drafted, ahead = 2, list[int]()
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+        ahead += map(engine.runner.ahead, engine.scheduler.running)
+    assert any(ahead)
+
+
 def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
     made = pair("llama3", layers=2)
     engine = captured_engine(made, draft_model(made), TreeShape.chain(4))

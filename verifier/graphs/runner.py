@@ -183,7 +183,7 @@ class GraphStepRunner(StepRunner):
         captured, sequences = launched.captured, launched.sequences
         if not self.run_ahead or any(map(needs_stop, launched.batch)):
             return False
-        if any(s.most_levels <= captured.proposer.shape.levels for s in sequences):
+        if any(s.limit - len(s.tokens) <= captured.proposer.shape.levels + 1 for s in sequences):
             return False  # this step may be the text's last
         if between_drafts(captured, sequences) or not self._stays(launched):
             return False
