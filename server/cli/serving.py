@@ -101,7 +101,7 @@ def rows(info: EngineInfo) -> list[Row]:
             f"{info.kv_tokens:,} tokens{_kept(info)} in pages of {info.page_size}, "
             f"up to {info.max_seqs} sequences at once",
         ),
-        *([("kept on disk", f"what is said, as KV: {info.kv_disk}")] if info.kv_disk else []),
+        *([("disk", f"KV of prompts and answers, {info.kv_disk}")] if info.kv_disk else []),
         *([("memory", info.memory)] if info.memory else []),
         ("context", f"{info.max_model_len:,} tokens"),
     ]

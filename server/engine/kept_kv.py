@@ -29,7 +29,7 @@ def room(config: EngineConfig, device: Device) -> tuple[int, str]:
     """The bytes that it may take, 0 for none; and that in words, with where it lies and how it is switched off."""
     try:
         size, told = _size(config, device)
-        return size, f"{told} in {folder()}, which you alone may read (--kv-disk off: none)" if size else told
+        return size, f"{told} in {folder()}, readable by you alone (--kv-disk off: none)" if size else told
     except (OSError, RuntimeError) as error:
         return 0, f"off ({error})"
 

@@ -37,7 +37,7 @@ def test_how_much(
     settings: dict[str, Any], device: Device, free: int, size: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    told += f" in {kept_kv.folder()}, which you alone may read (--kv-disk off: none)" if size else ""
+    told += f" in {kept_kv.folder()}, readable by you alone (--kv-disk off: none)" if size else ""
     assert kept_kv.room(load(EngineConfig, settings, {}).config, device) == (size, told)
 
 

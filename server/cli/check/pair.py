@@ -239,7 +239,7 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
         size, told = kept_kv.room(config, target.device)
-        notes.ok("disk", f"what prompts and answers say is kept as KV: {told}", kv_disk=size)
+        notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
     return "" if drafts_well else recommended(config.target, target)
 
 
