@@ -69,7 +69,7 @@ class WindowPages:
 
     @contextmanager
     def filled(self, page: int) -> Iterator[None]:
-        """Give a page that no table sees a window page to fill; nobody takes it before the end."""
+        """Give a page that no table sees a window page to fill; it is not evicted before the end."""
         self.see([page])
         self.filling.append(page)
         try:

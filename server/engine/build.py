@@ -209,7 +209,7 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
 
 
 def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | None]:
-    """A text of words and code in its tokens, and how many experts a mixture has and wakes for a row."""
+    """Token ids of some prose and code, for a mixture; and how many experts it has and activates per row."""
     experts, found = loading.model.stack.experts, None
     if experts is not None:
         found = tokenizer(loading.target)

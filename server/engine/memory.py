@@ -7,8 +7,8 @@
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
     states      of recurrent layers, on a CPU: of running texts, of checkpoints by which prefixes are reused; records
-    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but of layers that see
-                a window no more pages than running texts can see, and as many again of texts that may go on
+    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but for sliding-window
+                layers only the pages that running texts attend to, and as many again for texts that may continue
 
 On a CPU the KV cache takes a share of the memory, which other programs use too. On a GPU it takes all that
 ``--gpu-memory-utilization`` leaves. Does not import torch.

@@ -65,7 +65,7 @@ class Own(Entry):
 
     @property
     def spared(self) -> Entry | None:
-        """Who drafts for it."""
+        """The drafter before it."""
         return self._with
 
     @property
@@ -78,7 +78,7 @@ class Own(Entry):
         return replace(self, shared=self.first is not None and self.first.asked in others)
 
     def behind(self, first: Entry, part: str) -> Self:
-        """The same with another drafter before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for a
+        """The same with another drafter before it, by ``part`` of ``--draft``. Raises ConfigurationError for a
         kind that cannot be."""
         if not isinstance(first, DraftModel | Head) and not first.looks:
             raise ConfigurationError(
@@ -130,7 +130,7 @@ class Own(Entry):
         return (self.model,) if self._with is None else (self.model, *self._with.shapes(target))
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Who drafts for it: the copy reads the target's."""
+        """The drafter before it: the copy reads the target's states."""
         return () if self._with is None else self._with.with_states(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
@@ -162,7 +162,7 @@ class Own(Entry):
         return made
 
     def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """About who drafts for it."""
+        """The doubts about the drafter before it."""
         return "" if self._with is None else self._with.doubts(drafter.before, target, pool, directory)
 
     @property
