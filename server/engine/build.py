@@ -203,7 +203,7 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
     if memory.states is not None:
         pool.attach_states(*memory.states)
     loading = LoadContext(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
-    files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
+    files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
 

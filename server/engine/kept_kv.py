@@ -77,6 +77,6 @@ def _key(loading: LoadContext) -> str:
 
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:
     """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
-    directories = [one.directory for one in drafts if isinstance(one, FromFiles)]
+    directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
     files = [(str(path), *kept.seen(path)) for each in directories for path in sorted(each.iterdir())]
     return config.draft, config.draft_quantize, config.draft_kv_dtype, config.draft_layers, files

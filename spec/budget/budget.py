@@ -245,6 +245,7 @@ class Budget(Observer):
                 pace = costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else costs.pace
                 shape = OPEN.limited(self._models[way.model].levels)
                 shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
-            first = case.found.best(way.first[index]) if way.first and way.first[index] else None
+            checked = min(way.first[index], shape.levels) if way.first else 0  # there is room for the draft alone
+            first = case.found.best(checked) if checked else None
             shares.append(Share(way.model, shape.limited(sequence.most_levels), first=first))
         return shares

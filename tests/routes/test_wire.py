@@ -118,14 +118,17 @@ INFILLS = [("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix
 @pytest.mark.parametrize("names", INFILLS, ids=lambda names: names[0])
 async def test_infill_in_the_tokens_of_the_model(tmp_path, names):
     target = saying(tmp_path, "return a +", " b;", special=names)
-    asked = {"input_prefix": "def f", "prompt": "(", "input_suffix": "end", "input_extra": [{"text": "x"}], "seed": 1}
+    asked = {"input_prefix": "def f", "prompt": "(", "input_extra": [{"text": "x"}], "seed": 1}
+    asked["input_suffix"] = f"end{names[0]}"
     with LiveServer(tmp_path / "log", target, "--draft", "ngram") as live:
         async with aiohttp.ClientSession(live.wait_for_url()) as http:
             _, whole = await answer(http, "/infill", asked)
             *pieces, last = await events(http, "/infill", **asked)
             _, cut = await answer(http, "/infill", asked | {"n_predict": 1})
+            _, read = await answer(http, "/tokenize", {"prompt": whole["prompt"]})
     before, hole, after = names
-    assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{after}"
+    assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{before}{after}"
+    assert whole["tokens_evaluated"] > read["count"], "what a file spells is no control token"
     assert (whole["content"], whole["stop_type"]) == ("return a + b;", "eos")
     assert "".join(piece["content"] for piece in pieces) == whole["content"] and last["stop"]
     assert (cut["content"], cut["stop_type"]) == ("return a +", "limit")

@@ -16,7 +16,7 @@ from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased
-from foresay.server.api.common.turns import answered, completion_choices
+from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.api.llamacpp import schemas
 from foresay.server.host.models.models import MODELS, ServedModel
@@ -141,17 +141,20 @@ async def _native(
 async def _prompt(service: Service, body: Any) -> list[int]:
     if not isinstance(body.prompt, str):
         return list(body.prompt)
-    room = Room("prompt", service.opened()[1].max_model_len)
+    room = room_for(service, body, "prompt")
     return await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
 
 
 async def _infilled(service: Service, body: Any) -> list[int]:
-    before, hole, after = infill_tokens(service.opened()[0].tokenizer)
+    """The tokenizer's own beginning, then both texts, in which a control token's name is text."""
+    tokenizer = service.opened()[0].tokenizer
+    before, hole, after = infill_tokens(tokenizer)
     extra = "".join(f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n\n" for one in body.input_extra or ())
     room = Room("input_prefix", service.opened()[1].max_model_len)
     texts = (extra + body.input_prefix + body.prompt, body.input_suffix)
-    prefix, suffix = [await service.encode(text, False, room=room) for text in texts]
-    return [before, *prefix, hole, *suffix, after]
+    prefix, suffix = [await service.encode(tokenizer.as_text(text), False, room=room) for text in texts]
+    begun = await service.encode("", body.add_special_tokens is not False)
+    return [*begun, before, *prefix, hole, *suffix, after]
 
 
 #: Models' tokens before the prefix, before the suffix, and before the text between them.

@@ -16,7 +16,6 @@ from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.drafters.head import Head
 from foresay.server.engine.parameters import item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit, target_directory
@@ -80,7 +79,7 @@ class Own(Entry):
     def behind(self, first: Entry, part: str) -> Self:
         """The same with another drafter before it, by ``part`` of ``--draft``. Raises ConfigurationError for a
         kind that cannot be."""
-        if not isinstance(first, DraftModel | Head) and not first.looks:
+        if isinstance(first, Own) or not first.names:
             raise ConfigurationError(
                 f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.asked}"
             )
