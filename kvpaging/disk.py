@@ -2,9 +2,9 @@
 
 ::
 
-    FOLDER/KEY/DIGEST.rows      KV of a page, of one model or all drafters, in layers with full attention
-                     .window    the same in sliding-window layers, while the page has a window page
-                     .state     the state of recurrent layers, where the page has a checkpoint
+    FOLDER/KEY/DIGEST.rows      KV of a page, of the target or all drafters, in layers with full attention
+                     .window    the target's in sliding-window layers, while the page has a window page
+                     .state     the target's recurrent states, where the page has a checkpoint
 
 KEY covers all that the bytes depend on besides the text, DIGEST the text up to the page's end and its tenant
 (:mod:`foresay.kvpaging.prefix`). A file is in the format of safetensors, and its header follows from the key, the text,
@@ -25,7 +25,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -100,8 +100,9 @@ class DiskPages:
     """The pages of one pool on disk. Its own threads read and write files and never access the pool; everything else is
     for the engine's thread.
 
-    stores: by their key; a page can only be read if the first one's part of it exists. most: bytes that all files in
-    the folder may take, including those of other keys; no other user may be able to write there.
+    stores: by their key, the target's first: a page can only be read if the target's part of it exists. most: bytes
+    that all files in the folder may take, including those of other keys; no other user may be able to write there.
+    Raises OSError if the folder cannot be made.
     """
 
     def __init__(self, folder: Path, stores: Mapping[str, Sequence[KVStore]], pool: PagePool, most: int) -> None:
@@ -112,14 +113,15 @@ class DiskPages:
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
         self._touched = dict[int, Future[None]]()
-        kinds = [self._file(key, kind) for key in stores for kind in _KINDS]
-        self._files = [file for number, file in enumerate(kinds) if file.holds or not number]
-        for key in stores:
-            (folder / key).mkdir(mode=0o700, parents=True, exist_ok=True)
+        target, *others = stores
+        kinds = [*((target, kind) for kind in _KINDS), *((key, _ROWS) for key in others)]
+        self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
+        for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, text: Text) -> bool:
         """Whether there is a file to read."""
-        return self._path(self._files[0], text).exists()
+        return os.path.exists(self._path(self._files[0], text))  # false after any error
 
     def news(self) -> dict[str, int]:
         """Tokens since the last call: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
@@ -168,24 +170,20 @@ class DiskPages:
         window page and the checkpoint are filled too if there is room."""
         while not (touched := self._touched[page // _RUN]).done():
             yield touched
-        for file, data in self._of(loaded, _ROWS):
-            for store in self._stores[file.key]:
-                store.marks[page] = self._pool.page_size
-            yield from _copied(self._parts(file, page), data.split(file.sizes))
-        if (window := self._of(loaded, _WINDOW)) and (windows := self._pool.windows) is not None and windows.available:
-            with windows.filled(page):
-                for file, data in window:
-                    yield from _copied(self._parts(file, page), data.split(file.sizes))
-        if (state := self._of(loaded, _STATE)) and (states := self._pool.states) is not None:
-            with states.filled(page) as own:
-                for file, data in state if own != NONE else ():
-                    yield from _copied(self._parts(file, own), data.split(file.sizes))
+        for file, data in loaded.items():
+            with self._filled(file, page) as own:
+                yield from _copied(self._parts(file, own), data.split(file.sizes)) if own != NONE else ()
         self._news.append("read")
 
-    def _of(self, loaded: Loaded, kind: str) -> list[tuple[_File, Tensor]]:
-        """The files of a kind; none if any model's window or state is missing."""
-        found = [(file, data) for file, data in loaded.items() if file.kind == kind]
-        return found if kind == _ROWS or len(found) == sum(file.kind == kind for file in self._files) else []
+    def _filled(self, file: _File, page: int) -> AbstractContextManager[int]:
+        """The page number for :meth:`_parts` while it is filled; ``NONE`` if there is no room."""
+        if file.kind == _WINDOW and self._pool.windows is not None:
+            return self._pool.windows.filled(page)
+        if file.kind == _STATE and self._pool.states is not None:
+            return self._pool.states.filled(page)
+        for store in self._stores[file.key]:
+            store.marks[page] = self._pool.page_size
+        return nullcontext(page)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class DiskPages:
         stores = self._stores[file.key]
         if file.kind == _STATE:
             of = [store.states for store in stores if store.states is not None]
-            return [part[:, page] for each in of for part in each.layers[:2]]
+            return [part[:, page] for each in of for part in each.layers[:2] if part.numel()]
         found = [view for store in stores for view in store.views(page, file.kind == _WINDOW)]
         return sorted(found, key=lambda view: -view.dtype.itemsize)
 
@@ -311,8 +309,9 @@ def _used(path: Path, used: int) -> bool:
 
 def _on_all_cores() -> None:
     """For a thread: use all cores, since the thread that started it may be pinned to one."""
-    if _CORES:
-        os.sched_setaffinity(0, _CORES)
+    with suppress(OSError):  # cores may have been taken away; an error here would fail every task of the thread
+        if _CORES:
+            os.sched_setaffinity(0, _CORES)
 
 
 def _taken(size: int) -> int:

@@ -34,12 +34,10 @@ _PATIENCE, _WRITING = 5.0, 0.002
 
 
 class _Entry(NamedTuple):
-    """depth: pages before it in its text."""
+    """A page, and what it says."""
 
     page: int
-    parent: bytes
-    tokens: bytes
-    depth: int
+    text: Text
 
 
 class PrefixIndex:
@@ -79,16 +77,12 @@ class PrefixIndex:
         Covers at most len(tokens) - 1 tokens, since the last one must be computed to sample its successor; and ends
         where sliding-window layers still have what the next row attends to, and recurrent layers have a checkpoint.
         """
-        count = max(len(tokens) - 1, 0) // self.pool.page_size
         pages: list[int] = []
-        parent = _root(salt)
-        for said in self._split(tokens, 0, count):
-            digest = _digest(parent, said)
-            entry = self._entries.get(digest)
-            if entry is None or (entry.parent, entry.tokens) != (parent, said):
+        for text in self._texts(tokens, salt):
+            entry = self._entries.get(text.digest)
+            if entry is None or entry.text != text:
                 break
             pages.append(entry.page)
-            parent = digest
         self.known = len(pages) * self.pool.page_size
         if (windows := self.pool.windows) is not None:
             del pages[windows.reach(pages) :]
@@ -113,19 +107,17 @@ class PrefixIndex:
             return
         assert len(tokens) >= table.length
         marks = {} if table.state is None else dict(table.state.boundaries)
-        for said in self._split(tokens, len(chain), count):
-            parent = chain[-1] if chain else _root(salt)
-            digest = _digest(parent, said)
-            entry, page = self._entries.get(digest), table.pages[len(chain)]
-            if entry is not None and (entry.parent, entry.tokens) != (parent, said):
+        before = chain[-1] if chain else _root(salt)
+        for text in _texts(tokens, self.pool.page_size, before, len(chain), count):
+            entry, page = self._entries.get(text.digest), table.pages[text.depth]
+            if entry is not None and entry.text != text:
                 return  # two texts with the same digest: the second and everything after it is not indexed
             if entry is not None and self._is_better(page, entry.page):
                 self.pool.replace(entry.page)
                 entry = None
             if entry is None:
-                entry = _Entry(page, parent, said, len(chain))
-                self._add(digest, entry)
-            chain.append(digest)
+                entry = self._add(page, text)
+            chain.append(text.digest)
             if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
                 self.pool.states.keep(entry.page, own)
                 self._unkept[entry.page] = None
@@ -138,10 +130,6 @@ class PrefixIndex:
         table.adopt(pages, len(pages) * self.pool.page_size)
         table.release()
         return len(pages) * self.pool.page_size
-
-    def evict(self, n: int) -> int:
-        """Evict up to `n` pages that only the index refers to; returns how many."""
-        return self.pool.evict(n)
 
     def forget(self, page: int) -> None:
         """Drop a page's entry. For the pool, which takes over the reference."""
@@ -195,17 +183,14 @@ class PrefixIndex:
         """Fill the page and index it, if the data is complete."""
         if not loaded:
             return
-        parent = len(text.digest)
         yield from disk.fill(page, loaded)
         if not self._hold(text):  # it was not computed meanwhile
-            self._add(text.digest, _Entry(page, text.said[:parent], text.said[parent:], text.depth))
+            self._add(page, text)
 
     def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
         """All full pages except one that holds the last token."""
-        parent = _root(salt)
-        for depth, said in enumerate(self._split(tokens, 0, max(len(tokens) - 1, 0) // self.pool.page_size)):
-            yield (text := Text(_digest(parent, said), parent + said, depth))
-            parent = text.digest
+        size = self.pool.page_size
+        return _texts(tokens, size, _root(salt), 0, max(len(tokens) - 1, 0) // size)
 
     def _hold(self, text: Text) -> bool:
         """Hold the page if it is in the pool; returns whether it is."""
@@ -222,9 +207,7 @@ class PrefixIndex:
         if self._unkept:
             page = next(iter(self._unkept))
             del self._unkept[page]
-            digest = self._digests[page]
-            entry = self._entries[digest]
-            self.disk.write(page, Text(digest, entry.parent + entry.tokens, entry.depth))
+            self.disk.write(page, self._entries[self._digests[page]].text)
         return bool(self._unkept) or not self.disk.is_free(0)
 
     def page_of(self, digest: bytes) -> int | None:
@@ -232,35 +215,36 @@ class PrefixIndex:
         entry = self._entries.get(digest)
         return None if entry is None else entry.page
 
-    def _add(self, digest: bytes, entry: _Entry) -> None:
-        assert entry.page not in self._digests, "a page says one thing"
-        self._entries[digest] = entry
-        self._digests[entry.page] = digest
-        self._unkept[entry.page] = None
-        self.pool.retain(entry.page)
+    def _add(self, page: int, text: Text) -> _Entry:
+        assert page not in self._digests, "a page says one thing"
+        self._entries[text.digest] = entry = _Entry(page, text)
+        self._digests[page] = text.digest
+        self._unkept[page] = None
+        self.pool.retain(page)
+        return entry
 
     def _is_better(self, page: int, known: int) -> bool:
         """Whether a page has a window page, and the indexed one with the same text has none."""
         windows = self.pool.windows
         return windows is not None and bool(windows.of[page]) and not windows.of[known]
 
-    def _split(self, tokens: Sequence[int], start: int, stop: int) -> Iterator[bytes]:
-        """The canonical bytes of pages start .. stop - 1 of a text."""
-        size = self.pool.page_size
-        data = np.asarray(tokens[start * size : stop * size], dtype=_TOKEN).tobytes()
-        width = size * _TOKEN.itemsize
-        return (data[at : at + width] for at in range(0, len(data), width))
-
 
 def digests(tokens: Sequence[int], page_size: int, salt: str = "", most: int | None = None) -> Iterator[bytes]:
     """The digests of a text's full pages, for a router that holds no KV itself. most: at most this many pages, from the
     first."""
-    count, width, parent = len(tokens) // page_size, page_size * _TOKEN.itemsize, _root(salt)
+    count = len(tokens) // page_size
     count = count if most is None else min(count, most)
-    data = np.asarray(tokens[: count * page_size], dtype=_TOKEN).tobytes()
-    for at in range(0, len(data), width):
-        parent = _digest(parent, data[at : at + width])
-        yield parent
+    return (text.digest for text in _texts(tokens, page_size, _root(salt), 0, count))
+
+
+def _texts(tokens: Sequence[int], page_size: int, parent: bytes, start: int, stop: int) -> Iterator[Text]:
+    """Pages start .. stop - 1 of a text. parent: the digest of what is before them."""
+    width = page_size * _TOKEN.itemsize
+    data = np.asarray(tokens[start * page_size : stop * page_size], dtype=_TOKEN).tobytes()
+    for depth, at in enumerate(range(0, len(data), width), start):
+        said = data[at : at + width]
+        yield (text := Text(_digest(parent, said), parent + said, depth))
+        parent = text.digest
 
 
 def _root(salt: str) -> bytes:

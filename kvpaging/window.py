@@ -68,12 +68,16 @@ class WindowPages:
             (self._passed if passed else self._left)[page] = None
 
     @contextmanager
-    def filled(self, page: int) -> Iterator[None]:
-        """Give a page that no table sees a window page to fill; it is not evicted before the end."""
+    def filled(self, page: int) -> Iterator[int]:
+        """Give a page that no table sees a window page to fill, which is not evicted before the end. Yields the page;
+        ``_NONE`` if there is no room."""
+        if not self.available:
+            yield _NONE
+            return
         self.see([page])
         self.filling.append(page)
         try:
-            yield
+            yield page
         finally:
             self.filling.remove(page)
             self.unsee(page, passed=True)

@@ -43,7 +43,7 @@ def _size(config: EngineConfig, device: Device) -> tuple[int, str]:
         return 0, "off (on a GPU only if a size is given)"
     there = next(each for each in folder().parents if each.exists())
     size = min(_MOST, int(_SHARE * shutil.disk_usage(there).free))
-    return size, f"up to {bytes_in_words(size)}, by the free disk,"
+    return size, f"up to {bytes_in_words(size)}, by the free disk," if size else "off (the disk is full)"
 
 
 def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:

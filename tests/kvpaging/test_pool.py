@@ -99,11 +99,11 @@ def test_eviction_takes_the_oldest_text_first_and_its_tail_before_its_head() -> 
     evicted: list[int] = []
     for _ in range(5):
         before = set(index)
-        assert index.evict(1) == 1
+        assert index.pool.evict(1) == 1
         evicted += before - set(index)
         pool.check([])
     assert evicted == [*reversed(old_pages), *reversed(new_pages)]
-    assert index.evict(1) == 0
+    assert index.pool.evict(1) == 0
 
 
 def test_a_text_asked_for_again_is_evicted_last() -> None:
@@ -115,7 +115,7 @@ def test_a_text_asked_for_again_is_evicted_last() -> None:
     again = PageTable(pool)
     again.adopt(index.match([*first, 0]), 4)
     again.release()
-    index.evict(2)
+    index.pool.evict(2)
     assert len(index.match([*second, 0])) == 0
     assert len(index.match([*first, 0])) == 2
 
@@ -124,7 +124,7 @@ def test_pages_in_use_are_not_evicted() -> None:
     pool = PagePool(7, page_size=2)
     index = PrefixIndex(pool)
     table = _text(pool, index, [1, 2, 3, 4])
-    assert index.evict(9) == 0
+    assert index.pool.evict(9) == 0
     assert pool.available == 4
     pool.check([table], at_rest=True)
 
@@ -135,7 +135,7 @@ def test_a_fresh_sequence_may_push_out_old_text_to_be_in_one_piece() -> None:
     tables = [_text(pool, index, [token]) for token in range(16)]
     for table in sorted(tables, key=lambda table: table.pages[0] % 2):
         table.release()
-    index.evict(8)
+    index.pool.evict(8)
     assert sorted(index) == list(range(1, 17, 2))  # every second page is free, no two in a row
     fresh = PageTable(pool)
     fresh.reserve(2)

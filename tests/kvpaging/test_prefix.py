@@ -58,7 +58,7 @@ def test_matched_pages_are_retained() -> None:
     pages = case.index.match([1, 2, 3, 4, 5])
     assert [case.pool.references(page) for page in pages] == [3, 3]
     table.release()
-    assert case.index.evict(9) == 0
+    assert case.index.pool.evict(9) == 0
     other = PageTable(case.pool)
     other.adopt(pages, 4)
     case.pool.check([other], at_rest=True)
@@ -175,7 +175,7 @@ def test_a_chain_without_its_head_is_not_found() -> None:
     case.pool.retain(table.pages[1])
     kept = table.pages[1]
     table.release()
-    assert case.index.evict(1) == 1
+    assert case.index.pool.evict(1) == 1
     assert head not in case.index
     assert case.index.match([1, 2, 3, 4, 5]) == []
     case.pool.release(kept)
@@ -219,6 +219,6 @@ def test_what_is_kept_warm_makes_room_last() -> None:
     assert (case.index.queries, case.index.hits) == asked
     case.tables.clear()
     case.pool.check([])
-    case.index.evict(2)
+    case.index.pool.evict(2)
     assert case.match(second) == []
     assert len(case.match(first)) == 2

@@ -148,7 +148,7 @@ class World:
 
     def evict(self) -> None:
         wanted, before = self.rng.randint(0, 3), len(self.index)
-        assert self.index.evict(wanted) == before - len(self.index) <= wanted
+        assert self.index.pool.evict(wanted) == before - len(self.index) <= wanted
 
     def verify(self) -> None:
         self.pool.check([text.table for text in self.texts], at_rest=True)
@@ -265,7 +265,7 @@ def _lives(num_pages: int, page_size: int, windows: tuple[int, int] | None = Non
         while world.texts:
             world.finish()
             world.verify()
-        world.index.evict(num_pages)
+        world.index.pool.evict(num_pages)
         assert world._available == (num_pages - 1, windows[0] - 1 if windows else 0)
         seen += world.seen
     return seen

@@ -157,7 +157,7 @@ async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
         await until(lambda: counts.checked == 2)
         assert counts.mismatches == 1
     assert engine.prefix is not None
-    engine.prefix.evict(len(engine.prefix))
+    engine.pool.evict(len(engine.prefix))
 
 
 def spoil_kept_pages(engine: Engine) -> None:

@@ -26,6 +26,7 @@ CPU, GPU = Device("cpu", 1 << 34), Device("cuda:0", 1 << 36, capability=(9, 0))
     [
         ({}, CPU, 1 << 40, 8 << 30, "up to 8.0 GiB, by the free disk,"),
         ({}, CPU, 10 << 30, 1 << 30, "up to 1.0 GiB, by the free disk,"),
+        ({}, CPU, 0, 0, "off (the disk is full)"),
         ({}, GPU, 1 << 40, 0, "off (on a GPU only if a size is given)"),
         ({"kv_disk": "off"}, CPU, 1 << 40, 0, "off"),
         ({"prefix_cache": False}, CPU, 1 << 40, 0, "off"),

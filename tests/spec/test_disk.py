@@ -187,11 +187,14 @@ def test_what_was_written_before_an_engine_died_is_found(model: TableModel, tmp_
     assert found(model, tmp_path, salt="another") == found(model, tmp_path, key="b") == 0
 
 
-def test_files_are_for_their_owner_and_for_tools(model: TableModel, tmp_path: Path) -> None:
-    written(model, tmp_path)
-    files = list(tmp_path.glob("*/*"))
+def test_files_are_for_their_owner_and_for_tools(
+    model: TableModel, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(os.umask, os.umask(0o002)))
+    written(model, folder := tmp_path / "kv")
+    files = list(folder.glob("*/*"))
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert {path.parent.stat().st_mode & 0o777 for path in files} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in (folder, files[0].parent)} == {0o700}
     with safe_open(files[0], "pt") as file:
         assert file.get_tensor("0").shape == (1, 4, 1, 1)
 

@@ -346,6 +346,6 @@ def test_200_requests_that_come_and_go() -> None:
         assert answer.statistics.completion_tokens + answer.statistics.discarded == len(answer.tokens)
     assert min(seen.values()) >= 15, seen
     assert house.prefix is not None
-    house.prefix.evict(house.pool.num_pages)
+    house.pool.evict(house.pool.num_pages)
     assert len(house.prefix) == 0
     assert house.pool.available == house.pool.num_pages - 1

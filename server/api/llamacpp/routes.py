@@ -113,7 +113,8 @@ def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
     if body.repeat_penalty is not None:
         fields["repetition_penalty"] = body.repeat_penalty
     if body.n_predict is not None:
-        fields["max_tokens"] = body.n_predict if body.n_predict >= 0 else None
+        # A completion of no tokens is one that echoes; these answers have no echo.
+        fields |= {"max_tokens": body.n_predict if body.n_predict >= 0 else None, "echo": body.n_predict == 0}
     if body.grammar or body.json_schema is not None:
         fields["structured_outputs"] = {"grammar": body.grammar or None, "json": body.json_schema}
     return fields
@@ -135,6 +136,8 @@ async def _native(
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
         request = validation.converted({"prompt": tokens, **fields}, CompletionRequest)
         choices = names.warned(await completion_choices(service, request, [tokens]))
+        ignored = [one for one in validation.not_followed(body) if one.path[0] not in _SHARED]
+        choices[0].warnings = (*choices[0].warnings, *ignored)
         return await answered(http, service, request, choices, Native)
 
 
