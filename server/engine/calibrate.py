@@ -245,6 +245,7 @@ class ProfileRun:
         try:
             self._run(table, 0, ids[:_BEFORE])
             table.commit(_BEFORE)
+            self._verifier.committed(table)
             _, *turns = (self._both(table, ids, turn) for turn in range(1 + _CONTEXT_TURNS))  # the first one warms up
         finally:
             table.release()

@@ -57,9 +57,11 @@ def chats(target: Decoder, seed: int, rounds: int = 4, each: int = 6) -> tuple[l
     return jobs, texts
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 30))])
-def test_chats_that_branch_and_are_aborted(models, seed) -> None:
+def test_chats_that_branch_and_are_aborted(pair, family, seed) -> None:
     """In so few pages that some have to go, in pages and pieces of several sizes."""
+    models = pair(family)
     jobs, texts = chats(models.target, seed)
     for drafter, page_size, chunk, tokens in (("truth", 8, 20, 400), ("chain4", 8, 256, 2048), ("garbage", 8, 7, 640)):
         engine = drafting(

@@ -62,13 +62,12 @@ async def streams(engine: EngineClient, name: str, harm: signal.Signals | None =
     return tokens, resumed
 
 
-def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares) -> None:
+@pytest.mark.parametrize(("family", "draft"), [("qwen3_5", "mtp,suffix"), ("granite_hybrid", "suffix")])
+def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares, family: str, draft: str) -> None:
     """With drafts of its own layer and of what was said before; and what those leave is found by prompts after it."""
 
     async def heard() -> None:
-        config = ServeConfig(
-            target=str(tmp_path), draft="mtp,suffix", max_seqs=COUNT, max_model_len=512, engine_timeout=2.0
-        )
+        config = ServeConfig(target=str(tmp_path), draft=draft, max_seqs=COUNT, max_model_len=512, engine_timeout=2.0)
         engine = EngineClient(config, spares)
         await engine.start()
         try:
@@ -82,6 +81,7 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares) -> Non
         finally:
             await engine.stop()
 
-    make("qwen3_5", tmp_path)
-    Mtp().put_beside(tmp_path)
+    make(family, tmp_path)
+    if "mtp" in draft:
+        Mtp().put_beside(tmp_path)
     asyncio.run(heard())

@@ -21,7 +21,7 @@ from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.recurrence import gated_delta, replay
-from tests.verifier.families import QWEN3_5, SHAPE, randomise
+from tests.verifier.families import FAMILIES, QWEN3_5, SHAPE, config_of, make, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
 RECURRENT = ("qwen3_5", "lfm2", "qwen3_next", "granite_hybrid", "nemotron_h")
@@ -67,6 +67,35 @@ def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> N
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             ModelConfig.of(Fields(values | wrong, ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "ME*-"}, "layer type 'moe'"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu'"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu'"),
+        ("nemotron_h", {"sliding_window": 64}, "sliding_window"),
+        ("nemotron_h", {"n_groups": 3}, "whole groups"),
+        ("granite_hybrid", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ("granite_hybrid", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("granite_hybrid", {"layer_types": ["mamba"] * 3}, "layer of attention"),
+    ],
+)
+def test_what_mamba_hybrids_would_compute_otherwise_is_refused(name, changes, words) -> None:
+    values = config_of(name).to_dict() | {"architectures": [FAMILIES[name][1].__name__]}
+    assert ModelConfig.of(Fields(values, "")).stack.recurrence is not None
+    with pytest.raises(ConfigError, match=words):
+        ModelConfig.of(Fields(values | changes, ""))
+
+
+def test_granite_4_without_a_recurrence(tmp_path) -> None:
+    """As granite-4.0-micro, whose unused heads are of a width that no kernel has."""
+    oracle = make(
+        "granite_hybrid", tmp_path, layer_types=["full_attention"] * 3, position_embedding_type="rope", mamba_n_heads=16
+    )
+    tokens = random_tokens(random.Random(1), 50, 300)
+    assert (Reader(load_decoder(tmp_path)).alone(tokens) - _logits(oracle, tokens)).abs().max() < 5e-4
 
 
 def _fp64(mixed: Tensor, rates: Tensor, weights: Any, heads: int, dim: int) -> Tensor:

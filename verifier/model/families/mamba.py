@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,8 @@ from foresay.verifier.model.rope_config import read_rope
 _LANES = 16
 #: Infinity in JSON, as written by Python or by transformers.
 _BOUNDLESS = ([float("inf")], [{"__float__": "Infinity"}])
+#: What ``layer_types`` calls layers.
+_ATTENDING, _SCANNING = ("attention", "full_attention"), ("mamba", "linear_attention")
 #: For GGUF files: gate and up matrices of shared MLPs are separate tensors; and the name of one next to experts.
 _APART, _SHARED = "shared_mlp_apart", "mlp.shared"
 
@@ -51,19 +53,26 @@ def granite_hybrid(fields: Fields) -> Stack:
     if fields.integer("num_local_experts", 8, minimum=0):
         router = Router(GRANITE_ROUTER)
         inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=beside)
-    return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba(fields)))
+    return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba))
 
 
-def _mixers(fields: Fields, attends: Attention, scans: Mamba2, alone: MLP | None = None) -> Sequence[Mixer]:
-    """The mixers by ``layer_types``, in the names of transformers 4 or 5. alone: an MLP that layers may consist of."""
-    kinds: dict[str, Mixer] = {
-        "attention": attends, "full_attention": attends, "mamba": scans, "linear_attention": scans,
-        **({} if alone is None else {"mlp": alone}),
-    }  # fmt: skip
+def _mixers(
+    fields: Fields, attends: Attention, scans: Callable[[Fields], Mamba2], alone: MLP | None = None
+) -> Sequence[Mixer]:
+    """The mixers by ``layer_types``, in the names of transformers 4 or 5. scans: called if a layer is one. alone: an
+    MLP that layers may consist of."""
     names = fields.get("layer_types") or fields.get("layers_block_type")
     layers = fields.integer("num_hidden_layers", len(names) if isinstance(names, list) else None, most=MOST_LAYERS)
-    if not isinstance(names, list) or len(names) != layers or not set(names) <= set(kinds):
-        raise fields.error(f"layer_types must list {', '.join(kinds)} for {layers} layers: {names!r}")
+    if not isinstance(names, list) or len(names) != layers:
+        raise fields.error(f"layer_types must list {layers} layers, got {names!r}")
+    supported = (*_ATTENDING, *_SCANNING, *(() if alone is None else ("mlp",)))
+    for name in names:
+        if name not in supported:
+            raise fields.error(f"layer type {name!r} is not supported; supported: {', '.join(supported)}")
+    kinds: dict[str, Mixer] = {} if alone is None else {"mlp": alone}
+    kinds.update(dict.fromkeys(_ATTENDING, attends))
+    if any(name in _SCANNING for name in names):
+        kinds.update(dict.fromkeys(_SCANNING, scans(fields)))
     own = [kinds[name] for name in names]
     if attends not in own:
         raise fields.error("layer_types must list a layer of attention")
@@ -76,19 +85,28 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def nemotron_h(fields: Fields) -> Stack:
     """Nemotron-H: each layer is a Mamba-2 scan, attention without positions, or an MLP without gates."""
-    fields.refuse("use_bias", "mamba_proj_bias", "mlp_bias")
-    norm, pattern = NormKind(fields.number("layer_norm_epsilon", 1e-5)), fields.get("hybrid_override_pattern")
+    fields.refuse("use_bias", "mamba_proj_bias", "mlp_bias", "sliding_window")
+    norm, pattern = _nemotron_norm(fields), fields.get("hybrid_override_pattern")
     if fields.get("layers_block_type") is None and isinstance(pattern, str):
         names = [_LETTERS.get(letter, letter) for letter in pattern]
         fields = Fields({**fields.values, "layers_block_type": names, "num_hidden_layers": len(names)}, fields.where)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+    inner = mlp(fields, "relu2", "mlp_hidden_act")
+    own = _mixers(fields, attention(fields, None, biases=has), _nemotron_mamba, inner)
+    return Stack(tuple(Layer(each, None, norm, Norms("input_layernorm")) for each in own), norm)
+
+
+def _nemotron_norm(fields: Fields) -> NormKind:
+    return NormKind(fields.number("layer_norm_epsilon", 1e-5), wide=True)
+
+
+def _nemotron_mamba(fields: Fields) -> Mamba2:
+    if fields.get("mamba_hidden_act") not in (None, "silu", "swish"):
+        raise fields.error(f"mamba_hidden_act {fields.get('mamba_hidden_act')!r} is not supported; supported is silu")
     sizes = fields.integer("n_groups", 8), fields.integer("mamba_num_heads", 128)
     widths = fields.integer("ssm_state_size", 128), fields.integer("mamba_head_dim", 64)
     taps = fields.integer("conv_kernel", 4, minimum=2, most=64)
-    scans = _mamba(fields, (*sizes, *widths), taps, "use_conv_bias", norm)
-    inner = mlp(fields, "relu2", "mlp_hidden_act")
-    own = _mixers(fields, attention(fields, None, biases=has), scans, inner)
-    return Stack(tuple(Layer(each, None, norm, Norms("input_layernorm")) for each in own), norm)
+    return _mamba(fields, (*sizes, *widths), taps, "use_conv_bias", _nemotron_norm(fields))
 
 
 def _granite_mamba(fields: Fields) -> Mamba2:
@@ -105,7 +123,10 @@ def _granite_mamba(fields: Fields) -> Mamba2:
 
 
 def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: str, norm: NormKind) -> Mamba2:
-    """sizes: groups, heads, widths of states and of heads. bias: the key that says whether the convolution has one."""
+    """sizes: groups, heads, widths of states and of heads. bias: the key that says whether the convolution has one.
+
+    Steps are not clamped at ``time_step_min``: transformers does that to Nemotron-H's in prompts, but not in decoding.
+    """
     groups, heads, state, dim = sizes
     limit = fields.get("time_step_limit")
     if limit is not None and (not isinstance(limit, list) or limit[:1] != [0.0] or limit[1:] not in _BOUNDLESS):
