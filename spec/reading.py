@@ -14,8 +14,6 @@ from foresay.spec.sequence import SequenceState
 
 #: Seconds that others wait for it in each step: those that decode, and those who only cancel or ask whether we live.
 _DECODING, _OTHERS = 0.002, 0.1
-
-
 #: After so many pages it is known whether reading takes less time than computing does.
 _KNOWN = 8
 
