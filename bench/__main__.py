@@ -8,8 +8,8 @@ from importlib import import_module
 
 from bench import BadOption
 
-#: What each is for, in the order in which they are listed; the module of its name has ``options`` and
-#: ``main``, or the module ``run`` of the package of its name.
+#: The purpose of each, in the order in which they are listed; the module of its name has ``options`` and ``main``, or
+#: the module ``run`` of the package of its name.
 NAMES = {
     "decode": "speculation on and off",
     "drafters": "what each drafter guesses right",

@@ -1,12 +1,12 @@
 """Coding agents' sessions, replayed: ``python -m bench agents --target FILE --llama-server PROGRAM --gguf FILE``.
 
 Each round is 20 turns of two sessions over one system prompt with tools, in the shape of public traces (a first prompt
-of 24,800 tokens in the median) cut to what two cores read: turns that grow by an answer and a tool's result, a branch
-that takes a turn back, two sessions in turn, and a restart of the server. The day before, which is not counted, another
-session had the same system prompt. Prompts are passages of this repository behind tokens that no other run has, and
-answers are given: so all servers are asked the same, and find only what they were asked here. Ours runs as it is, and
-as it was before: without KV on disk, and with a header that differs from session to session, as Claude Code's does.
-llama.cpp's runs with its cache of prompts, ``--cache-reuse``, and slots saved before each restart and restored after;
+of 24,800 tokens in the median) cut to what two cores can read: turns that grow by an answer and a tool's result, a
+branch that takes a turn back, two sessions in turn, and a restart of the server. On the day before, which is not
+counted, another session had the same system prompt. Prompts are passages of this repository after tokens that no other
+run has, and answers are given: so all servers get the same requests, and find only what they got here. Ours runs as it
+is, and as it was before: without KV on disk, and with a header that differs from session to session, as Claude Code's
+does. llama.cpp's runs with its prompt cache, ``--cache-reuse``, and slots saved before each restart and restored after;
 it gets no such header. Restarts themselves are not counted.
 """
 
@@ -38,18 +38,18 @@ from foresay.verifier.ops.kernels.cpu import threads
 
 FIRST, FOUND = "first_token_s", "tokens_found"
 THEIRS, BEFORE, OURS = "llama.cpp", "foresay, before", "foresay"
-#: Who asks in each turn: session and number; the second A5 takes the first one back.
+#: The client of each turn: session and number; the second A5 takes the first one back.
 TURNS = (
     *("A1", "A2", "A3", "A4", "B1", "A5", "B2", "A5'", "B3", "A6"),
     *("B4", "A7", "B5", "A8", "B6", "A9", "B7", "A10", "A11", "A12"),
 )
 #: The day before; and before which turns servers are restarted.
 YESTERDAY, RESTARTS = "Y1", ("A1", "A8")
-#: Tokens that differ from run to run, and where a session has a header of its own.
+#: Tokens that differ from run to run, and the position of a session's own header.
 HEADER = 16
-#: Tokens of a question, of an answer with a call, and the most of a tool's result, in shares of the system prompt.
+#: Tokens of a question, of an answer with a call, and the most of a tool's result, as shares of the system prompt.
 QUESTION, ANSWER, RESULT = 0.03, 0.015, 0.07
-#: Seconds between two turns: an agent's tool runs, and who has something to write writes it.
+#: Seconds between two turns, in which an agent's tool runs, and a server may write to disk.
 PAUSE = 1.0
 
 
@@ -80,7 +80,7 @@ def main(args: Namespace) -> None:
     )
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- the prompts -----------------------------------------------------------------------------------------------------
 
 
 def passages(args: Namespace) -> list[int]:
@@ -91,7 +91,7 @@ def passages(args: Namespace) -> list[int]:
 
 
 def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> Iterator[Case]:
-    """The prompts of a round, as a client sends them. new: what they begin with."""
+    """The prompts of a round, as a client sends them. new: their first tokens."""
     rng, rest = random.Random(turn), iter(ids[turn * 20_000 :])
     begin, prompts = [*new, *islice(rest, system)], dict[str, list[int]]()
     for name in (YESTERDAY, *TURNS):
@@ -102,14 +102,14 @@ def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> I
         yield Case("turns", name, prompt)
 
 
-# -- who serves ------------------------------------------------------------------------------------------------------
+# -- the servers -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Served:
-    """A server that is started again in mid-round. ready: the path that says that it is ready. body: what its requests
-    have beside the prompt. slots: how many are to be saved before. headed: whether each session has a header of its
-    own."""
+    """A server that is restarted in mid-round. ready: the path that returns whether it is ready. body: the fields of
+    its requests besides the prompt. slots: how many are to be saved before. headed: whether each session has its own
+    header."""
 
     name: str
     command: Sequence[str]
@@ -122,7 +122,7 @@ class Served:
         self._running = ExitStack()
         run = started(self.command, self.ready, errors=subprocess.DEVNULL)
         _, self._port = self._running.enter_context(run)
-        self._ask([1, 2, 3, 4] * 20)  # it is warm
+        self._ask([1, 2, 3, 4] * 20)  # warm-up
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -169,7 +169,7 @@ def servers_of(args: Namespace, folder: Path) -> Iterator[Served]:
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """By turn and server, and what all turns of a round waited together."""
+    """By turn and server, and the sum of the waits of all turns of a round."""
     by: dict[str, dict[str, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for one in taken:
         by[one.case.name][one.variant].append(one.sample.figures)

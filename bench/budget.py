@@ -2,20 +2,20 @@
 
 Make the target first: ``python -m bench inflate server/bundled/target INFLATED --shape 135m``. Every workload
 (:mod:`bench.texts`) goes through engines that decode plainly, with one fixed choice each, and with the budget
-(``auto``), in turns, step by step. What has to hold::
+(``auto``), in turns, step by step. The goals::
 
-    fresh     nothing can be gained, by forced draws              auto / none   at least 0.98, its 95 % bound 0.95
+    fresh     no gain possible, by forced draws                   auto / none   at least 0.98, its 95 % bound 0.95
     edits     a given text with changes, by forced draws          auto / none   at least 2.2
     dialogue  turns of dialogues (DIR/*.json), by forced draws    auto / none   at least 1.5
-    repeated  answers that come again (DIR/*.jsonl), likewise     auto / none   at least 1.5
+    repeated  repeated answers (DIR/*.jsonl), likewise            auto / none   at least 1.5
     all these the best fixed choice of every other round, scored on the rest: auto / best at least 0.97
-    drawn     prompts continued at temperature 1, if asked for    auto / best   at least 1.05
-    again     the same, each asked twice with one seed, likewise  auto / best   at least 1.05
+    drawn     prompts continued at temperature 1, on request      auto / best   at least 1.05
+    again     the same, each sent twice with one seed, likewise   auto / best   at least 1.05
 
 Ratios are medians over rounds, of tokens per second after the first token. A round of the dialogues writes three turns
-of one; of the repeated answers, several. Each round begins with no earlier text to look things up in; costs and how
-often drafts are right stay known, as in a server. Ids of another vocabulary are renamed, alike everywhere. The exit
-status is 1 if anything did not hold.
+of one; of the repeated answers, several. Each round begins with no earlier text for lookups; costs and acceptance rates
+are kept, as in a server. Ids of another vocabulary are renamed, the same everywhere. The exit status is 1 if any goal
+was missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked of a workload. none, low: auto / none, and its 95 % bound; best: auto / best fixed choice."""
+    """A workload's goals. none, low: auto / none, and its 95 % bound; best: auto / best fixed choice."""
 
     none: float = 0.0
     low: float = 0.0
@@ -66,7 +66,7 @@ Rates = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A ratio, its 95 % interval and whether it holds."""
+    """A ratio, its 95 % interval and whether it reaches its goal."""
 
     what: str
     ratio: float
@@ -98,7 +98,7 @@ def main(args: Namespace) -> int:
     for name in sorted(set(args.workloads) - set(texts)):
         print(f"{name}: left out, no such texts in --traces", flush=True)
     warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))
-    gc.freeze()  # as the server does
+    gc.freeze()  # like the server
     costs = measured_costs(engines["auto"])  # before steps correct them
     taken, found = Experiment(
         variants=[writer(mode, engine, args) for mode, engine in engines.items()],
@@ -123,7 +123,7 @@ def main(args: Namespace) -> int:
 
 
 def writer(name: str, engine: Engine, args: Namespace) -> Variant:
-    """An engine that writes what is asked in a round, step by step."""
+    """An engine that generates the requests of a round, step by step."""
 
     def measure(case: Case, turn: int) -> Generator[float, None, Sample]:
         asked = requests_of(case.input, args.tokens, f"{case.group}/{turn}", args.seed + turn)
@@ -135,7 +135,7 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
 
 
 def requests_of(asked: Sequence[Asked], length: int, salt: str, seed: int) -> list[Request]:
-    """What one engine is asked in a round. length: tokens of an answer that is not given."""
+    """The requests to one engine in a round. length: tokens of an answer that is not given."""
     made = []
     for prompt, output in asked:
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=len(output) or length, ignore_eos=True)
@@ -144,7 +144,7 @@ def requests_of(asked: Sequence[Asked], length: int, salt: str, seed: int) -> li
 
 
 def judged(name: str, rates: Rates) -> list[Verdict]:
-    """What has to hold of one workload."""
+    """The goals of one workload."""
     goal = GOALS[name]
 
     def ratios(over: str, under: str, which: slice = slice(None)) -> list[float]:
@@ -162,7 +162,7 @@ def judged(name: str, rates: Rates) -> list[Verdict]:
 
 
 def _verdict(what: str, ratios: Sequence[float], goal: float) -> Verdict:
-    """The median, its interval by bootstrap over rounds, and whether it is as large as asked for."""
+    """The median, its interval by bootstrap over rounds, and whether it reaches the goal."""
     picks = np.random.default_rng(0).integers(0, len(ratios), (2000, len(ratios)))
     low, high = np.percentile(np.median(np.array(ratios)[picks], axis=1), (2.5, 97.5))
     return Verdict(what, median(ratios), float(low), float(high), median(ratios) >= goal)

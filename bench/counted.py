@@ -1,9 +1,9 @@
-"""The budget on a clock that counts: ``python -m bench counted --target MIXTURE --draft DIR --traces DIR``.
+"""The budget with simulated times: ``python -m bench counted --target MIXTURE --draft DIR --traces DIR``.
 
-Texts, drafters and routing are real, and so is how many experts each pass wakes; the seconds of its phases are those of
-a cost model, of a row and of an expert (``--row``, ``--expert``, in ms), which the budget is given as measured. So what
-it chooses on a mixture shows beside the best fixed way on a machine that does other things too. ``--blind`` hides
-experts from it: what it would choose by rows alone. Make the mixture first (``inflate`` and ``cut``).
+Texts, drafters and routing are real, and so is how many experts each pass activates; the seconds of its phases are
+those of a cost model, per row and per expert (``--row``, ``--expert``, in ms), which the budget gets as measured. So
+its choices on a mixture are comparable with the best fixed way on a machine that does other things too. ``--blind``
+hides experts from it: it then chooses by rows only. Make the mixture first (``inflate`` and ``cut``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import Stopwatch
 
 FIXED = ("suffix:4", "suffix:16", "draft_model:1", "draft_model:2", "draft_model:4", "draft_model:2,1")
-#: Seconds of a step that no row or expert adds, of a choice, and of drafts.
+#: Seconds of a step without rows and experts, of a choice, and of drafts.
 STEP, CHOICE, DRAFT = 0.008, 0.00015, DraftCost(0.00015, 0.00025, 0.00003)
 WORKLOADS = ("fresh", "edits", "dialogue", "repeated")
 ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
@@ -78,7 +78,7 @@ def told(rates: Mapping[str, Sequence[float]]) -> str:
 
 
 def auto(asked: Options, args: Namespace) -> Engine:
-    """The budget's engine, whose costs are the model's; what a text wakes is measured."""
+    """The budget's engine, whose costs are the model's; the experts that a text activates are measured."""
     config, costs = engine_config("auto", asked), Costs()
     experts = build_engine(config, costs=costs).scheduler.cost.experts
     assert experts is not None, "a mixture has some"
@@ -89,13 +89,13 @@ def auto(asked: Options, args: Namespace) -> Engine:
 
 
 def seconds(args: Namespace, rows: int, woken: float) -> float:
-    """Of a pass."""
+    """The seconds of a pass."""
     of_row, of_expert = float(args.row), float(args.expert)
     return STEP + (of_row * rows + of_expert * woken) / 1000
 
 
 class Clock:
-    """Runs an engine's steps, and says they took what the model says."""
+    """Runs an engine's steps, and sets their times to the model's."""
 
     def __init__(self, engine: Engine, args: Namespace) -> None:
         self._run, self._args, self._runner = engine.runner.run, args, engine.runner
@@ -115,7 +115,7 @@ class Clock:
 
 
 def rate(engine: Engine, requests: Sequence[Request]) -> float:
-    """Tokens a second behind the first ones."""
+    """Tokens a second after the first ones."""
     tokens = spent = 0.0
     for one in requests:
         engine.add(one)

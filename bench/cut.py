@@ -1,8 +1,8 @@
 """Cuts each MLP of a Llama checkpoint into experts: ``python -m bench cut SOURCE OUT [--experts 64] [--chosen 8]``.
 
-What is written is a Mixtral. Units whose gates are alike go to one expert: they are halved along the direction in which
-their gates differ most, again and again. An expert's router is the mean of its gates, so a row goes where gates open:
-rows that are alike have experts in common, as in a trained mixture. What it says is not what the source says.
+The result is a Mixtral. Units with similar gates go to one expert: they are halved along the direction in which their
+gates differ most, recursively. An expert's router is the mean of its gates, so a row goes where gates open: similar
+rows share experts, as in a trained mixture. The output differs from the source's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench.inflate import COPIED, read_tensors
 
-#: How far the logits of a router are apart: a trained one is neither flat nor sure.
+#: How far the logits of a router are apart: a trained one is neither flat nor certain.
 SPREAD = 2.0
 MLP = "mlp."
 
@@ -48,13 +48,13 @@ def main(args: Namespace) -> None:
 
 
 def read_of(config: Mapping[str, Any]) -> int:
-    """How many numbers of a row say something: of an inflated model as many as its source has."""
+    """How many numbers of a row carry the function: for an inflated model as many as its source has."""
     inflated = config.get("foresay_inflated", {}).get("source_shape", {})
     return int(inflated.get("hidden", config["hidden_size"]))
 
 
 def cut(prefix: str, source: Mapping[str, Tensor], width: int, experts: int, chosen: int) -> dict[str, Tensor]:
-    """A layer's router and experts. width: of a row as far as it says something."""
+    """A layer's router and experts. width: the numbers of a row that carry the function."""
     gate, up, down = (source[f"{prefix}{MLP}{name}_proj.weight"] for name in ("gate", "up", "down"))
     groups = list(halved(gate[:, :width].float(), torch.arange(len(gate)), experts))
     inside = f"{prefix}block_sparse_moe."
@@ -81,7 +81,7 @@ def halved(gates: Tensor, units: Tensor, pieces: int) -> Iterator[Tensor]:
 
 
 def power(rows: Tensor) -> Tensor:
-    """About the direction in which most rows differ most."""
+    """Approximately the direction in which rows differ most."""
     found = torch.ones(rows.shape[1])
     for _ in range(20):
         found = torch.nn.functional.normalize(rows.T @ (rows @ found), dim=0)

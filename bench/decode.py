@@ -1,10 +1,10 @@
 """Speculation on and off, side by side: ``python -m bench decode --target DIR --draft DIR``.
 
-Heads take part with ``--medusa DIR``, ``--eagle3 DIR`` and ``--dflash DIR``. Every way of decoding has an engine of its
-own in this process; all of them share one copy of the target's weights. Ratios are paired by prompt and round. The
-token ids must agree over all ways, or nothing is reported.
+Heads take part with ``--medusa DIR``, ``--eagle3 DIR`` and ``--dflash DIR``. Every way of decoding has its own engine
+in this process; all of them share one copy of the target's weights. Ratios are paired by prompt and round. The token
+ids must agree, or nothing is reported.
 
-Toy models repeat themselves at temperature 0, where n-gram lookup alone then looks brilliant: hence the share of
+Toy models repeat themselves at temperature 0, where n-gram lookup alone then looks excellent: hence the share of
 distinct trigrams.
 """
 
@@ -31,7 +31,7 @@ MODES = (
     "eagle3:4,6,5,3",
 )  # fmt: skip
 BASES = ("none", "ngram")
-PHASES = ("plan", "propose", "forward", "draw", "commit")  # of a step; queue and prefill are none of a step's
+PHASES = ("plan", "propose", "forward", "draw", "commit")  # of a step; queue and prefill are not part of one
 
 
 def options(parser: ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def options(parser: ArgumentParser) -> None:
 
 
 def add_prompts(parser: ArgumentParser, modes: Sequence[str]) -> None:
-    """The flags that say which ways of decoding write what."""
+    """The flags that choose the ways of decoding and the prompts."""
     parser.add_argument("--modes", nargs="+", type=mode_of, default=modes, help=f"default: {' '.join(modes)}")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--prompts", type=Path, help="jsonl: own format, MT-bench, GSM8K or HumanEval")
@@ -105,11 +105,10 @@ def main(args: Namespace) -> None:
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """Of one way at one temperature: what its runs add up to. Acceptance lists start at depth 1
-    (:mod:`foresay.spec.accept`).
+    """The sums of one way's runs at one temperature. Acceptance lists start at depth 1 (:mod:`foresay.spec.accept`).
 
-    Decode figures leave the prompt and the first token out, and nodes per step the prompt's step; tokens per step and
-    figures of whole texts have both.
+    Decode figures exclude the prompt and the first token, and nodes per step the prompt's step; tokens per step and
+    figures of whole texts include both.
     """
     by_prompt: dict[str, list[Run]] = defaultdict(list)
     for one in taken:

@@ -1,11 +1,11 @@
-"""What each drafter guesses right: ``python -m bench drafters [--medusa DIR] [--eagle3 DIR] [--dflash DIR]``.
+"""The accepted tokens of each drafter: ``python -m bench drafters [--medusa DIR] [--eagle3 DIR] [--dflash DIR]``.
 
-Every drafter drafts for the same target, prompts and seeds, with at most ``--nodes`` nodes (the root included), and all
-must write the same tokens, or nothing is reported. At temperatures above 0 each drafter that adds the shared noise to
-its guesses runs once more without it, with the same tree, in an engine of its own. Nothing is timed here: for tokens
-per second there is :mod:`bench.decode`.
+Every drafter drafts for the same target, prompts and seeds, with at most ``--nodes`` nodes (including the root), and
+all must emit the same tokens, or nothing is reported. At temperatures above 0 each drafter that adds the shared noise
+to its logits runs once more without it, with the same tree, in an engine of its own. Nothing is timed here: for tokens
+per second see :mod:`bench.decode`.
 
-Steps are all passes that emitted a token, the prompt's last one among them. Intervals are bootstraps over prompts.
+Steps are all passes that emitted a token, including the prompt's last one. Intervals are bootstraps over prompts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def options(parser: ArgumentParser) -> None:
 
 
 def with_bundled(options: Options) -> Options:
-    """The bundled draft model and heads where the target is the bundled one and no others are given."""
+    """The bundled draft model and heads if the target is the bundled one and no others are given."""
     if options.target != "bundled":
         return options
     flags = [flag for flag in FROM_DIRECTORY.values() if (BUNDLED / flag).is_dir()]
@@ -95,7 +95,7 @@ def main(args: Namespace) -> None:
 
 
 def with_gains(taken: Sequence[Taken], groups: Groups) -> Groups:
-    """Beside each drafter with shared noise its tokens per step over those without, paired."""
+    """Next to each drafter with shared noise its tokens per step over those without, paired."""
     for rows in groups.values():
         for name in rows:
             own, other = ([one for one in taken if one.variant == variant] for variant in (name, name + APART))

@@ -1,10 +1,10 @@
 """Engines in this process, one per way of decoding, and one request at a time through them.
 
 A way of decoding is written as ``none``, ``ngram``, ``ngram:8`` (levels), ``draft_model:4`` (a chain of four) or
-``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written as ``ngram`` is; the heads ``medusa``,
-``eagle3`` and ``dflash`` take chains and trees as ``draft_model`` does, which old records call ``draft``, and so does
-the target itself (``self``, ``self:int8``, ``draft_model>self``). ``auto`` chooses at every step among suffix and all
-that have a directory.
+``draft_model:3,2,1`` (a tree: nodes kept per level). ``suffix`` is written like ``ngram``; the heads ``medusa``,
+``eagle3`` and ``dflash`` take chains and trees like ``draft_model`` (``draft`` in old records), and so does the target
+itself (``self``, ``self:int8``, ``draft_model>self``). ``auto`` chooses at every step among suffix and all that have a
+directory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3", DFLA
 
 
 class BadMode(BadOption):
-    """A way of decoding that is spelt wrongly, or lacks its draft model or head."""
+    """A way of decoding that is misspelt, or lacks its draft model or head."""
 
 
 class RequestFailed(RuntimeError):
@@ -50,10 +50,10 @@ class RequestFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What all engines of one benchmark share. threads None leaves the choice to the engine.
+    """What all engines of one benchmark share. threads: None leaves the choice to the engine.
 
-    draft, medusa, eagle3, dflash: directories. prefix_cache: whether prompts that start alike are
-    computed once; rounds mostly repeat them. quantize, activations, kv_dtype: of the target.
+    draft, medusa, eagle3, dflash: directories. prefix_cache: whether common prefixes of prompts are computed once;
+    rounds mostly repeat them. quantize, activations, kv_dtype: of the target.
     """
 
     target: str
@@ -80,12 +80,12 @@ class Options:
         return all(name not in FROM_DIRECTORY or self.directory(name) is not None for name in names)
 
     def directory(self, name: str) -> str | None:
-        """Where a drafter is loaded from; None if that is not given."""
+        """The directory a drafter is loaded from; None if not given."""
         found: str | None = getattr(self, FROM_DIRECTORY[name])
         return found
 
     def drafter(self, name: str) -> str:
-        """What the engine calls the drafter of a way of decoding."""
+        """The engine's name of the drafter of a way of decoding."""
         if name == "auto":
             named = [self.drafter(one) for one in FROM_DIRECTORY if self.directory(one)]
             return ",".join([*named, *AUTO]) if named else "auto"
@@ -95,7 +95,7 @@ class Options:
 
     @property
     def directories(self) -> dict[str, str | None]:
-        """Of the target and the drafters, for the record."""
+        """The directories of the target and the drafters, for the record."""
         return {"target": self.target, **{flag: getattr(self, flag) for flag in FROM_DIRECTORY.values()}}
 
     @property
@@ -117,8 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class Run:
-    """One request. seconds: wall time of its steps. decoded, decoding: tokens that came after the first step
-    that brought any, and the seconds of those steps. statistics: set at its end."""
+    """One request. seconds: wall time of its steps. decoded, decoding: tokens emitted after the first step that emitted
+    any, and the seconds of those steps. statistics: set at its end."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -128,24 +128,24 @@ class Run:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean acceptance length, the bonus token included."""
+        """Mean acceptance length, including the bonus token."""
         return self.statistics.completion_tokens / max(1, self.statistics.steps)
 
 
 def mode_of(text: str) -> str:
-    """A way of decoding as a flag names it, by the drafter's one name."""
+    """A way of decoding from a flag, by the drafter's canonical name."""
     name, size = sized(text)
     return ":".join(filter(None, (canonical(name), size)))
 
 
 def sized(mode: str) -> tuple[str, str]:
-    """A way of decoding's drafter, and its size; "" where none is given."""
+    """The drafter of a way of decoding, and its size; "" without one."""
     name, _, size = mode.rpartition(":")
     return (name, size) if name and size.replace(",", "").isdigit() else (mode, "")
 
 
 def engine_config(mode: str, options: Options) -> EngineConfig:
-    """The configuration that decodes in the way ``mode`` says."""
+    """The configuration of an engine that decodes in the way ``mode``."""
     name, size = sized(mode)
     known = name in (NONE, *LOOKUPS, "auto", *FROM_DIRECTORY) or stages(name)[-1].partition(":")[0] == SELF
     if not known or (name == "auto" and size):
@@ -175,14 +175,14 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
 
 
 def build(mode: str, options: Options) -> Engine:
-    """An engine that decodes in the way ``mode`` says."""
+    """An engine that decodes in the way ``mode``."""
     return build_engine(engine_config(mode, options), None)
 
 
 def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
     """An engine per way of decoding, all on one copy of the target's weights.
 
-    Two copies may lie differently in memory, and one would be faster. Modes whose directory is not given are left out.
+    Two copies may be placed differently in memory, and one would be faster. Modes without their directory are left out.
     """
     engines: dict[str, Engine] = {}
     for mode in modes:
@@ -210,8 +210,8 @@ def request(
 
 
 def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run]]:
-    """Requests, each alone in the engine, from arrival to last token; yields after each step how many tokens there are.
-    Raises RequestFailed if one ends with an error, or otherwise than it was recorded."""
+    """Requests, each alone in the engine, from arrival to last token; yields after each step the number of tokens so
+    far. Raises RequestFailed if one ends with an error, or not as recorded."""
     runs, written = list[Run](), 0
     for asked in requests:
         engine.add(asked)
@@ -237,7 +237,7 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
 
 
 def run(engine: Engine, asked: Request) -> Run:
-    """One request, at once."""
+    """Run one request to its end."""
     steps = stepped(engine, asked)
     while True:
         try:
@@ -249,7 +249,7 @@ def run(engine: Engine, asked: Request) -> Run:
 
 @contextmanager
 def torchs_threads(count: int) -> Iterator[None]:
-    """Give torch so many threads: an engine of ours, whose kernels have threads of their own, leaves it one."""
+    """Give torch so many threads: an engine of ours, whose kernels have their own threads, leaves it one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -265,7 +265,7 @@ def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:
 
 
 def finished(delta: Delta) -> Statistics:
-    """The statistics of a last delta. Raises RequestFailed for one that carries an error."""
+    """The statistics of a last delta. Raises RequestFailed for one with an error."""
     if delta.statistics is None or delta.error is not None:
         raise RequestFailed(delta.error or f"request {delta.id} ended as {delta.finish_reason} without statistics")
     return delta.statistics

@@ -1,4 +1,4 @@
-"""Models made on the device (:mod:`bench.made`), who drafts for them, and engines around both as a server has them."""
+"""Models made on the device (:mod:`bench.made`), their drafters, and engines around both as in a server."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.model_runner import ModelRunner
 
 PAGE = 16
-#: A head of a published shape, whose weights are random: it costs what a trained one costs and guesses nothing.
+#: A head of a published shape with random weights: it costs what a trained one costs, and no draft is accepted.
 PUBLISHED = "eagle3 of a published shape"
 _numbers = count()
-_COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only shares out the rows of prompts, which are not timed here
+_COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only for sharing out the rows of prompts, which are not timed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Pair:
 
 @dataclass(slots=True)
 class Bench:
-    """A target made on the device, and the drafters that go with it, made when first asked for. positions: of the
-    longest text, for whose KV there is room. random: whether weights are, or the bundled ones are inside."""
+    """A target made on the device, and its drafters, made on first use. positions: of the longest text, for whose KV
+    there is room. random: whether weights are random, or the bundled ones embedded."""
 
     device: Device
     pair: Pair
@@ -96,17 +96,17 @@ class Bench:
         return drafter
 
     def proposer(self, name: str, shape: TreeShape) -> Proposer | None:
-        """Who drafts in captured steps of one sequence; None if nobody does."""
+        """The drafter of captured steps of one sequence; None without one."""
         captured = on_device(self.drafter(name))
         return None if captured is None else Drafts(captured, shape, 1, self.target.vocab_size)
 
     def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> Engine:
-        """An engine for texts of so many tokens, with what a server captures for it (on a CPU: called as it is), or op
-        by op. tree: widths of its levels, "" for none."""
+        """An engine for texts of so many tokens, with a server's captures for it (on a CPU: called directly), or in
+        eager mode. tree: widths of its levels, "" for none."""
         drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
         drafting = Drafting(RoutedDrafter(PredictionDrafter(_COST), drafter, shape), None, shape, _COST)
         runner = StepRunner(self.target, drafting.drafter)
-        self.target._replayed.clear()  # what an engine before this one captured
+        self.target._replayed.clear()  # captures of an earlier engine
         if graphs:
             capture = CudaGraphs() if self.device.torch.type == "cuda" else Eager
             drafters = [drafter] if drafter is not None else []
@@ -133,19 +133,19 @@ def _unsaid(phase: str, share: float | None = None) -> None:
 
 
 def texts(number: int) -> list[list[int]]:
-    """Token ids of our own prompts: the bundled tokenizer is that of the model the target was made of."""
+    """Token ids of our own prompts, by the bundled tokenizer: that of the model that the target was made of."""
     encode = prompts.Encoder(BUNDLED / "target")
     return [encode(prompt) for prompt in prompts.load(limit=number)]
 
 
 def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Request:
-    """For an answer of so many tokens."""
+    """A request for an answer of so many tokens."""
     params = SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
     return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=params)
 
 
 def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Statistics]:
-    """Run all of them to their ends; the first one's tokens. Raises RuntimeError where one ends in an error."""
+    """Run all of them to their ends; the first one's tokens. Raises RuntimeError if one ends with an error."""
     tokens: list[int] = []
     done: dict[str, Statistics] = {}
     for each in requests:

@@ -1,16 +1,16 @@
-"""What an experiment is, and the one runner: it measures variants in turns, compares them, shows progress and tables.
+"""What an experiment is, and its one runner: it measures variants in turns, compares them, shows progress and tables.
 
 ::
 
     Experiment   the variants to compare, and the cases of each round
-    Variant      one way of doing it: of a case and a round it makes a Sample, at once or step by step
-    Case         what all variants do alike: a prompt, a number of rows
-    Sample       figures, and the text that all variants must have written alike
+    Variant      one way of doing it: makes a Sample for a case and a round, at once or step by step
+    Case         what all variants have in common: a prompt, a number of rows
+    Sample       figures, and the text, which must be the same for all variants
     Record       by group and variant: medians with quartiles, and ratios with 95 % intervals
 
-Whatever else the machine does meets all variants alike: they take their turns in random order, within each case; a
-variant that yields does so step by step, and the one that has come least far takes the next step, since a machine that
-others use is faster or slower for seconds at a time, which is as long as a text takes.
+Whatever else the machine does affects all variants alike: they run in random order within each case; a variant that
+yields does so step by step, and the one with the least progress takes the next step, since a machine that others use is
+faster or slower for seconds at a time, which is as long as a text takes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Groups = dict[str, dict[str, dict[str, Any]]]
 
 
 class TextsDiffer(AssertionError):
-    """Two variants wrote different texts for the same case."""
+    """Two variants emitted different texts for the same case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What all variants do alike. group: cases that go into one table. name: ratios are paired by it, and intervals
-    are over it. input: what a variant needs to know."""
+    """What all variants have in common. group: cases that go into one table. name: ratios are paired by it, and
+    intervals are over it. input: what a variant needs."""
 
     group: str
     name: str
@@ -47,28 +47,28 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What came of one measurement. figures: by name; one that does not hold is left out. text: what was written, None
-    if that is not to be compared. detail: what the experiment adds up itself."""
+    """The result of one measurement. figures: by name; an invalid one is left out. text: the emitted one, None if it is
+    not to be compared. detail: what the experiment adds up itself."""
 
     figures: Mapping[str, float]
     text: Any = None
     detail: Any = None
 
 
-#: Made at once, or by a generator that yields how far it has come.
+#: Made at once, or by a generator that yields its progress.
 Measured = Sample | Generator[float, None, Sample]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the things that are compared. measure: of a case, in a round."""
+    """One of the things that are compared. measure: a case, in a round."""
 
     name: str
     measure: Callable[[Case, int], Measured]
 
 
 class Taken(NamedTuple):
-    """A sample, and of what it is."""
+    """A sample, with its variant, case and round."""
 
     variant: str
     case: Case
@@ -78,12 +78,12 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What came of an experiment."""
+    """The result of an experiment."""
 
     groups: Groups
 
     def show(self) -> None:
-        """A table for each group; what is in parts (such as the phases of a step) in a table of its own."""
+        """Print a table for each group; figures in parts (such as the phases of a step) in a table of their own."""
         for group, variants in self.groups.items():
             whole = {name: {k: v for k, v in row.items() if not isinstance(v, dict)} for name, row in variants.items()}
             _table(group, whole)
@@ -105,10 +105,10 @@ def _cell(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What is to be measured and compared.
+    """The variants and cases to measure and compare.
 
-    cases: of every round alike, or by round. figure: whose ratios are taken, to each of ``bases``. warm: rounds that
-    do not count. more: what a row has beside spreads and ratios. minutes: no round is begun that would end later.
+    cases: the same in every round, or by round. figure: whose ratios to each of ``bases`` are computed. warm: rounds
+    that do not count. more: what a row has besides spreads and ratios. minutes: no round starts that would end later.
     """
 
     variants: Sequence[Variant]
@@ -129,7 +129,7 @@ class Experiment:
         return taken, found
 
     def measure(self) -> list[Taken]:
-        """Samples of all rounds. Raises TextsDiffer if two variants wrote other texts for the same case."""
+        """Samples of all rounds. Raises TextsDiffer if two variants emitted different texts for the same case."""
         order, taken, progress = random.Random(self.seed), list[Taken](), Progress()
         for turn in range(-self.warm, self.rounds):
             for case in self.cases(turn) if callable(self.cases) else self.cases:
@@ -163,7 +163,7 @@ class Experiment:
         return samples
 
     def compare(self, taken: Sequence[Taken]) -> Record:
-        """What the samples come to."""
+        """The summary of the samples."""
         rows: dict[str, dict[str, list[Taken]]] = defaultdict(lambda: defaultdict(list))
         for one in taken:
             rows[one.case.group][one.variant].append(one)
@@ -179,7 +179,7 @@ class Experiment:
 
 
 def values(taken: Iterable[Taken], figure: str) -> list[float]:
-    """Those that hold."""
+    """The valid values."""
     return [one.sample.figures[figure] for one in taken if figure in one.sample.figures]
 
 
@@ -195,7 +195,7 @@ def ratio(over: Iterable[Taken], under: Iterable[Taken], figure: str) -> Ratio |
 
 
 def check_same(case: Case, turn: int, samples: Mapping[str, Sample]) -> None:
-    """Raise TextsDiffer, naming the first position, unless all variants wrote the same."""
+    """Raise TextsDiffer, naming the first position, unless all texts are the same."""
     first: tuple[str, Any] | None = None
     for name, sample in samples.items():
         if sample.text is None:
@@ -210,7 +210,7 @@ def check_same(case: Case, turn: int, samples: Mapping[str, Sample]) -> None:
 
 
 class Progress:
-    """Lines for the person who waits, at most one in ``EVERY`` seconds."""
+    """Progress lines, at most one in ``EVERY`` seconds."""
 
     EVERY = 2.0
 
@@ -219,11 +219,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the beginning."""
         return time.perf_counter() - self._begun
 
     def show(self, text: str) -> None:
-        """How far it is."""
+        """Print the progress."""
         if time.perf_counter() - self._shown >= self.EVERY:
             self._shown = time.perf_counter()
             print(f"{text}, {self.seconds:.0f} s", flush=True)

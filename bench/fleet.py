@@ -1,11 +1,11 @@
-"""Many replicas, simulated: where should a request go? ``python -m bench fleet --traces DIR``.
+"""Many replicas, simulated: which should get a request? ``python -m bench fleet --traces DIR``.
 
 Recorded conversations of agents (tau-bench, airline: one system prompt, then turns that grow) are replayed against 1,
-4, 16 and 64 simulated replicas, by the router that serves (:mod:`foresay.server.host.replicas.router`), to the least
-loaded, and at random. A replica steps as an engine does: up to ``SEATS`` sequences beside a chunk of one prompt, pages
-found again by their names, those used last kept. What a step of so many rows takes was measured; the rest of the model
-is below. The recordings have no times: conversations begin at random, as many a second for each replica at every size,
-and a turn comes a pause after the answer before.
+4, 16 and 64 simulated replicas, with the serving router (:mod:`foresay.server.host.replicas.router`), to the least
+loaded, and at random. A replica steps as an engine does: up to ``SEATS`` sequences next to a chunk of one prompt, pages
+found again by their names, the last used ones kept. The time of a step of so many rows was measured; the rest of the
+model is below. The recordings have no times: conversations begin at random, at the same rate for each replica at every
+size, and a turn follows the answer before after a pause.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from bench.stats import percentile
 from foresay.kvpaging.prefix import digests
 from foresay.server.host.replicas.router import Router, Standing
 
-#: What a step of so many rows takes, in ms: the 135M class on two cores (bench/README.md, "counted").
+#: The time of a step of so many rows, in ms: the 135M class on two cores (bench/README.md, "counted").
 STEP_MS = ((1, 8.0), (2, 8.6), (4, 9.0), (8, 9.9), (16, 14.5), (32, 27.0), (64, 53.0), (128, 106.0))
 SEATS, CHUNK, PAGE, PAGES = 4, 64, 16, 2048
-#: Rows that a decoding sequence takes of a step, and tokens that come out of it.
+#: Rows of a decoding sequence in a step, and tokens that it emits.
 ROWS, TOKENS = 4, 2.4
 #: Seconds: the mean pause before the next turn, and between two conversations for each replica.
 PAUSE, BETWEEN = 8.0, 15.0
@@ -60,7 +60,7 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Simulated:
-    """One replica: who waits, who runs, and whose pages it holds."""
+    """One replica: the turns that wait and run, and the pages it holds."""
 
     waiting: deque[Turn] = field(default_factory=deque)
     running: list[Turn] = field(default_factory=list)
@@ -69,13 +69,13 @@ class Simulated:
 
     @property
     def standing(self) -> Standing:
-        """As a front door sees it."""
+        """Its load as reported to a front door."""
         turns = [*self.waiting, *self.running]
         unread = sum(len(turn.prompt) for turn in turns if not turn.first)
         return Standing(len(turns), SEATS, unread, PAGES)
 
     def admit(self, now: float) -> None:
-        """Seat those whose turn it is; the pages they share are theirs."""
+        """Admit the next turns while there are seats; shared pages are found."""
         while self.waiting and len(self.running) < SEATS:
             turn = self.waiting.popleft()
             names = list(digests(turn.prompt, PAGE, turn.salt))
@@ -90,7 +90,7 @@ class Simulated:
             self.running.append(turn)
 
     def step(self, now: float) -> tuple[float, list[Turn]]:
-        """Take a step; when it is over, and who is done then."""
+        """Take a step; its end, and the turns that finished in it."""
         reader = next((turn for turn in self.running if turn.unread), None)
         read = 0 if reader is None else min(CHUNK, reader.unread)
         writers = [turn for turn in self.running if not turn.unread]
@@ -108,12 +108,12 @@ class Simulated:
 
 
 def took(rows: int) -> float:
-    """Milliseconds of a step, between those that were measured."""
+    """Milliseconds of a step, interpolated between the measured ones."""
     return float(np.interp(rows, [count for count, _ in STEP_MS], [ms for _, ms in STEP_MS]))
 
 
 def conversations(traces: Path) -> list[list[tuple[list[int], int]]]:
-    """Of each recording its turns: the prompt's token ids, and how long the answer is. A token is a word or a sign."""
+    """The turns of each recording: the prompt's token ids, and the answer's length. A token is a word or a sign."""
     found = []
     for recording in json.loads((traces / "tau_bench_gpt-4o-airline.json").read_text()):
         said: list[int] = []
@@ -129,18 +129,18 @@ def conversations(traces: Path) -> list[list[tuple[list[int], int]]]:
 
 
 def begun(known: Sequence[list[tuple[list[int], int]]], count: int, replicas: int, seed: int) -> Iterator[Turn]:
-    """First turns of conversations and when they come; each one has a user of its own, whose name is in it."""
+    """First turns of conversations and their arrivals; each has its own user, whose name is in it."""
     drawn, now = random.Random(seed), 0.0
     for number in range(count):
         now += drawn.expovariate(replicas / BETWEEN)
         turns = known[number % len(known)]
-        shared = len(turns[0][0]) - 40  # the system prompt; what follows is the user's
+        shared = len(turns[0][0]) - 40  # the system prompt; the rest is the user's
         named = [([*prompt[:shared], 1 << 17 | number, *prompt[shared:]], output) for prompt, output in turns]
         yield turn_of(named, now)
 
 
 def turn_of(turns: list[tuple[list[int], int]], arrived: float) -> Turn:
-    """The first of them, with the others to come after it."""
+    """The first of them, followed by the others."""
     (prompt, output), *rest = turns
     return Turn(prompt, output, rest, arrived=arrived)
 
@@ -181,7 +181,7 @@ def simulate(way: str, replicas: int, firsts: Sequence[Turn], seed: int) -> list
 
 
 def chosen(way: str, fleet: dict[str, Simulated], router: Router, turn: Turn, drawn: random.Random) -> str:
-    """Where a turn goes."""
+    """The replica for a turn."""
     if way == "random":
         return drawn.choice(list(fleet))
     standings = {name: replica.standing for name, replica in fleet.items()}
@@ -191,7 +191,7 @@ def chosen(way: str, fleet: dict[str, Simulated], router: Router, turn: Turn, dr
 
 
 def told(turns: Sequence[Turn]) -> dict[str, float]:
-    """What clients would have seen, in ms."""
+    """Clients' latencies, in ms."""
     firsts = [1e3 * (turn.first - turn.arrived) for turn in turns]
     queued = [1e3 * (turn.begun - turn.arrived) for turn in turns]
     gaps = [1e3 * gap for turn in turns for gap in turn.gaps]
@@ -206,7 +206,7 @@ COLOURS = {"router": "#0b6e4f", "least loaded": "#c05621", "random": "#718096"}
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> str:
-    """An SVG of the time to the first token by number of replicas: the middle in full lines, p99 in broken ones."""
+    """An SVG of the time to the first token by number of replicas: medians in full lines, p99 in broken ones."""
     counts = sorted({row["replicas"] for row in rows})
     across = {count: 70 + 150 * index for index, count in enumerate(counts)}
     width, drawn = across[counts[-1]] + 130, []
@@ -229,7 +229,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _down(milliseconds: float) -> float:
-    """From the upper edge, on a logarithmic scale from 100 ms to 100 s."""
+    """The distance from the upper edge, on a logarithmic scale from 100 ms to 100 s."""
     return 275 - 83 * (log10(milliseconds) - 2)
 
 

@@ -1,14 +1,14 @@
-"""What a step costs at the least on this machine: ``python -m bench floor --target DIR [--rows 1 2 5 8 16]``.
+"""The least cost of a step on this machine: ``python -m bench floor --target DIR [--rows 1 2 5 8 16]``.
 
 Decoding reads every weight once a step, so bytes over bandwidth is the floor of a step that does nothing else
 (``reading``), and the model's matrix products alone, through the linears the verifier uses, are the floor of this
 arithmetic library (``linears``). ``step`` is the bare forward: ``run`` of the target on a chain of so many rows after
 ``--context`` tokens, tokens to logits. Floors hold on any machine, where a bare millisecond does not.
 
-``--also quantize=int8 kv_dtype=fp8 quantize=int4,activations=int8`` adds steps of targets that keep weights or KV, or
-multiply, in these ways; what memory alone would give is the ratio of ``MB``, the weights and KV that a step reads.
+``--also quantize=int8 kv_dtype=fp8 quantize=int4,activations=int8`` adds steps of targets with these formats of
+weights, KV or products; what memory alone would gain is the ratio of ``MB``, the weights and KV that a step reads.
 ``--prompts 512 4000`` measures prompts of so many tokens through the whole engine: tokens over the time until the first
-one comes back.
+one is emitted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from foresay.verifier.ops.kernels.cpu import threads
 
 PROBE_BYTES = 1 << 29
 CONTEXT = 128  # committed tokens below the measured rows
-#: Seconds after which torch's threads no longer look for work, which takes the time of the kernels' threads.
+#: Seconds after which torch's threads no longer poll for work, which takes time from the kernels' threads.
 _REST = 0.01
 #: Rounds that do not count.
 _WARM = 3
@@ -59,7 +59,7 @@ def main(args: Namespace) -> None:
     engine = build("none", options)
     others = {f"{STEP}, {way}": build("none", replace(options, **kept(way))) for way in args.also}
     for way, other in zip(args.also, others.values(), strict=True):
-        if kept(way).keys() == {"kv_dtype"}:  # two copies of weights may lie differently in memory, one of them faster
+        if kept(way).keys() == {"kv_dtype"}:  # of two copies in memory one may be faster
             target_of(other).decoder = target_of(engine).decoder
     results = record.models(engine, target=args.target)
     results |= {"floor": report(engine, args.rows, args.repeats, args.context, others)}
@@ -78,7 +78,7 @@ def kept(way: str) -> dict[str, Any]:
 
 class Reads:
     """Passes over a buffer that only read. It is written first: pages never written to are all one page of zeros, which
-    reads from the cache.
+    is read from the cache.
     """
 
     def __init__(self) -> None:
@@ -102,8 +102,8 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def bytes_of(engine: Engine, context: int) -> int:
-    """Weights, and the keys and values of so many tokens: what a step reads. The embedding row that it looks up is not
-    worth counting."""
+    """Weights, and the keys and values of so many tokens: what a step reads. The embedding row that it looks up is
+    negligible."""
     return sum(linear.nbytes for linear in target_of(engine).decoder.linears) + context * engine.info.kv_token_bytes
 
 
@@ -123,15 +123,14 @@ class LinearsAlone:
 
 
 class BareForward:
-    """The target's forward over a chain of some rows past so many committed tokens, whose keys and values are random:
-    a prompt of thousands would take minutes. Commits nothing, so that every call is the same; ``close`` gives the pages
-    back.
-    """
+    """The target's forward over a chain of some rows after so many committed tokens, whose keys and values are random:
+    a prompt of thousands would take minutes. Commits nothing, so that every call is the same; ``close`` releases the
+    pages."""
 
     def __init__(self, engine: Engine, rows: int, context: int = CONTEXT) -> None:
         self.verifier = target_of(engine)
         self.table = PageTable(engine.pool)
-        while left := context - self.table.length:  # in pieces: layers with a window keep the end alone
+        while left := context - self.table.length:  # in pieces: layers with a window keep only the end
             self.table.reserve(min(left, MAX_CHUNK))
             self.table.commit(min(left, MAX_CHUNK))
         self.table.reserve(rows)

@@ -1,8 +1,8 @@
 """Embed a small trained Llama into the shape of a large one without changing its function.
 
 ``python -m bench inflate SOURCE OUT --shape 135m [--vocab 49152] [--positions 8192]`` writes an ordinary checkpoint
-directory that costs what a model of the large shape costs and says what the small one says, so that a toy pair measures
-a real engine.
+directory with the cost of a model of the large shape and the output of the small one, so that a toy pair measures a
+real engine.
 
 What keeps the function::
 
@@ -12,15 +12,15 @@ What keeps the function::
     heads      query head i stays with its kv head; each kv head's group is filled up with random query heads
     layers     extra layers come last, all of their exits about 1e-9
     vocabulary new rows read the constant with a large negative weight, so that they never take mass
-    head dim   pair i of a head goes to pair i * wide/narrow, which turns as fast; queries times sqrt(wide/narrow)
+    head dim   pair i of a head goes to pair i * wide/narrow, which rotates as fast; queries times sqrt(wide/narrow)
     q/k norm   queries and keys times 2**-24, so that eps alone decides the norm: its weight takes both back
 
 The last two only for models made in memory (:mod:`bench.made`).
 
-Everything else is random, and nothing is zero or repeated: engines share equal constants and skip nothing for us. The
-constant is needed because a zero row has logit 0, which takes mass at temperature 1. The final norm divides it by the
-size of x like every other dimension and its weight lifts it back to order one; the other norms press it down to 1e-9.
-In fp16 the 1e-9 become zero, which leaves the function alone but not the "nothing repeated".
+Everything else is random, and nothing is zero or repeated, so that engines cannot share equal constants or skip
+anything. The constant is needed because a zero row has logit 0, which takes mass at temperature 1. The final norm
+divides it by the size of x like every other dimension and its weight scales it back to order one; the other norms
+reduce it to 1e-9. In fp16 the 1e-9 become zero, which keeps the function but not the "nothing repeated".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TINY = 1e-9  # size of an exit: far below half a unit in the last place of any h
 WEIGHT = 0.02  # standard deviation of the random weights
 CONSTANT = 2.0**-12  # the constant dimension; its square is lost in the mean of squares
 GAIN = 2.0**10  # the final norm's weight on the constant
-FAINT = 2.0**-24  # size of queries and keys in front of a norm whose eps shall outweigh them
+FAINT = 2.0**-24  # size of queries and keys before a norm whose eps must outweigh them
 REPEL = 2.0**15  # a new row's weight on it: logit -2**13 * sqrt(H) / |x|, below -190 up to |x| = 1000 at H = 576
 
 QUERIES_AND_KEYS = ("self_attn.q_proj", "self_attn.k_proj")
@@ -52,12 +52,12 @@ COPIED = ("tokenizer*", "special_tokens*", "chat_template*", "generation_config.
 
 
 class CannotInflate(BadOption):
-    """The checkpoint does not fit into the shape, or is not one this module knows how to embed."""
+    """The checkpoint does not fit into the shape, or is of a kind that this module cannot embed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step of a Llama-shaped model costs. head_dim is the source's: rotary frequencies depend on it."""
+    """The sizes that determine a step's cost. head_dim is the source's: rotary frequencies depend on it."""
 
     layers: int
     hidden: int
@@ -106,8 +106,8 @@ class Inflation:
     """One embedding of a source of shape ``small`` into ``large``; yields the large model's tensors one at a time.
 
     The random numbers are drawn in the order of the tensors, from one generator on ``device``. wide: the large model's
-    head_dim, a multiple of the source's; None: the same. qk_eps: the eps of a norm of queries and keys that the large
-    model has and the source has not; None: neither has one. untied: a tied source becomes one with a head of its own.
+    head_dim, a multiple of the source's; None: the same. qk_eps: the eps of a norm of queries and keys that only the
+    large model has; None: neither has one. untied: a tied source becomes one with a separate head.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Inflation:
             yield f"{prefix}{name}.weight", self._inner_norm(source[f"{prefix}{name}.weight"] if trained else None)
 
     def _plan(self, read: Tensor, width: int) -> dict[str, tuple[Tensor, Tensor, tuple[int, int], float]]:
-        """A layer's matrices: where the source's rows and columns go, the large shape, and the size of the rest.
+        """A layer's matrices: the rows and columns of the source's numbers, the large shape, and the size of the rest.
 
         read: which of the ``width`` numbers that the attention reads are the source's.
         """
@@ -186,8 +186,8 @@ class Inflation:
         return weight
 
     def _scored(self, name: str, weight: Tensor, trained: bool) -> Tensor:
-        """A projection as its scores need it: the wider head's scale taken back, keys without the pairs that are new,
-        and both faint in front of a norm."""
+        """A projection as its scores need it: the wider head's scale removed, keys without the new pairs, and both
+        faint before a norm."""
         if name == "self_attn.q_proj" and trained:
             weight *= math.sqrt(self.wide / self.head_dim)
         if name == "self_attn.k_proj" and trained:
@@ -206,28 +206,28 @@ class Inflation:
         return weight.to(rows.dtype)
 
     def _norm(self, source: Tensor | None) -> Tensor:
-        """Norm weight [H] in fp32: random about one, the source's in front, all of it rescaled to the longer mean."""
+        """Norm weight [H] in fp32: random about one, the source's first, all of it rescaled to the longer mean."""
         weight = 1 + self._random((self.large.hidden,), 0.1)
         if source is not None:
             weight[: self.small.hidden] = self._read(source)
         return weight * math.sqrt(self.small.hidden / self.large.hidden)
 
     def _final_norm(self, source: Tensor, known: int) -> Tensor:
-        """The norm in front of the output, which lifts the constant where the vocabulary of ``known`` has grown."""
+        """The norm before the output, which amplifies the constant if the vocabulary of ``known`` has grown."""
         weight = self._norm(source)
         if self.vocab > known:
             weight[-1] = GAIN
         return weight
 
     def _inner_norm(self, source: Tensor | None) -> Tensor:
-        """The norm in front of a layer's matrices: none of them may see the constant."""
+        """The norm before a layer's matrices: none of them may read the constant."""
         weight = self._norm(source)
         if self.large.hidden > self.small.hidden:
             weight[-1] = TINY
         return weight
 
     def _query_heads(self) -> Tensor:
-        """Where each source query head goes: the same place in the group of the same kv head."""
+        """The position of each source query head: the same one in the group of the same kv head."""
         head = torch.arange(self.small.heads)
         return head // self.small.group * self.large.group + head % self.small.group
 
@@ -235,12 +235,12 @@ class Inflation:
         return (heads[:, None] * self.wide + self._pairs()).flatten()
 
     def _pairs(self) -> Tensor:
-        """Where the numbers of a source's head are in a wider one: its pair i at the pair that turns as fast."""
+        """The positions of a source head's numbers in a wider one: its pair i at the pair that rotates as fast."""
         first = torch.arange(0, self.wide // 2, self.wide // self.head_dim)
         return torch.cat((first, self.wide // 2 + first))
 
     def _new_pairs(self) -> Tensor:
-        """The numbers of a wider head that are none of the source's."""
+        """The numbers of a wider head that are not the source's."""
         new = torch.ones(self.wide, dtype=torch.bool)
         new[self._pairs()] = False
         return new.nonzero().flatten()
@@ -253,7 +253,7 @@ class Inflation:
 
 
 def check_fits(small: Shape, large: Shape) -> None:
-    """Raise CannotInflate where the large shape lacks room."""
+    """Raise CannotInflate if the large shape lacks room."""
     for field in (*CONFIG_KEYS, "group"):
         if getattr(large, field) < getattr(small, field):
             raise CannotInflate(f"{field} = {getattr(large, field)} is below the source's {getattr(small, field)}")
@@ -291,7 +291,7 @@ def inflate(
 ) -> int:
     """Write ``source`` embedded into ``shape`` as the checkpoint directory ``out``; the number of its parameters.
 
-    positions: the longest text, if not the source's; the source was taught nothing longer, but costs are true.
+    positions: the longest text, if not the source's; the source was not trained on longer ones, but costs are true.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     small = shape_of(config)
@@ -324,7 +324,7 @@ def options(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> None:
-    from bench.inflate_heads import inflate_head  # which is made of what is above
+    from bench.inflate_heads import inflate_head  # which imports this module
 
     if args.target:
         parameters = inflate_head(args.source, args.out, args.target, 1 if args.seed is None else args.seed)

@@ -1,20 +1,20 @@
-"""Embed heads into the width of an inflated target, guessing what they guessed before.
+"""Embed heads into the width of an inflated target, with the same drafts as before.
 
-``python -m bench inflate HEAD OUT --target BIG`` takes Medusa heads, an EAGLE-3 or a DFlash head as ``foresay
-train`` writes them, and a target that :mod:`bench.inflate` made of theirs. A head then costs what one of the large
-width costs: a layer has the target's heads and inner width, every matrix that reads a hidden state is as wide as it.
+``python -m bench inflate HEAD OUT --target BIG`` takes Medusa heads, an EAGLE-3 or a DFlash head as ``foresay train``
+writes them, and a target that :mod:`bench.inflate` made of theirs. A head then costs what one of the large width costs:
+a layer has the target's heads and inner width, every matrix that reads a hidden state is as wide as that.
 
-What keeps the function, beside what :mod:`bench.inflate` says of layers::
+What keeps the function, besides what :mod:`bench.inflate` describes for layers::
 
     Medusa     blocks: rows into extra dimensions and columns from them are about 1e-9; outputs are the target's kind
     EAGLE-3    fc: each feature's extra columns, and rows into extra dimensions, are about 1e-9
                [norm e; norm h]: two halves of the large width, the source's numbers in front of each
                output: the draft vocabulary stays, extra columns are about 1e-9
     DFlash     fc as EAGLE's, layers as the target's; the norm in front of the output is the target's kind
-    features   the target's own layers come first, so their numbers stay what they are
+    features   the target's own layers come first, so their numbers are unchanged
 
-In fp32 the same trees are drafted and the same tokens written; in bf16 the norm weights are rounded otherwise than the
-source's, so texts part sooner or later and only the shares of what is accepted stay.
+In fp32 the same trees are drafted and the same tokens emitted; in bf16 the norm weights are rounded differently from
+the source's, so texts diverge sooner or later and only acceptance rates stay the same.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HeadInflation(Inflation):
 
 
 def _first_of_each(count: int, small: int, wide: int) -> Tensor:
-    """The columns of the source's numbers where ``count`` vectors of width ``wide`` stand side by side."""
+    """The columns of the source's numbers where ``count`` vectors of width ``wide`` are adjacent."""
     return (torch.arange(count)[:, None] * wide + torch.arange(small)).flatten()
 
 
@@ -126,7 +126,7 @@ def inflated_from(target: Path) -> tuple[dict[str, Any], Shape, Shape]:
 def inflate_head(source: Path, out: Path, target: Path, seed: int = 1) -> int:
     """Write the head in ``source`` for the inflated ``target`` as the directory ``out``; the number of its parameters.
 
-    Raises CannotInflate where head and target do not belong together, or the head is of a kind not known here.
+    Raises CannotInflate if head and target do not belong together, or the head is of an unknown kind.
     """
     kind, tensors = kind_of(source), read_tensors(source)
     make = _medusa if kind == "medusa" else _dflash if kind == "dflash" else _eagle
@@ -165,7 +165,7 @@ def _dflash(config: Config, tensors: Mapping[str, Tensor], target: Path, note: C
 
 
 def _of_layers(config: Config, target: Path, note: Config) -> tuple[HeadInflation, Config]:
-    """Of a head that has layers of its own, as many as before; and its configuration."""
+    """For a head with its own layers, as many as before; and its configuration."""
     theirs, small, large = inflated_from(target)
     check_width(int(config["hidden_size"]), small)
     own = shape_of({"num_hidden_layers": 1, **config})

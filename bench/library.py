@@ -1,7 +1,7 @@
-"""What torch's own ops and transformers make of a decoder's weights, which stay where they are.
+"""A decoder's weights under torch's own ops and under transformers, shared without a copy.
 
 :class:`Library` is what an engine of library kernels replays for each token at batch 1: a product for each matrix,
-norms, rotation and attention over one piece of memory for the keys and values.
+norms, rotation and attention over contiguous keys and values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:
-    """Of a decoder without biases; on a GPU the very tensors that are served."""
+    """The weights of a decoder without biases; on a GPU the very tensors that are served."""
     layers = []
     for one in decoder.layers:
         products = {QKV: one.qkv, OUTPUT: one.output, **dict(zip((GATE_UP, DOWN), one.inner, strict=True))}
@@ -39,7 +39,7 @@ class Library:
     def __init__(self, decoder: Decoder, context: int) -> None:
         c, device = decoder.config, decoder.device
         self.config, self.at = c, context
-        self.weights: Any = weights_of(decoder)  # all of it tensors
+        self.weights: Any = weights_of(decoder)  # only tensors
         self.kept = torch.randn(c.num_layers, 2, 1, c.num_kv_heads, context + 1, c.head_dim, device=device).to(
             decoder.dtype
         )
@@ -83,7 +83,7 @@ class Library:
 
     @torch.inference_mode()
     def products(self) -> None:
-        """Its products alone, each weight once."""
+        """Only its products, each weight once."""
         layers = [list(layer.matrices.values()) for layer in self.weights.layers]
         for weight in (*(each for layer in layers for each in layer), self.weights.lm_head):
             functional.linear(weight[:1], weight)

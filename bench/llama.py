@@ -1,7 +1,7 @@
 """llama.cpp as a peer: a server for each file and each way of drafting, which gets the same requests over HTTP as ours.
 
 Two builds of it: ``llama-server``, compiled for this machine, and the wheel ``xllamacpp``, newer but compiled for any
-machine, whose server runs in a Python of its own (``bench/xllama.py``).
+machine, whose server runs in its own Python (``bench/xllama.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-#: Beside what ours is asked: no cache of prompts, and no filter that it would apply by itself.
+#: Fields besides those of our requests: no prompt cache, and none of its default filters.
 BODY = {"cache_prompt": False, "min_p": 0.0}
 CONTEXT = 4096  # tokens of each request
 DRAFTED = 4  # by a draft model, in a step
@@ -29,18 +29,18 @@ def compiled(program: Path, model: Path, way: Way, draft: Path | None, threads: 
 
 
 def prebuilt(python: Path, model: Path, way: Way, threads: int, slots: int) -> list[str]:
-    """The same of xllamacpp. python: where it is installed."""
+    """The same for xllamacpp. python: the one it is installed in."""
     size = [str(threads), str(CONTEXT * slots), str(slots)]
     return [str(python), str(Path(__file__).with_name("xllama.py")), str(model), way, *size]
 
 
 def version(program: Path) -> str:
-    """What ``llama-server`` says it is."""
+    """The version that ``llama-server`` reports."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     return (done.stdout + done.stderr).splitlines()[0].removeprefix("version: ")
 
 
 def prebuilt_version(python: Path) -> str:
-    """Of the wheel."""
+    """The version of the wheel."""
     code = "from importlib.metadata import version; print(version('xllamacpp'))"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,10 +1,10 @@
-"""Large models made on the device out of the bundled ones: what a model of the shape costs, saying what those say; and
-heads for them.
+"""Large models made on the device out of the bundled ones, with the costs of the large shape and the output of the
+small model; and heads for them.
 
-No file is written and no second copy held: each tensor is sampled where it is multiplied, the small model's numbers go
-into their places (:mod:`bench.inflate`), and the weights' allocation is the one that a loaded checkpoint has. A head of
-a published shape has random weights: it costs what a trained one costs and guesses nothing. The bundled head keeps its
-vocabulary of 4,096 as a draft vocabulary.
+No file is written and no second copy exists: each tensor is sampled where it is multiplied, the small model's numbers
+are put into it (:mod:`bench.inflate`), and the weights are allocated as those of a loaded checkpoint. A head of a
+published shape has random weights: it costs what a trained one costs, and no draft is accepted. The bundled head keeps
+its vocabulary of 4,096 as a draft vocabulary.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ NORMS = ("input_layernorm", "hidden_norm", "norm")
 
 
 class Device(Protocol):
-    """Where models are made, and in what."""
+    """The device that models are made on, and their dtype."""
 
     torch: torch.device
 
     @property
     def dtype(self) -> Dtype:
-        """Of weights and activations."""
+        """The dtype of weights and activations."""
         ...
 
 
 def sizes_of(config: ModelConfig) -> Shape:
-    """The source's shape as inflation wants it."""
+    """The source's shape, for inflation."""
     return Shape(config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.intermediate_size)
 
 
@@ -96,7 +96,7 @@ def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
 
 
 def scribble(store: KVStore) -> None:
-    """Random keys and values everywhere, as of long texts: a cache of zeros would hide what reading it costs."""
+    """Random keys and values everywhere, as of long texts: a cache of zeros would hide the cost of reading it."""
     for part in store.tensors:
         part.normal_()
 
@@ -107,7 +107,7 @@ def paged(pool: PagePool, decoder: Decoder, device: Device) -> ModelRunner:
 
 
 def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:
-    """An EAGLE-3 head of this shape whose weights are random, its draft vocabulary the first tokens of the target's."""
+    """An EAGLE-3 head of this shape with random weights, whose draft vocabulary is the first tokens of the target's."""
     sizes = Shape(1, shape.hidden, shape.heads, shape.kv_heads, shape.inner)
     heads, groups = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     hidden, inner = shape.hidden, shape.inner
@@ -134,7 +134,7 @@ def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHea
 
 
 def bundled_eagle(device: Device, target: Decoder, shape: ModelShape) -> EagleHead:
-    """The bundled EAGLE-3 head, guessing what it guesses, as wide as ``target``, which was made of the bundled one."""
+    """The bundled EAGLE-3 head with the same drafts, as wide as ``target``, which was made of the bundled one."""
     source = ModelConfig.from_directory(BUNDLED / "target")
     small, sizes = replace(sizes_of(source), layers=1), replace(shape.sizes, layers=1)
     stored = {name: tensor.float() for name, tensor in read_tensors(BUNDLED / "eagle3").items()}

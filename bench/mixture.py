@@ -1,9 +1,9 @@
-"""What a pass of a mixture costs beside reading what it must: ``python -m bench mixture [--rows 1 2 4]``.
+"""The cost of a mixture's pass besides what it must read: ``python -m bench mixture [--rows 1 2 4]``.
 
-A mixture of OLMoE's layers, fewer of them, with random weights is made in memory: its routing is random too, and wakes
-more experts than texts do. Of each pass the experts that its rows woke are counted as the kernels count them;
+A mixture of OLMoE's layers, fewer of them, with random weights is made in memory: its routing is random too, and
+activates more experts than texts do. The experts that a pass activates are counted as the kernels count them;
 ``reading`` is the time to read these, attention and the head, at the bandwidth that is probed in turns with the passes.
-Beside it stands a pass of a dense model whose MLP is as wide as what a row meets.
+For comparison there is a pass of a dense model whose MLP is as wide as a row's experts together.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(args: Namespace) -> None:
 
 
 class Passes:
-    """Passes of a model with this in each of its layers; each begins a text of random tokens anew."""
+    """Passes of a model with this in each of its layers; each begins a new text of random tokens."""
 
     def __init__(self, inner: MLP | Experts, args: Namespace) -> None:
         how = None if args.quantize == "none" else args.quantize
@@ -83,14 +83,14 @@ class Passes:
         self.table.commit(CONTEXT)
 
     def run(self, rows: int) -> None:
-        """One pass of so many. woken: the experts that had rows in it, of a layer."""
+        """One pass of so many rows. woken: how many of a layer's experts had rows in it."""
         self.table.reserve(rows)
         tokens = torch.randint(self.config.vocab_size, (rows,))
         self.woken = self.runner.run([Rows(self.table, tokens, CONTEXT)]).woken
 
     @property
     def must_read(self) -> float:
-        """Bytes of a pass that wakes so many."""
+        """Bytes that a pass with so many active experts reads."""
         layer, head = self.runner.decoder.layers[0], self.runner.decoder.head.nbytes
         mixture = self.config.first.mlp
         assert isinstance(mixture, Experts), "it has some"

@@ -1,7 +1,7 @@
 """The pause of a stream whose engine is killed: ``python -m bench pause --kills 9``. Starts a server of its own.
 
-Each stream is written twice with one seed, once with the engine killed at its eighth event, and must say the same; the
-pause is the longest wait for an event, from the signal on.
+Each stream is generated twice with one seed, once with the engine killed at its eighth event, and must have the same
+text; the pause is the longest wait for an event, from the signal on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Foresay and llama.cpp on a real file: ``python -m bench peers --target FILE --llama-server PROGRAM --gguf FILE``.
 
-All serve over HTTP and answer the same client, which sends the same ids and streams. Each way of ours and each of
+All serve over HTTP and answer the same client, which sends the same ids and streams. Each mode of ours and each of
 theirs has a server of its own, which gets each prompt once: no drafter that remembers has seen an answer, nor has a
-cache of prompts (there is none). Every second prompt is for each temperature. Answers end where the model ends them;
-those of fewer than 16 tokens have no decode rate.
+prompt cache (there is none). Every second prompt is for each temperature. Answers end where the model ends them; those
+of fewer than 16 tokens have no decode rate.
 
 ``--at-once 1 2 4`` measures so many requests at once instead: tokens per second of all together, of answers that do not
 end before ``--max-tokens``, also on prompts that no server got before.
@@ -33,20 +33,20 @@ from bench.texts import edited
 from foresay.verifier.ops.kernels.cpu import threads
 
 EDITING = "editing"
-#: What is asked of a text that is not a user's message.
+#: The instruction for a text that is not a user's message.
 ASKED = {
     EDITING: "Correct the mistakes in this text. Answer with the whole text, and change nothing else.\n\n{}",
     "code": "Complete this Python function. Answer with the whole function.\n\n```python\n{}\n```",
 }
 #: Of the text that is to be edited: characters, and the share of its words that are wrong.
 EDITED_CHARACTERS, WRONG = 1600, 0.02
-#: A server is called by its program and its way: ``foresay suffix``, ``llama.cpp Q4_0 ngram-simple``.
+#: A server is named by its program and its mode: ``foresay suffix``, ``llama.cpp Q4_0 ngram-simple``.
 OURS, PLAIN, AUTO, NONE = "foresay ", " plain", "foresay auto", "foresay none"
-#: The kind that all kinds but editing make.
+#: The group of all kinds except editing.
 TOGETHER = "together"
 #: Tokens that an answer must have for its decode rate to count.
 SHORT = 16
-#: What ours and theirs are compared by; of the second less is better.
+#: The figures by which ours and theirs are compared; of the second less is better.
 DECODING, FIRST, WHOLE = "tokens_per_second", "first_token_ms", "whole_tokens_per_second"
 MEASURES = {"decoding": DECODING, "first token": FIRST, "whole answer": WHOLE}
 
@@ -94,7 +94,7 @@ def main(args: Namespace) -> None:
     record.finish(name, {**shape, **measure(args)}, not args.no_save)
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- the prompts -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def passages(paths: Sequence[Path], rng: random.Random) -> list[prompts.Prompt]:
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """So many of them (all, if there are fewer) from everywhere in the list."""
+    """So many of them (all, if there are fewer) at equal distances in the list."""
     return [items[at * len(items) // count] for at in range(count)] if count < len(items) else list(items)
 
 
@@ -148,14 +148,14 @@ def instructed(kind: str, prompt: prompts.Prompt) -> prompts.Prompt:
     return replace(prompt, text=ASKED[kind].format(prompt.text), chat=True)
 
 
-# -- who serves ------------------------------------------------------------------------------------------------------
+# -- the servers -----------------------------------------------------------------------------------------------------
 
-#: How a server is started, the path that says when it is ready, and what its requests have beside the prompt.
+#: A server's command, the path that returns whether it is ready, and the fields of its requests besides the prompt.
 Command = tuple[list[str], str, Mapping[str, Any]]
 
 
 def commands(args: Namespace, slots: int) -> dict[str, Command]:
-    """All servers' by name. slots: requests at once."""
+    """The commands of all servers by name. slots: requests at once."""
     found: dict[str, Command] = {}
     count = args.threads or threads.wanted()
     for way in args.ways:
@@ -176,14 +176,14 @@ def commands(args: Namespace, slots: int) -> dict[str, Command]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that runs. body: what its requests have beside the prompt."""
+    """A running server. body: the fields of its requests besides the prompt."""
 
     name: str
     port: int
     body: Mapping[str, Any]
 
     def ask(self, one: Asked, args: Namespace, endless: bool = False) -> Answer:
-        """One streamed answer. endless: of ``--max-tokens``, wherever the model would end it."""
+        """One streamed answer. endless: of ``--max-tokens``, even where the model would end it."""
         sampling = {"temperature": one.temperature, "top_k": 0, "top_p": 1.0, "seed": args.seed, "ignore_eos": endless}
         body = {"prompt": list(one.ids), "max_tokens": args.max_tokens, "stream": True, **sampling, **self.body}
         return exchange(self.port, body)
@@ -191,7 +191,7 @@ class Server:
 
 @contextmanager
 def servers(args: Namespace, slots: int) -> Iterator[list[Server]]:
-    """All of them, warm. slots: requests at once."""
+    """All of them, warmed up. slots: requests at once."""
     with ExitStack() as stack:
         found = []
         for name, (command, ready, body) in commands(args, slots).items():
@@ -205,7 +205,7 @@ def servers(args: Namespace, slots: int) -> Iterator[list[Server]]:
 
 
 def by_kind(args: Namespace) -> dict[str, Any]:
-    """All prompts in turns: what came of it by kind and temperature, and of all kinds but editing together."""
+    """All prompts in turns: the figures by kind and temperature, and of all kinds except editing together."""
     asked = asked_of(args, args.limit * len(args.temperatures))
     with servers(args, 1) as running:
         experiment = Experiment(
@@ -229,13 +229,13 @@ def alone(server: Server, args: Namespace) -> Variant:
 
 
 def sample(answer: Answer) -> Sample:
-    """Its figures."""
+    """An answer's figures."""
     figures = {FIRST: 1e3 * answer.first, WHOLE: answer.tokens / answer.whole}
     return Sample(figures | ({DECODING: answer.speed} if answer.tokens >= SHORT else {}), detail=answer.tokens)
 
 
 def kinds_of(taken: Sequence[Taken]) -> dict[str, dict[str, Any]]:
-    """By kind and temperature, all kinds but editing together first."""
+    """By kind and temperature, all kinds except editing together first."""
     groups: dict[str, dict[str, list[Taken]]] = {TOGETHER: {}}
     for one in taken:
         asked: Asked = one.case.input
@@ -245,8 +245,8 @@ def kinds_of(taken: Sequence[Taken]) -> dict[str, dict[str, Any]]:
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """Every server's figures; ours over theirs, the fastest of each (whose medians are best); and ``auto`` over each of
-    our other ways."""
+    """Every server's figures; ours over theirs, the fastest of each (with the best medians); and ``auto`` over each of
+    our other modes."""
     by: dict[str, list[Taken]] = defaultdict(list)
     for one in taken:
         by[one.variant].append(one)
@@ -271,7 +271,7 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
 def best(
     by: Mapping[str, list[Taken]], ways: Mapping[str, Any], mine: Sequence[str], theirs: Sequence[str], figure: str
 ) -> dict[str, Any]:
-    """The fastest of either side, and how many times as fast ours is."""
+    """The fastest of either side, and the ratio of ours to theirs."""
     fastest = min if figure == FIRST else max
     ours, other = (fastest(side, key=lambda way: ways[way][figure].median) for side in (mine, theirs))
     over, under = (other, ours) if figure == FIRST else (ours, other)

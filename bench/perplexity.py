@@ -1,7 +1,7 @@
-"""How likely a model finds a text: ``python -m bench perplexity MODEL TEXT [--windows 20] [--activations int8]``.
+"""A text's perplexity under a model: ``python -m bench perplexity MODEL TEXT [--windows 20] [--activations int8]``.
 
-As llama.cpp's llama-perplexity has it: windows of 512 tokens, each after the token that begins texts if the model has
-one, in each of which the second half is counted. MODEL: a directory, a hub id or a GGUF file. TEXT: a file, UTF-8.
+As in llama.cpp's llama-perplexity: windows of 512 tokens, each after the token that begins texts if the model has one,
+of which the second half counts. MODEL: a directory, a hub id or a GGUF file. TEXT: a file, UTF-8.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(args: Namespace) -> None:
 
 
 def tokens_of(directory: Path, text: str) -> tuple[list[int], list[int]]:
-    """The text's tokens, and what comes before each window."""
+    """The text's tokens, and those before each window."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     first = Fields.read(directory / "tokenizer_config.json").get("bos_token")
     named = first.get("content") if isinstance(first, dict) else first

@@ -3,7 +3,7 @@ HumanEval.
 
 ``prompts.jsonl`` was written for this project and is part of no training text: twelve openings of old-fashioned
 children's stories (raw text) and twelve grade-school questions (one chat turn each), alternating, so that any leading
-part of the file holds both.
+part of the file contains both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWN = Path(__file__).parent / "prompts.jsonl"
 
 
 class BadPrompts(BadOption):
-    """The prompt file holds a line in no known format, or no line at all."""
+    """The prompt file has a line in no known format, or no line at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def load(path: Path | None = None, limit: int | None = None) -> list[Prompt]:
 
 
 def parse(row: Mapping[str, Any], number: str) -> Prompt:
-    """One line; ``number`` names it where it has no name of its own."""
+    """One line; ``number`` names it if it has no name of its own."""
     match row:
         case {"text": str(text)}:
             return Prompt(str(row.get("id", number)), text, chat=False)
@@ -69,7 +69,7 @@ class Encoder:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
 
     def __call__(self, prompt: Prompt) -> list[int]:
-        """A chat prompt goes through the template where there is one."""
+        """Token ids; a chat prompt goes through the template if there is one."""
         if not prompt.chat or not self.tokenizer.chat_template:
             return list(self.tokenizer(prompt.text)["input_ids"])
         turns = [{"role": "user", "content": prompt.text}]

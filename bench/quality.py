@@ -1,10 +1,10 @@
-"""What quantising costs in quality: ``python -m bench quality [--target DIR] [--tokens 200] [--text FILE ..]``.
+"""The cost of quantisation in quality: ``python -m bench quality [--target DIR] [--tokens 200] [--text FILE ..]``.
 
-The target in fp32 draws texts at temperature 1 after the prompts of ``bench/prompts.jsonl``; or the texts are pieces
-of files, at equal distances. Each way to keep weights and KV, and to multiply, then reads the same
-texts: their loss, how often its most likely token is that of fp32, and its KL divergence from it. Rows read the KV that
-is stored, so a text in one pass has the logits that it has token by token. Of a target that is quantised the weights
-stay, and fp32 is what they are multiplied with.
+The target in fp32 generates texts at temperature 1 after the prompts of ``bench/prompts.jsonl``; or the texts are
+pieces of files, at equal distances. Each format of weights, KV and products then reads the same texts: their loss, how
+often its most likely token is that of fp32, and its KL divergence from it. Rows read the stored KV, so a text in one
+pass has the logits that it has token by token. The weights of a quantised target are unchanged, and fp32 is what they
+are multiplied with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.shape import MAX_CHUNK
 
-#: How weights and KV are kept, and what those are multiplied with, as :class:`~bench.drive.Options` says it.
+#: The formats of weights and KV, and of what weights are multiplied with, as fields of :class:`~bench.drive.Options`.
 QUANTIZED: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "activations int8": {"activations": "int8"},
@@ -49,7 +49,7 @@ Text = tuple[list[int], int]
 
 
 def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
-    """Prompts and what the engine writes after them."""
+    """Prompts and what the engine generates after them."""
     params = (SamplingParams(temperature=1.0, seed=n, max_tokens=tokens, ignore_eos=True) for n in range(len(prompts)))
     return [
         (prompt + run(engine, request(prompt, each)).tokens, len(prompt))
@@ -70,7 +70,7 @@ def read(files: Sequence[Path], encode: Encoder, pieces: int, tokens: int) -> li
 
 
 def chances(engine: Engine, texts: list[Text]) -> Tensor:
-    """fp32[N, V]: log chances before each token after the prompts."""
+    """fp32[N, V]: log probabilities before each token after the prompts."""
     verifier, found = target_of(engine), []
     for tokens, first in texts:
         table, pieces = PageTable(engine.pool), []
@@ -85,7 +85,7 @@ def chances(engine: Engine, texts: list[Text]) -> Tensor:
 
 
 def report(options: Options, texts: list[Text] | None, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Draw if there are no texts, read, print the table, return the record."""
+    """Generate texts if there are none, read them, print the table, return the record."""
     options = replace(options, activations="model")
     engine = build("none", replace(options, dtype="float32"))
     texts = texts or drawn(engine, prompts, tokens)

@@ -1,6 +1,6 @@
 """The README's figures, from the newest records of ``bench peers``: ``python -m bench readme``.
 
-The part of README.md between two marks is written anew; a test holds it against the record.
+The part of README.md between two marks is rewritten; a test compares it with the record.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _speeds(entry: Entry) -> str:
 
 
 def _shown(medians: dict[str, float]) -> list[str]:
-    """All of ours, and each way of the others in the format in which it is fastest."""
+    """All of ours, and each mode of the others in the format in which it is fastest."""
     fastest: dict[str, str] = {}
     for way, median in medians.items():
         words = way.split(" ")
@@ -79,7 +79,7 @@ def _median(figures: Entry) -> float:
 
 
 def _verdicts(entry: Entry) -> list[str]:
-    """Ours beside theirs in words, a line for each measure."""
+    """Ours next to theirs in words, a line for each measure."""
     found = entry["kinds"][TOGETHER]
 
     def times(name: str) -> str:
@@ -100,7 +100,7 @@ def _verdicts(entry: Entry) -> list[str]:
 
 
 def _at_each(times: dict[str, Entry]) -> str:
-    """How many times as fast, at each temperature."""
+    """The ratio at each temperature."""
     said = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) at T = {at}" for at, x in times.items()]
     return ", ".join(said).replace(" at T", " times as fast at T", 1)
 

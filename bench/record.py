@@ -1,4 +1,4 @@
-"""What every benchmark leaves: a table for people, one JSON line last, the same in ``bench/results/``."""
+"""The output of every benchmark: a table for people, one JSON line last, the same in ``bench/results/``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cpu_model() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the library versions a figure holds for."""
+    """The machine and the library versions that a figure is valid for."""
     import transformers  # only for its version, and it takes a second
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def models(engine: Engine, **directories: str | None) -> dict[str, Any]:
-    """What ran: names without folders, and what the engine says of itself."""
+    """What ran: names without folders, and the engine's own description."""
     info = engine.info
     names = {name: Path(path).name if path else None for name, path in directories.items()}
     of_engine = {name: getattr(info, name) for name in ("vocab_size", "dtype", "exact", "exact_reason")}

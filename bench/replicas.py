@@ -1,10 +1,10 @@
-"""Replicas on a real Ray, killed, scaled and updated under streams: is anything lost, is any text another one?
+"""Replicas on a real Ray, killed, scaled and updated during streams: is anything lost, does any text change?
 
     python -m bench replicas --kills 20
     python -m bench replicas --autoscale
 
-Two front doors share the replicas of the bundled pair. Every answer is compared with the one that was given before
-anything was disturbed. Needs the extra ``foresay[ray]``.
+Two front doors share the replicas of the bundled pair. Every answer is compared with the one from before any
+disturbance. Needs the extra ``foresay[ray]``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ ASKED: list[dict[str, Any]] = [
 PATIENCE = 300.0
 #: Ray takes ten minutes to remove a replica.
 SCALING_PATIENCE = 1200.0
-#: What each answer says of its time; two of one request differ in it.
+#: Fields that differ between two answers to one request.
 _ITS_OWN = ("id", "created", "metrics", "system_fingerprint")
 
 
 async def answered(client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
-    """What a request is answered, without what is of its time."""
+    """The answer to a request, without fields of its own."""
     async with client.post("/v1/completions", json=body) as response:
         if response.status != 200:
             return f"{response.status}: {await response.text()}"
@@ -62,7 +62,7 @@ async def answered(client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
 
 
 class Storm:
-    """Streams through front doors that go on all the time. expected: by request. doors: their sessions."""
+    """Streams through front doors that continue all the time. expected: by request. doors: their sessions."""
 
     def __init__(self, doors: list[aiohttp.ClientSession], expected: list[Any], seed: int) -> None:
         self.doors, self.expected = doors, expected
@@ -72,7 +72,7 @@ class Storm:
 
     @asynccontextmanager
     async def blowing(self, streams: int) -> AsyncIterator[None]:
-        """While the context lasts; those that run at its end are waited for."""
+        """While the context lasts; waits for those that run at its end."""
         over = asyncio.Event()
         tasks = [asyncio.create_task(self._stream(over)) for _ in range(streams)]
         try:
@@ -94,7 +94,7 @@ class Storm:
                 self.wrong.append((which, answer))
 
     async def until_replicas(self, count: int, patience: float = PATIENCE) -> float:
-        """Wait until every front door asks so many; the seconds that took."""
+        """Wait until every front door has so many; the seconds that took."""
         begun = time.monotonic()
         async with asyncio.timeout(patience):
             for door in self.doors:
@@ -104,13 +104,13 @@ class Storm:
 
 
 async def replicas(door: aiohttp.ClientSession) -> list[str]:
-    """The names of those that a front door asks."""
+    """The names of a front door's replicas."""
     async with door.get("/load") as response:
         return [one["name"] for one in (await response.json()).get("replicas", [])]
 
 
 def processes(name: str) -> list[int]:
-    """Those of this Ray, by how their names begin."""
+    """The processes of this Ray whose names begin so."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -128,7 +128,7 @@ def _is_ours(process: int) -> bool:
 
 
 async def kill(storm: Storm, what: str, number: int, count: int) -> float:
-    """Kill a replica or an engine; the seconds until all are there again."""
+    """Kill a replica or an engine; the seconds until all are back."""
     victim = storm._random.choice(processes(what))
     begun, before = time.monotonic(), await replicas(storm.doors[0])
     os.kill(victim, number)
@@ -167,7 +167,7 @@ async def disturb(storm: Storm, scale: Callable[[int, int], Awaitable[None]], ki
 
 
 async def autoscaled(storm: Storm, streams: int) -> dict[str, Any]:
-    """What Ray does to one replica by itself, where many streams run and then one."""
+    """What Ray does to one replica by itself, with many streams and then one."""
     async with storm.blowing(streams):
         up = await storm.until_replicas(2)
     async with storm.blowing(1):
@@ -196,7 +196,7 @@ async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], 
 
 
 def run(args: Namespace) -> dict[str, Any]:
-    """With a Ray of its own."""
+    """With its own Ray."""
     import ray
     from ray import serve
 

@@ -1,10 +1,10 @@
-"""What KV on disk saves, and what it costs those beside: ``python -m bench restart --target FILE --other DIR``.
+"""What KV on disk saves, and what it costs other requests: ``python -m bench restart --target FILE --other DIR``.
 
 One long prompt is answered with nothing kept; again, from memory; after a swap to the other model and back; after
 SIGTERM and a start; after SIGKILL and a start, when there was time to write. Shares are of the first token's cold time.
-Each round does it with KV on disk and without. Last, after another restart, a stream is heard while the prompt is asked
-beside it, twice: read back from disk, and found in memory. How much longer its longest gap is in the first case is
-what reading holds it up; a single step of the rest of the prompt is in both.
+Each round does it with KV on disk and without. Last, after another restart, a stream runs while the prompt is sent
+twice: read back from disk, and found in memory. How much longer the stream's longest gap is in the first case is the
+delay by reading; a single step of the rest of the prompt is in both.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bench import record
 from bench.agents import passages
 from bench.serving import FORESAY, Answer, exchange, started
 
-#: Tokens of the prompt that says that a model is there; and seconds in which all is written.
+#: Tokens of the prompt that tests whether a model is loaded; and seconds in which all is written.
 SHORT, IDLE = 16, 4.0
-#: Asks for a completion of this body; hears the number of each event.
+#: Requests a completion of this body; is called back with the number of each event.
 Ask = Callable[..., Answer]
 
 
@@ -59,7 +59,7 @@ def main(args: Namespace) -> None:
 
 
 def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Iterator[tuple[str, float]]:
-    """What was measured, and the seconds it took."""
+    """The measurements, and their seconds."""
     server, asked = partial(serving, args, disk, folder), {"prompt": prompt, "max_tokens": 24}
     with server() as (process, ask):
         yield "first token, cold", (cold := ask(asked)).first
@@ -90,13 +90,13 @@ def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Ite
 
 
 def same(answer: Answer, cold: Answer) -> float:
-    """Its first token's time: it must have said the same."""
+    """Its first token's time; raises unless the answers are the same."""
     assert answer.text == cold.text, "texts differ"
     return answer.first
 
 
 def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
-    """The longest time without a token of a stream, from when another prompt is sent to its first token."""
+    """A stream's longest time without a token, from when another prompt is sent to that one's first token."""
     heard: list[float] = []
     with ThreadPoolExecutor() as threads:
         body = {"prompt": short, "max_tokens": 600, "speculation": {"off": True}}
@@ -111,7 +111,7 @@ def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
 
 @contextmanager
 def serving(args: Namespace, disk: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ask]]:
-    """A warm server of both models, one at a time; and what asks it."""
+    """A warm server of both models, one at a time; and a client of it."""
     models = "".join(
         f'[models.{name}]\ntarget = "{each}"\n' for name, each in (("one", args.target), ("other", args.other))
     )

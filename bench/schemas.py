@@ -23,7 +23,7 @@ PATTERNS = (
 
 
 class Schemas:
-    """Makes schemas of at most ``depth`` levels, but for references that call themselves. room: of longest strings."""
+    """Makes schemas of at most ``depth`` levels, except for recursive references. room: of longest strings."""
 
     def __init__(self, seed: int, depth: int = 3, room: int = 40) -> None:
         self._random = random.Random(seed)
@@ -31,7 +31,7 @@ class Schemas:
         self._definitions: dict[str, Schema] = {}
 
     def next(self) -> Schema:
-        """Another schema, an object or an array on top."""
+        """Another schema, an object or an array at its top."""
         self._definitions = {}
         top = self._object if self._random.random() < 0.8 else self._array
         schema = top(self._depth)
@@ -72,7 +72,7 @@ class Schemas:
         return {"$ref": f"#/$defs/{name}"}
 
     def _chain(self, depth: int) -> Schema:
-        """A list that goes on as long as the model likes."""
+        """A list that continues as long as the model likes."""
         name = f"part{len(self._definitions)}"
         self._definitions[name] = {
             "type": "object",
@@ -104,7 +104,7 @@ class Schemas:
 
     def _number(self, depth: int) -> Schema:
         low = round(self._random.uniform(-50, 50), 2)
-        if self._random.random() < 0.7:  # otherwise there may be digits without end
+        if self._random.random() < 0.7:  # otherwise there may be endless digits
             return {"type": "number", "multipleOf": 0.25, "minimum": int(low), "maximum": int(low) + 20}
         return {"type": "number", "exclusiveMinimum": low, "maximum": round(low + self._random.uniform(1, 100), 2)}
 

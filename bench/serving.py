@@ -37,7 +37,7 @@ def running(
     errors: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """``foresay serve`` with these flags, as :func:`started` has it."""
+    """``foresay serve`` with these flags; see :func:`started`."""
     with started([*FORESAY, *flags], "/ready", patience, errors, environment) as (process, port):
         yield process, port
 
@@ -52,9 +52,9 @@ def started(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The process and port of any server that takes ``--port``, once ``path`` answers 200; it is stopped afterwards.
 
-    errors: where its stderr goes; None: to ours. environment: variables beside ours.
+    errors: the file of its stderr; None: ours. environment: variables besides ours.
     """
-    # What a run reads, the next one is to read too.
+    # The next run is to read what this one reads.
     port, env = free_port(), {"FORESAY_KV_DISK": "off", **os.environ, **(environment or {})}
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=errors, env=env)
     try:
@@ -83,7 +83,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, patience: flo
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A completion. arrivals: seconds from the request to each line with an event (one, of an answer that is not
+    """A completion. arrivals: seconds from the request to each line with an event (one, for an answer that is not
     streamed). first: to the first text; whole: to the event that ends the text; seconds: to the last byte. cached:
     tokens of the prompt that were found."""
 
@@ -102,9 +102,9 @@ class Answer:
 
 
 def exchange(port: int, body: Mapping[str, Any], heard: Callable[[int], None] | None = None) -> Answer:
-    """One completion. Nothing but the time of each event is looked at before the end, whichever server it is.
+    """One completion. Before its end only the time of each event is read, for every kind of server.
 
-    heard: called with the number of each event as it comes.
+    heard: called with the number of each event as it arrives.
     """
     asked = dict(body) | ({"stream_options": {"include_usage": True}} if body.get("stream") else {})
     with closing(HTTPConnection("127.0.0.1", port, timeout=600)) as connection:

@@ -1,4 +1,4 @@
-"""The shapes that are measured, and the bytes that a step of each has to read: over the probed bandwidth its floor.
+"""The shapes that are measured, and the bytes that a step of each reads: over the probed bandwidth these are its floor.
 
 Counted: every matrix once, the output head among them, and the keys and values of the context once. Not counted: norms,
 the embedding rows looked up, activations, the rows written (below a thousandth of the sum at 8B).
@@ -19,7 +19,7 @@ POSITIONS = 33_000
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes. untied: its head is a matrix of its own. qk_norm: queries and keys are normed by head."""
+    """A model's sizes. untied: its head has its own matrix. qk_norm: queries and keys are normalised by head."""
 
     name: str
     sizes: Shape
@@ -51,7 +51,7 @@ LLAMA_8B = ModelShape("Llama-3.1-8B", Shape(32, 4096, 32, 8, 14336), 128, 128_25
 QWEN_8B = ModelShape("Qwen3-8B", Shape(36, 4096, 32, 8, 12288), 128, 151_936, qk_norm=True)
 #: A draft model for the 1B: SmolLM2-135M's sizes, the 1B's vocabulary.
 SMALL = ModelShape("135M", Shape(30, 576, 9, 3, 1536), 64, 128_256, untied=False)
-#: For a rehearsal on a CPU: as small as the bundled pair fits in, and every oddity of the large ones among them.
+#: For a rehearsal on a CPU: as small as the bundled pair fits in, with every oddity of the large ones.
 TINY_TIED = ModelShape("tiny-tied", Shape(9, 288, 8, 2, 800), 64, 4500, untied=False)
 TINY = ModelShape("tiny", Shape(9, 288, 4, 2, 800), 128, 4500)
 TINY_QK = ModelShape("tiny-qk", Shape(8, 320, 8, 2, 800), 128, 4500, qk_norm=True)
@@ -122,6 +122,6 @@ def draft_model_bytes(config: ModelConfig, passes: int, context: float, itemsize
 
 
 def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 2) -> float:
-    """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, keys and values of its one layer included."""
+    """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, including its layer's keys and values."""
     kept = 2 * shape.kv_heads * shape.head_dim * context
     return itemsize * (shape.step_weights + passes * (shape.pass_weights + kept))

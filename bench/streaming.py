@@ -1,4 +1,4 @@
-"""What streaming costs: ``python -m bench streaming --target DIR``. Starts a server of its own.
+"""The cost of streaming: ``python -m bench streaming --target DIR``. Starts a server of its own.
 
 The same request streamed and not, wall time from the request to the last byte. Both answers must have the same text.
 """
@@ -59,7 +59,7 @@ def main(args: Namespace) -> None:
 
 
 def gaps(taken: list[Taken]) -> dict[str, Any]:
-    """Between events."""
+    """The times between events."""
     found = [1e3 * (b - a) for one in taken for a, b in pairwise(one.sample.detail)]
     events = sum(len(one.sample.detail) for one in taken) / len(taken)
     return {"events": events} | {f"gap_ms_p{share}": percentile(found or [0.0], share) for share in (50, 99)}

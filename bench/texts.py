@@ -2,12 +2,12 @@
 
 ::
 
-    fresh     no token comes twice
+    fresh     no token occurs twice
     edits     a given text with one token in ten replaced, three times as long as other answers
     dialogue  turns of tool-calling dialogues (DIR/*.json)
     repeated  answers to one question again (DIR/*.jsonl), in the ids of another vocabulary
-    drawn     prompts of the bench, continued as the target likes
-    again     the same, and each once more with the same seed, as clients do that try again or compare
+    drawn     prompts of the bench, continued by the target
+    again     the same, and each once more with the same seed, as by clients that retry or compare
 
 DIR holds ``*.jsonl`` of ``{"prompt_token_ids" or "input_token_ids": [...], "output_token_ids": [...]}``, and ``*.json``
 of tool-calling dialogues (a list of ``{"traj": [{"role": ..., "content": ..., "tool_calls": ...}]}``), which are
@@ -27,16 +27,16 @@ from tokenizers import Tokenizer
 from bench import BadOption, prompts
 from foresay.server.settings.resolved import BUNDLED
 
-FIRST_TEXT_ID = 16  # below lie special tokens, in most vocabularies
+FIRST_TEXT_ID = 16  # ids below are special tokens, in most vocabularies
 #: Of a repeated answer: the end of its prompt that is kept. Of dialogues: the most tokens before the first turn that is
 #: written, the shortest turn that counts, how many of one are written, and the longest text.
 PROMPT, BEFORE, SHORTEST, TURNS, LONGEST = 256, 1024, 24, 3, 3500
-#: Answers that a round of the repeated ones writes, and where in them they begin: after what is always the same.
+#: Answers in a round of the repeated ones, and where in them these begin: after a constant beginning.
 REPEATED, BEGIN = 3, 512
 #: Of an edited text, answers of the usual length: a round writes as much of it as of the other copied texts.
 EDITED = 3
 
-#: A prompt, and the answer that is to be written; an empty one where the target says what comes.
+#: A prompt, and the answer that is to be written; an empty one where the target chooses it.
 Asked = tuple[list[int], list[int]]
 #: For each round the requests of each mode, one after the other.
 Workload = Iterator[list[Asked]]
@@ -69,13 +69,13 @@ def workloads(
 
 
 def fresh(vocab: int, rng: random.Random, length: int) -> Asked:
-    """Prompt and answer without any token twice: looking back never pays."""
+    """Prompt and answer without any token twice: lookups never pay."""
     tokens = rng.sample(range(FIRST_TEXT_ID, vocab), 2 * length)
     return tokens[:length], tokens[length:]
 
 
 def copy_heavy(vocab: int, rng: random.Random, length: int) -> Asked:
-    """The prompt quoted in order, one token in ten or so replaced."""
+    """The prompt quoted in order, about one token in ten replaced."""
     prompt = [rng.randrange(FIRST_TEXT_ID, vocab) for _ in range(length)]
     return prompt, [token if rng.random() < 0.9 else rng.randrange(FIRST_TEXT_ID, vocab) for token in prompt]
 
@@ -99,7 +99,7 @@ def _changed(items: Sequence[str], rng: random.Random, rate: float) -> list[str]
 
 
 def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
-    """The first requests of a file; of their answers the first ``longest`` tokens."""
+    """The first requests of a file, with the first ``longest`` tokens of their answers."""
     if file.suffix == ".jsonl":
         for line in file.read_text("utf-8").splitlines()[:most]:
             row = json.loads(line)
@@ -118,7 +118,7 @@ def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
 
 
 def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked]]:
-    """Some turns in a row of each dialogue, from its middle, of those that fit."""
+    """Some consecutive turns from the middle of each dialogue, of those that fit."""
     whole: list[list[Asked]] = []
     for prompt, output in asked:
         if not whole or len(prompt) < len(whole[-1][-1][0]):
@@ -135,7 +135,7 @@ def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked
 
 
 def renamed(asked: list[Asked], vocab: int) -> list[Asked]:
-    """The same texts in ids of this vocabulary, alike everywhere; by first appearance, so that no two are one."""
+    """The same texts in ids of this vocabulary, the same everywhere; by first appearance, so that no two become one."""
     names: dict[int, int] = {}
     for prompt, output in asked:
         for token in (*prompt, *output):

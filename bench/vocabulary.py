@@ -1,12 +1,12 @@
-"""What a head gains that drafts few of many tokens: ``python -m bench vocabulary --target DIR [--texts MODEL FILE]``.
+"""The gain of a head that drafts few of many tokens: ``python -m bench vocabulary --target DIR [--texts MODEL FILE]``.
 
-A step of a chain from the layer that the target's checkpoint has to predict tokens (``--draft mtp``), with the output
-matrix of all tokens and with that of those said lately, in turns with plain steps. Random weights will do: nothing of
-what they draft is accepted, so steps are counted, not tokens.
+Steps of a chain from the checkpoint's layer that predicts further tokens (``--draft mtp``), with the output matrix of
+all tokens and with that of recently emitted ones, in turns with plain steps. Random weights suffice: none of their
+drafts is accepted, so steps are counted, not tokens.
 
 ``--texts`` reads files in order, as one user's chats, with another model's tokenizer: how many of their tokens were
-among the drafted ones when they came, if those were always the first ids, and if what is said takes others' places. As
-large a share of that vocabulary is drafted as of ``--share``.
+among the drafted ones when they were emitted, if those are always the first ids, and if emitted ones replace others.
+The drafted share of that vocabulary is as large as that of ``--share``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(args: Namespace) -> None:
 
 
 def steps(args: Namespace) -> Any:
-    """Milliseconds of a step of each kind, of one engine that is given one drafter or another."""
+    """Milliseconds of a step of each kind, in one engine with either drafter."""
     sizes: dict[str, Any] = {"max_seqs": 1, "max_model_len": 1024, "kv_tokens": 2048, "prefix_cache": False}
     config = EngineConfig(target=args.target, draft="mtp", draft_tokens=args.levels, **sizes)
     engine = build_engine(config)
@@ -65,7 +65,7 @@ def steps(args: Namespace) -> Any:
     def measured(name: str) -> Sample:
         routed.configured = kinds[name]
         routed.needs = None if kinds[name] is None else whole.needs
-        # No prefix of another drafter's: who finds one without its own states does not draft.
+        # No prefix cache: a drafter does not draft if it finds another one's prefix without its own states.
         done = run(engine, request(prompt, SamplingParams(max_tokens=args.tokens, ignore_eos=True)))
         assert done.statistics.drafted or kinds[name] is None
         return Sample({"ms": 1e3 * done.decoding / (done.statistics.steps - 1)})
@@ -82,7 +82,7 @@ def steps(args: Namespace) -> Any:
 
 
 def covered(model: str, files: list[Path], share: float) -> dict[str, float]:
-    """Of the files' tokens those that could have been drafted."""
+    """The share of the files' tokens that could have been drafted."""
     settings = Options(model)
     decoder = target_of(build("none", settings)).decoder
     count = int(share * decoder.config.vocab_size)

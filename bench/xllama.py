@@ -1,4 +1,4 @@
-"""Serves a GGUF file with xllamacpp, by whose Python this is run: MODEL WAY THREADS CONTEXT SLOTS --port PORT."""
+"""Serves a GGUF file with xllamacpp, run by its Python: MODEL WAY THREADS CONTEXT SLOTS --port PORT."""
 
 from __future__ import annotations
 

@@ -27,15 +27,16 @@ Floats = NDArray[np.float64]
 #: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths and ranks
 #: that are distinguished; deeper or lower ones count as the last.
 KINDS, DEPTHS, GROUPS = 3, 8, 4
-#: Steps after which new curves are computed, fewer at first; by then one of this many steps is learnt from.
+#: Steps after which new curves are computed: at most, and at first, doubled each time; once past the most, one of so
+#: many steps is learnt from, chosen by a hash.
 REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
 #: The initial log-odds shift of first choices, by way of sampling: half of what was measured.
 _FIRST_SHIFTS = (1.5, 0.0, 0.5)
 #: The initial log odds of first choices.
 _USUAL = math.log(0.55 / 0.45)
-#: Prior variances: what all depths share and what each depth adds, of candidates and of chains, and of chains of a
-#: drafter that was judged; the variance of stretches; how much variance returns with each trial, little, since there
-#: are many: the last few thousand are remembered.
+#: Prior variances: of candidates, what all depths share and what each adds; of chains, either of these, also after an
+#: evaluation of the drafter; of stretches, relative to these; how much variance returns with each trial, little, since
+#: there are many: the last few thousand are remembered.
 _SHARED, _OF_DEPTH, _CHAINS, _JUDGED, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.04, 0.15, 0.0002
 #: The range of log odds that are distinguished. The knots of the curves: log probabilities of a candidate.
 _MOST_ODDS = 9.0

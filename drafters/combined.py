@@ -150,7 +150,7 @@ class CombinedDrafter:
                 reader.observe(sequence, features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """To each, the path through what it proposed."""
+        """Each gets the path in the numbers of its own proposal."""
         asked, others = self._asked.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
         for name, member in self.members.items():
             places = asked.get(name)

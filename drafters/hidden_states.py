@@ -29,13 +29,13 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
 
-#: Positions that there is room for in what is recorded: those of a step, not those of a prompt. And that wait.
+#: How many positions a recording has room for: those of a step, not those of a prompt. And how many wait at most.
 _RECORDED, _MOST_WAITING = (4, 16), 64
 
 
 class _Keeping:
-    """Keeps up to so many positions, recorded: a step keeps a few of them, which takes less than calling each op does.
-    What is behind the last goes to the padding page."""
+    """Stores up to so many positions, recorded: that takes less than calling each op does. Those after the last go to
+    the padding page."""
 
     def __init__(self, keep: Callable[[Features, Tensor, Tensor], None], features: Features, room: int) -> None:
         self._keep, self._features = keep, {n: rows.new_zeros(room, rows.shape[1]) for n, rows in features.items()}

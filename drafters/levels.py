@@ -87,8 +87,7 @@ class Levels:
 
     def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
         """Grow this many of their levels, and return them on the host; where a CPU may end early, one by one as
-        requested.
-        change: is called with the logits of each level before it grows."""
+        requested. change: is called with the logits of each level before it grows."""
         if change is None and (self.bars is None or self.plan.device.type != "cpu"):
             self._replay.run(0, 2 * levels)
             yield from on_host(self._growth.levels[:levels])
@@ -189,8 +188,8 @@ class TreeDrafter(ABC):
         return 1
 
     def after_rounds(self, sequence: SequenceState, count: int, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
-        """It drafted a chain in rounds, which another verified, and of which this path was committed. count: nodes
-        below the root that were there before the last round."""
+        """Another drafter verified this one's chain in rounds and committed this path of it. count: nodes below the
+        root before the last round."""
 
     def began(self, sequence: SequenceState) -> None:  # noqa: B027  see :meth:`extend`
         """The first pass has run."""
@@ -295,7 +294,7 @@ class TreeDrafter(ABC):
     def _levels_of(self, growing: Sequence[TreeBuilder], apart: bool) -> Levels:
         """The captured levels for such trees."""
         first = growing[0]
-        count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: what is behind the last is padding
+        count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: the rest is padding
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
         kind = _Kind(count, pages, apart, first.shape.price is not None)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)

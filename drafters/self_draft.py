@@ -1,22 +1,21 @@
-"""The target drafts for itself: its own weights in fewer bits, over the target's own pages.
+"""The target drafts for itself, with its own weights in fewer bits, over the target's own pages.
 
-The text's keys and values are the target's, so there is no prompt to read, no cache and nothing to catch up with. Only
-drafted nodes need rows of these weights: they are scratch in the slots past the committed text, where the pass that
-verifies writes its own next::
+The text's keys and values are the target's: no prompt to read, no cache, nothing to catch up with. Only drafted nodes
+need rows of these weights: scratch in the slots after the committed text, which the verify pass then overwrites::
 
     slots       0 ...... length - 1    length    length + 1 ..
-    drafting    the target's           root      expanded nodes, a pass for each level
+    drafting    the target's           root      expanded nodes, one pass per level
     verifying   the target's           root      nodes of the tree; those of the accepted path move down
 
-So a row of these weights is never read by the target, nor by a later draft: whatever becomes text was written by the
-target in between, in pages and window pages alike, and pages that others share end below the committed length. Of
-recurrent layers the text's state is read, each level computes the nodes above it once more
+So neither the target nor a later draft ever reads a row of these weights: the target has overwritten all that becomes
+text, in pages and window pages alike, and pages shared with other texts end below the committed length. For recurrent
+layers it reads the text's state, each level computes the nodes above it again
 (:meth:`foresay.drafters.growth.Growth.rows`), and the records of nodes are scratch.
 
-Another drafter may draft for the copy, which verifies its chains as the target verifies, over the same scratch: a
-lookup is asked once, a model or a head again and again until the chain is long enough. So the chain is the copy's own,
-token for token, and sooner there. A head reads the copy's hidden states of what is drafted, and the target's once those
-are there. The state of what the copy verified is in the spare page that the text has for its next one.
+Another drafter may draft for the copy, which verifies its chains as the target does, over the same scratch: a lookup is
+called once, a model or a head repeatedly until the chain is long enough. So the chain is the copy's own, token for
+token, but computed sooner. A head reads the copy's hidden states of drafted tokens, and the target's once those exist.
+The state after what the copy verified is in the text's spare page.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _AHEAD = 3
 
 @dataclass(slots=True)
 class _Chain:
-    """What the copy verified of another's drafts. tokens: its own draws. sources: who proposed each. behind: how many
-    there were before the last round. page: the state behind them, where layers are recurrent."""
+    """What the copy verified of another's drafts. tokens: the copy's own samples. sources: the drafter of each. behind:
+    how many there were before the last round. page: the state after them, if layers are recurrent."""
 
     page: int
     tokens: list[int] = field(default_factory=list)
@@ -64,9 +63,9 @@ class _Chain:
 
 
 class SelfDrafter(TreeDrafter):
-    """Drafts with the target's shape. model: the copy, on the target's store, of which it writes scratch alone.
-    before, lookup: who drafts chains for it, or looks them up, if there is one. shared: whether others call that one
-    too, and say what becomes of texts."""
+    """Drafts with the target's shape. model: the copy, on the target's store, of which it writes only scratch. before,
+    lookup: the drafter or the lookup that proposes chains for it, if any. shared: whether other drafters use that one
+    too and notify it."""
 
     chains_apart = True
 
@@ -91,11 +90,11 @@ class SelfDrafter(TreeDrafter):
 
     @property
     def recorded_bytes(self) -> int:
-        """Those of rounds too."""
+        """Including those of rounds."""
         return super().recorded_bytes + sum(rounds.recorded_bytes for rounds in self._rounds.values())
 
     def reach(self, levels: int) -> int:
-        """The root: all before it is there."""
+        """Only the root: the rows before it exist."""
         return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
@@ -118,7 +117,7 @@ class SelfDrafter(TreeDrafter):
     # -- in stages ---------------------------------------------------------------------------------------------------
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """One tree per sequence; of a chain in stages it is said who proposed each node."""
+        """One tree per sequence; a chain in stages names the drafter of each node."""
         trees = super().propose(sequences, shapes)
         for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             if (chain := self._chains.get(sequence.id)) is not None:
@@ -147,7 +146,7 @@ class SelfDrafter(TreeDrafter):
             super()._grow(growing, apart)
 
     def _verify(self, pairs: Sequence[tuple[TreeBuilder, DraftTree]]) -> None:
-        """What was found is verified in one pass."""
+        """Verify what was found, in one pass."""
         trees = [tree.within(self.model.vocab_size) for _, tree in pairs]
         rows = [
             Rows.of_tree(grown.sequence.table, tree, grown.sequence)
@@ -161,7 +160,7 @@ class SelfDrafter(TreeDrafter):
             self._lengthen(grown, place, verified, tree.sources or [tree.drafter] * len(tree))
 
     def _run_rounds(self, growing: Sequence[TreeBuilder], before: TreeDrafter) -> None:
-        """Short chains are drafted and verified until all are long enough; one that is goes no further."""
+        """Draft and verify short chains until all are long enough; a finished one takes no further part."""
         sequences = [grown.sequence for grown in growing]
         rounds = self._rounds_of(before, sequences)
         state, going = rounds.state, [True] * len(growing)
@@ -176,12 +175,12 @@ class SelfDrafter(TreeDrafter):
                     going[place] = not grown.over
                     if state.states is not None:
                         state.states.write(place, NONE, self._chains[grown.sequence.id].page)
-        write(state.live[: len(going)], [1] * len(going))  # as whoever joins next takes it to be
+        write(state.live[: len(going)], [1] * len(going))  # as the next to join expects
         for sequence in sequences:
             before.began(sequence)
 
     def _lengthen(self, grown: TreeBuilder, place: int, verified: Verified, sources: Sequence[str]) -> None:
-        """Go on with what the copy drew. place: in its last pass. sources: who proposed each node of that."""
+        """Extend the chain by the copy's samples. place: its index in the last pass. sources: each node's drafter."""
         (sampled, path), sequence, states = verified, grown.sequence, self.model.store.states
         text = sequence.table.state
         chain = self._chains.setdefault(sequence.id, _Chain(NONE if text is None else text.page))
@@ -198,7 +197,7 @@ class SelfDrafter(TreeDrafter):
 
     def _rounds_of(self, before: TreeDrafter, sequences: Sequence[SequenceState]) -> Rounds:
         longest = max(len(sequence.table.pages) for sequence in sequences) + self.beyond
-        # Padding would have records of states, for which there is no room.
+        # Padding would need records of states, for which there is no room.
         count = len(sequences) if self.recurrent else 1 << (len(sequences) - 1).bit_length()
         key = count, self._room(longest)
         if key not in self._rounds:
@@ -206,7 +205,7 @@ class SelfDrafter(TreeDrafter):
         return self._rounds[key]
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
-        """Where its chain ends by now; a last round may write beyond the pages that are reserved."""
+        """The slot with its chain so far; a last round may write beyond the reserved pages."""
         slot, chain, text = super()._joined(sequence, reach), self._chains.get(sequence.id), sequence.table.state
         page, drafted = (NONE if text is None else text.page, []) if chain is None else (chain.page, chain.tokens)
         return replace(
@@ -220,21 +219,21 @@ class SelfDrafter(TreeDrafter):
     # -- what drafts for it --------------------------------------------------------------------------------------------
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """A head before it reads them."""
+        """Passed on to a head that reads features."""
         if (reader := reader_of(self._told)) is not None:
             reader.observe(sequence, features)
 
     def extend(self, sequence: SequenceState) -> None:
-        """What drafts for it reads the text."""
+        """Passed to the drafter before it."""
         if self._told is not None:
             self._told.extend(sequence)
 
     def unread(self, sequence: SequenceState) -> int:
-        """Tokens that what drafts for it has no rows of, the root among them."""
+        """Tokens that the drafter before it has no rows of, including the root."""
         return 1 if self.before is None else self.before.unread(sequence)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """The calibration learns, and so does who drafted for it."""
+        """Update the calibration, and notify the drafter before it."""
         super().committed(sequence, path)
         self._found.pop(sequence.id, None)
         chain = self._chains.pop(sequence.id, None)
@@ -244,7 +243,7 @@ class SelfDrafter(TreeDrafter):
             self._told.committed(sequence, [0, *(-1 for _ in path[1:])])
 
     def finished(self, sequence: SequenceState) -> None:
-        """Both forget it."""
+        """Forget the sequence; passed on."""
         super().finished(sequence)
         for kept in (self._chains, self._found):
             kept.pop(sequence.id, None)
@@ -253,8 +252,8 @@ class SelfDrafter(TreeDrafter):
 
 
 class Rounds:
-    """Steps of the copy over chains of another drafter, each going on where the last one ended. state: where the texts
-    end, drafts among them."""
+    """Steps of the copy over chains of another drafter, each continuing where the last one ended. state: the ends of
+    the texts, including drafts."""
 
     def __init__(self, model: ModelRunner, first: TreeDrafter, state: StepState) -> None:
         self.state = state
@@ -264,11 +263,11 @@ class Rounds:
 
     @property
     def recorded_bytes(self) -> int:
-        """What their recording keeps."""
+        """Bytes that their recording holds."""
         return recorded_bytes(self._replay)
 
     def run(self) -> list[Verified]:
-        """One round: what was drawn at each node, and the path, whose last draw no other proposed."""
+        """One round: the sample at each node, and the path, whose last sample only the copy proposed."""
         self._replay()
         outcome = Outcome(self._step.out.cpu())
         return [outcome.of(place, SELF)[1] for place in range(self.state.size)]

@@ -21,7 +21,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 
 
 class Walk:
-    """One sequence replayed with another drafter, some tokens behind the real one.
+    """One sequence replayed with another drafter, some tokens after the real one.
 
     sequence: the real one. The drafter only gets a copy, from the prompt on, since the sequence itself may be ahead of
     the walk. shape: requested in each step. trace: the steps so far. begun: tokens, including the prompt, before the

@@ -1,18 +1,18 @@
-"""Pages on disk: what pages of texts hold, for engines that start later.
+"""Pages on disk: the KV of texts, for engines that start later.
 
 ::
 
-    FOLDER/KEY/DIGEST.rows      what one model, or all who draft, keep of a page in layers that see the whole text
-                     .window    of the target's layers with a window, while the page has a window page
-                     .state     of its recurrent layers, where the page has a checkpoint
+    FOLDER/KEY/DIGEST.rows      KV of a page, of the target or all drafters, in layers with full attention
+                     .window    the target's in sliding-window layers, while the page has a window page
+                     .state     the target's recurrent states, where the page has a checkpoint
 
-KEY names all that the bytes follow from beside the text, DIGEST the text up to the page's end and its tenant
-(:mod:`foresay.kvpaging.prefix`). A file is in the format of safetensors, and its header can be foretold: of the key,
-the text, the shapes and the sum of the data. One that has any other, be it damaged, cut short or somebody else's, is
-removed, and its page is computed.
+KEY covers all that the bytes depend on besides the text, DIGEST the text up to the page's end and its tenant
+(:mod:`foresay.kvpaging.prefix`). A file is in the format of safetensors, and its header follows from the key, the text,
+the shapes and the hash of the data. A file with any other header (damaged, cut short, from elsewhere) is removed, and
+its page is computed.
 
-Files are written under another name and renamed, so any number of engines may share a folder. What was not used for
-longest goes first; of a text, its end.
+Files are written under a temporary name and renamed, so any number of engines may share a folder. The least recently
+used are removed first; of a text, its end.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from foresay.kvpaging.store import KVStore, as_bytes, touch
 
 log = logging.getLogger("foresay.kv")
 
-#: What safetensors calls the types.
+#: safetensors' names of the types.
 _DTYPES = {
     torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int8: "I8",
     torch.float8_e4m3fn: "F8_E4M3",
 }  # fmt: skip
 _ROWS, _WINDOW, _STATE = "rows", "window", "state"
-#: Files are removed until so many eighths of the room are left, and looked through again when one is filled.
+#: Files are removed until this many eighths of the limit are used, and listed again once another eighth is filled.
 _LEFT, _EIGHTHS = 7, 8
-#: What is used within a minute is used at once, the end of a text before its beginning. In ns.
+#: Uses within this many ns count as simultaneous; then a page deeper in a text counts as this much older.
 _MOMENT, _DEEPER = 60_000_000_000, 1_000_000
-#: What a file takes at least, headers at most, what is read before others may go on, and copied, in bytes.
+#: In bytes: a disk block, the longest header, what is read before yielding to other threads, and copied at once.
 _BLOCK, _LONGEST, _PIECE, _SLICE = 4096, 1 << 20, 1 << 19, 1 << 16
-#: Files that are read at once; and pages whose memory is touched at once.
+#: Files read at once; and pages whose memory is touched at once.
 _THREADS, _RUN = 2, 64
-#: The cores of this process; and what lets others run.
+#: The cores of this process; and a call that yields to other threads.
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class Text(NamedTuple):
-    """A page as the prefix index knows it. digest: of it and everything before. said: parent's digest and tokens, of
-    which that is one. depth: pages before it."""
+    """A page as the prefix index identifies it. digest: of it and everything before. said: the parent's digest and the
+    page's tokens, which digest is the hash of. depth: pages before it."""
 
     digest: bytes
     said: bytes
@@ -81,7 +81,7 @@ class _File(NamedTuple):
         return [math.prod(shape) * dtype.itemsize for dtype, shape in self.holds]
 
     def header(self, text: Text, found: str) -> bytes:
-        """Length and JSON. found: SHA-256 of all that follows."""
+        """The header's length and the header in JSON. found: SHA-256 of all data after it."""
         tensors, at = {}, 0
         for number, ((dtype, shape), size) in enumerate(zip(self.holds, self.sizes, strict=True)):
             tensors[f"{number}"] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [at, at + size]}
@@ -92,17 +92,17 @@ class _File(NamedTuple):
         return (len(head) + -len(head) % 8).to_bytes(8, "little") + head + b" " * (-len(head) % 8)
 
 
-#: What was read of a page; nothing if there is nothing of it.
+#: The files read for a page; empty if there are none.
 Loaded = Mapping[_File, Tensor]
 
 
 class DiskPages:
-    """The pages of one pool on disk. Files are read and written by threads of its own, which see nothing of the pool;
-    all else is for the engine's.
+    """The pages of one pool on disk. Its own threads read and write files and never access the pool; everything else is
+    for the engine's thread.
 
-    stores: by their key, the target's first: what it holds of a page has to be there for the page to be read. most:
-    bytes that all files below the folder may take, those of other keys too; nobody else may be able to write there.
-    Raises OSError if there can be no such folder.
+    stores: by their key, the target's first: a page can only be read if the target's part of it exists. most: bytes
+    that all files in the folder may take, including those of other keys; no other user may be able to write there.
+    Raises OSError if the folder cannot be made.
     """
 
     def __init__(self, folder: Path, stores: Mapping[str, Sequence[KVStore]], pool: PagePool, most: int) -> None:
@@ -120,29 +120,42 @@ class DiskPages:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, text: Text) -> bool:
-        """Whether there is something to read."""
+        """Whether there is a file to read."""
         return os.path.exists(self._path(self._files[0], text))  # false after any error
 
     def news(self) -> dict[str, int]:
-        """Tokens since the last time: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
+        """Tokens since the last call: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
         news: Counter[str] = Counter()
         while self._news:
             news[self._news.popleft()] += self._pool.page_size
         return news
 
     def slow(self, pages: int) -> None:
-        """Reading so many pages took longer than computing them would have: the rest of the text is computed."""
+        """Count so many pages that took longer to read than to compute: the rest of the text is computed."""
         log.info("a text is not read from disk: computing it takes less")
         self._news += ["slow"] * pages
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def load(self, text: Text, page: int) -> Future[Loaded]:
-        """Have the files of a text read that is to be in this page."""
-        if (run := page // _RUN) not in self._touched:
+        """Start reading the files of a text that will fill this page."""
+        self._touch(page // _RUN)
+        return self._threads.submit(self._load, text)
+
+    def _touch(self, run: int) -> Future[None]:
+        if run not in self._touched:
             memory = [part for stores in self._stores.values() for store in stores for part in store.run(run, _RUN)]
             self._touched[run] = self._threads.submit(touch, memory)
-        return self._threads.submit(self._load, text)
+        return self._touched[run]
+
+    def touched(self) -> Iterator[None]:
+        """Touch the memory that the pages on disk would fill, a run at a time: the system takes half a second to clear
+        that of a prompt of 8,000 tokens."""
+        folder, ending = self._folder / self._files[0].key, f".{_ROWS}"
+        pages = min(sum(each.name.endswith(ending) for each in os.scandir(folder)), self._pool.num_pages - 1)
+        for run in range(-(-pages // _RUN)):
+            self._touch(run).result()
+            yield
 
     def _load(self, text: Text) -> Loaded:
         parts = dict[_File, Tensor]()
@@ -166,8 +179,8 @@ class DiskPages:
         return parts
 
     def fill(self, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
-        """Put it into a page that nobody reads yet, in slices; between two says what is to be waited for. Window page
-        and checkpoint come along if there is room."""
+        """Copy the files into a page that no table reads yet, in slices; yields what to wait for before the next. The
+        window page and the checkpoint are filled too if there is room."""
         while not (touched := self._touched[page // _RUN]).done():
             yield touched
         for file, data in loaded.items():
@@ -176,7 +189,7 @@ class DiskPages:
         self._news.append("read")
 
     def _filled(self, file: _File, page: int) -> AbstractContextManager[int]:
-        """What :meth:`_parts` is to be asked for; ``NONE`` if there is no room."""
+        """The page number for :meth:`_parts` while it is filled; ``NONE`` if there is no room."""
         if file.kind == _WINDOW and self._pool.windows is not None:
             return self._pool.windows.filled(page)
         if file.kind == _STATE and self._pool.states is not None:
@@ -188,12 +201,12 @@ class DiskPages:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def is_free(self, seconds: float) -> bool:
-        """Whether a page can be written now, after waiting for the one before for so long."""
+        """Whether a page can be written now, after waiting up to this long for the one before."""
         return self._written is None or bool(wait([self._written], seconds).done)
 
     def write(self, page: int, text: Text) -> None:
-        """Have what a page holds written, or note that it was used, if :meth:`is_free`. After an error nothing is
-        written any more."""
+        """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing
+        more is written."""
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
         news = list[tuple[_File, Tensor]]()
         for file in self._files if self._writes else ():
@@ -214,7 +227,7 @@ class DiskPages:
         self._news += ["written"] * (self._files[0] in kept)
 
     def _kept(self, file: _File, data: Tensor, text: Text, used: int) -> bool:
-        """Whether there was room."""
+        """Write a file; whether there was room."""
         head, path = file.header(text, sha256(data.numpy().data).hexdigest()), self._path(file, text)
         if self._room < (size := _taken(len(head) + data.nbytes)):
             self._make_room()
@@ -234,7 +247,7 @@ class DiskPages:
         return True
 
     def _make_room(self) -> None:
-        """Remove what was not used for longest."""
+        """Remove the least recently used files."""
         found = sorted(_files_in(self._folder, time.time_ns() + _MOMENT))
         total, system = sum(size for _, size, _ in found), os.statvfs(self._folder)
         most = min(self._most, total + system.f_bavail * system.f_frsize // 2)  # a cache is no reason to fill a disk
@@ -249,20 +262,20 @@ class DiskPages:
     # -- what a page has -----------------------------------------------------------------------------------------------
 
     def _file(self, key: str, kind: str) -> _File:
-        """It holds the same of all pages, the padding page too."""
+        """A file whose tensors have the shapes that all pages share; taken from the padding page."""
         parts = self._parts(empty := _File(key, kind, ()), PADDING_PAGE)
         return empty._replace(holds=tuple((part.dtype, tuple(part.shape)) for part in parts))
 
     def _own(self, file: _File, page: int) -> int:
-        """What :meth:`_parts` is to be asked for; ``NONE`` if the page has nothing of the kind."""
+        """The page number for :meth:`_parts`; ``NONE`` if the page has nothing of the kind."""
         windows, states = self._pool.windows, self._pool.states
         if file.kind == _STATE:
             return NONE if states is None else states.checkpoints.get(page, NONE)
         return page if file.kind == _ROWS or (windows is not None and windows.of[page]) else NONE
 
     def _parts(self, file: _File, page: int) -> list[Tensor]:
-        """Parts of the stores, the widest numbers first, so that all lie at multiples of their size. page: of a state,
-        the state page."""
+        """Parts of the stores, the widest types first, so that each is aligned to its size. page: for a state, the
+        state page."""
         stores = self._stores[file.key]
         if file.kind == _STATE:
             of = [store.states for store in stores if store.states is not None]
@@ -299,7 +312,7 @@ def _copied(views: Sequence[Tensor], parts: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _used(path: Path, used: int) -> bool:
-    """Note that a file was; whether it is there."""
+    """Record a file's use; whether the file exists."""
     try:
         os.utime(path, ns=(used, used), follow_symlinks=False)
     except OSError:
@@ -308,20 +321,19 @@ def _used(path: Path, used: int) -> bool:
 
 
 def _on_all_cores() -> None:
-    """For a thread: the one that started it may have a core of its own."""
-    with suppress(OSError):  # if they were taken away meanwhile; a thread that cannot begin fails whoever asks it
+    """For a thread: use all cores, since the thread that started it may be pinned to one."""
+    with suppress(OSError):  # cores may have been taken away; an error here would fail every task of the thread
         if _CORES:
             os.sched_setaffinity(0, _CORES)
 
 
 def _taken(size: int) -> int:
-    """What a file takes of a disk, about."""
+    """About how many bytes a file takes on disk."""
     return -(-size // _BLOCK) * _BLOCK
 
 
 def _files_in(folder: Path, latest: int) -> Iterator[tuple[int, int, str]]:
-    """Of all keys: when it was used, what it takes, its path. latest: what was used later was so by a
-    wrong clock."""
+    """Of all keys: time of last use, size on disk, path. latest: later times are of a wrong clock and count as 0."""
     for place in os.scandir(folder):
         for entry in os.scandir(place) if place.is_dir(follow_symlinks=False) else ():
             with suppress(FileNotFoundError):

@@ -33,10 +33,9 @@ NODES, LANES = 64, 16
 class StatePages:
     """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
-    sequences: of a pass at most, of those that leave records. num_pages: state pages in all, the padding page 0 among
-    them; a running text has up to four. checkpoints: the state page after the last token of a page of the pool; the
-    ones not used for longest first. filling: pages of those that are being read
-    back.
+    sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
+    running text has up to four. checkpoints: the state page after the last token of a page of the pool; the least
+    recently used first. filling: pages that are being read back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
@@ -87,8 +86,7 @@ class StatePages:
 
     @contextmanager
     def filled(self, page: int) -> Iterator[int]:
-        """A state page to fill, which becomes the checkpoint of a page of the pool at the end; ``NONE`` if there is no
-        room."""
+        """A state page to fill, at the end the checkpoint of this page of the pool; ``NONE`` if there is no room."""
         if (own := self.allocate()) == NONE:
             yield NONE
             return

@@ -69,7 +69,7 @@ class WindowPages:
 
     @contextmanager
     def filled(self, page: int) -> Iterator[int]:
-        """Give a page that no table sees a window page to fill, which nobody takes before the end. Yields the page;
+        """Give a page that no table sees a window page to fill, which is not evicted before the end. Yields the page;
         ``_NONE`` if there is no room."""
         if not self.available:
             yield _NONE

@@ -1,4 +1,4 @@
-"""Prompts whose KV is on disk: who is next has it read back before it starts, a few slices between two steps."""
+"""Prompts whose KV is on disk: the next sequence's is read back before it starts, a few slices between two steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from foresay.kvpaging import PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.sequence import SequenceState
 
-#: Seconds that others wait for it in each step: those that decode, and those who only cancel or ask whether we live.
+#: Seconds it may take in each step: while others decode, and otherwise (cancellations and health checks wait for it).
 _DECODING, _OTHERS = 0.002, 0.1
-#: After so many pages it is known whether reading takes less time than computing does.
+#: The number of pages after which reading is compared with computing.
 _KNOWN = 8
 
 
 class DiskReader:
-    """Of one sequence at a time. chunk: rows of a prompt that would be computed at once."""
+    """Reads for one sequence at a time. chunk: rows of a prompt that would be computed at once."""
 
     def __init__(self, prefix: PrefixIndex, cost: CostModel, chunk: int) -> None:
         self._prefix, self._cost, self._chunk = prefix, cost, chunk
@@ -29,12 +29,12 @@ class DiskReader:
         self._spent = 0.0
 
     def of(self, sequence: SequenceState) -> bool:
-        """Whether it has begun with this one."""
+        """Whether it is reading for this sequence."""
         return sequence is self._sequence
 
     def go_on(self, sequence: SequenceState, decoding: bool) -> bool:
-        """Read for a while; whether that is done. What is read is found by ``match`` from then on. decoding: whether
-        others do: these wait for no file."""
+        """Read for a while; returns whether it is done. ``match`` finds what was read from then on. decoding: whether
+        other sequences decode; then it waits for no file."""
         if (disk := self._prefix.disk) is None:
             return True
         if self._pages is None or not self.of(sequence):
@@ -56,7 +56,7 @@ class DiskReader:
         return True
 
     def _is_slow(self, spent: float) -> bool:
-        """Whether most pages took longer than they take to compute, after so many seconds more."""
+        """Whether most pages took longer to read than to compute. spent: further seconds."""
         self._spent += spent
         if self._prefix.fetched > self._count:
             computed = self._cost.seconds(self._chunk) / self._chunk * self._prefix.pool.page_size
@@ -64,7 +64,7 @@ class DiskReader:
         return self._count >= _KNOWN and 2 * self._slow > self._count
 
     def stop(self) -> bool:
-        """Hold no pages any more; whether it held any. What was read stays while there is room."""
+        """Release the pages it holds; whether it held any. What was read stays while there is room."""
         held = bool(self._prefix.held)
         if self._pages is not None:
             self._pages.close()

@@ -93,7 +93,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 class Origin(msgspec.Struct, array_like=True, frozen=True):
     """Where the tokens of one step come from: the tree that was verified, and the path taken through it.
 
-    step: the engine's number of the step. drafter: who proposed the tree. parents: of its nodes, the root's is -1; the
+    step: the engine's number of the step. drafter: the tree's. parents: of its nodes, the root's is -1; the
     first ``forced`` nodes below the root were forced by a grammar. path: the accepted nodes whose tokens were emitted,
     from depth 1 on; a token after them is the target's own. seconds: the step's, by phase (shared by all its
     sequences).

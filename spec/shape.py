@@ -2,8 +2,7 @@
 
 A template also fixes which ranks are drafted below which, whatever the chances are: it is a set of rank paths, as
 Medusa and EAGLE publish them: ``[0, 2]`` is the third best candidate below the best one of the root. Nodes are numbered
-breadth
-first::
+breadth-first::
 
     [[0], [0, 0], [0, 1], [1]]         0 ─┬─ 1 (rank 0) ─┬─ 3 (rank 0)
                                           │              └─ 4 (rank 1)

@@ -224,7 +224,7 @@ class StepRunner:
 
     @staticmethod
     def look_at(scheduled: ScheduledSequence, result: VerifyResult, raw: Raw) -> None:
-        """How likely what was emitted is, if that was asked. raw: the logits of the tree's nodes."""
+        """Compute the log-probabilities of what was emitted, if requested. raw: the logits of the tree's nodes."""
         if scheduled.sequence.sampling.logprobs is not None:
             result.logprobs = logprobs_of_run(scheduled.sequence, raw(), result.rows, result.emitted)
 
@@ -303,8 +303,8 @@ def _of_nodes(forward: Forward, index: int, rows: Rows) -> Tensor:
 def edits_and_raw(
     scheduled: ScheduledSequence, tree: DraftTree | None, allowed: Tensor | None, logits: Raw
 ) -> tuple[LogitEdits | None, Raw]:
-    """What a request changes of the logits of its tree's nodes, and what they were before, as far as that is looked at
-    later. allowed: see :func:`foresay.spec.logits.edits_of`."""
+    """A request's changes to the logits of its tree's nodes, and the raw logits, as far as they are needed later.
+    allowed: see :func:`foresay.spec.logits.edits_of`."""
     edits = None if tree is None else edits_of(scheduled.sequence, tree, allowed)
     if edits is None:
         return None, logits

@@ -3,12 +3,12 @@
 A pass, and the sampling after it, is captured once and replayed for any rows that fit::
 
     forward    the pass over the rows that were written
-    sample     from each wanted row's logits, which requests may have changed in between
+    sample     from each requested row's logits, which requests may have changed in between
     verify     paths are accepted, and their rows move down; left out if there are only roots
 
 Trees have the layout of a captured step, each in a row as wide as the largest tree.
 
-Legend: B sequences of a pass, W of its rows whose logits are wanted, N nodes of the largest tree.
+Legend: B sequences of a pass, W of its rows whose logits are requested, N nodes of the largest tree.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from foresay.verifier.ops.trees import accept_paths, move_paths
 
 
 def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
-    """Accept paths and move rows. sampled: int64[W], from each wanted row. Returns int64[B, 1 + 2 N] for the host: the
-    length of each path, the path, the sample at each node."""
+    """Accept paths and move rows. sampled: int64[W], from each requested row. Returns int64[B, 1 + 2 N] for the host:
+    the length of each path, the path, the sample at each node."""
     assert rows.logits_indices is not None, "logits are those of rows"
     parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
 
@@ -225,8 +225,8 @@ class ModelRunner:
         return GraphRunner(self.decoder, self.store, features, sizes, capture)
 
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
-        """A captured pass that has room for these; None if they are to be run op by op."""
-        if features is None and not self._replayed.get(None):  # one that returns features will do where none are wanted
+        """A captured pass that has room for these; None to run them in eager mode."""
+        if features is None and not self._replayed.get(None):  # one that returns features also serves passes without
             features = next((asked for asked, passes in self._replayed.items() if passes), None)
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):
@@ -239,7 +239,7 @@ class ModelRunner:
         return next((one for one in passes if one.sizes.takes(rows)), None)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
-        """Tokens are sampled on the model's device: logarithms differ between devices."""
+        """Sample tokens on the model's device, since logarithms differ between devices."""
         assert self._last is not None, "there was a pass"
         return self._last.verify(edits)
 

@@ -1,1 +1,1 @@
-"""What a GPU makes of Foresay: ``python -m bench.gpu``, one command, eight minutes, no network, no weights to fetch."""
+"""Foresay's speed on a GPU: ``python -m bench.gpu``, one command, eight minutes, no network, no weights to fetch."""

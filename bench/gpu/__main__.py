@@ -1,8 +1,8 @@
 """``python -m bench.gpu A|B``: one of the two calls on a machine with a GPU; ``bench/gpu/quarter_hour.sh`` starts it.
 
-Every measurement is a line of ``lines.jsonl`` in the folder that OUT names. Exit code: 0 if everything ran and every
-check held (the last line is then "done"); 1 if a check or a step failed; 2 for arguments that make no sense; 3 if a
-package or a GPU is missing, and nothing was begun; 4 if nothing failed and something was left out.
+Every measurement is a line of ``lines.jsonl`` in the folder OUT. Exit code: 0 if everything ran and every check passed
+(the last line is then "done"); 1 if a check or a step failed; 2 for invalid arguments; 3 if a package or a GPU is
+missing, and nothing was begun; 4 if nothing failed and something was left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.gpu import plan
 from bench.gpu.plan import GRACE, Step
 from bench.gpu.worker import ENDED, LEFT_OUT, Lines, Worker
 
-#: What any step of either call imports, ours last.
+#: The imports of all steps of either call, ours last.
 NEEDED = (
     "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
     "numpy", "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main",
@@ -28,7 +28,7 @@ NEEDED = (
     *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")),
 )  # fmt: skip
 DONE, MISSING, UNKNOWN = 0, 3, "a GPU not asked yet"
-#: Seconds without which no step is begun; after which even a rehearsal takes one for hanging.
+#: Seconds needed to begin a step; after which even a rehearsal's step counts as hanging.
 LEAST, REHEARSED = 3.0, 600.0
 
 
@@ -71,20 +71,20 @@ def main(given: list[str] | None = None) -> int:
 
 
 def missing_of(names: Sequence[str]) -> list[str]:
-    """Import all of these: what cannot be, by the name of the package that is not there."""
+    """Import all of these; the names of missing packages, and of broken ones with their errors."""
     found = []
     for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             found.append(error.name or name)
-        except Exception as error:  # what is there and broken is of no more use
+        except Exception as error:  # a broken one is of no more use
             found.append(f"{name} ({error})")
     return list(dict.fromkeys(found))
 
 
 def learn(lines: Lines) -> None:
-    """Take over what the first steps found, for the processes to come: the card, and whether kernels overlap."""
+    """Take over the results of the first steps for later processes: the card, and whether kernels overlap."""
     from foresay.verifier.ops.kernels import chain
 
     lines.card = lines.last("device") or lines.card
@@ -93,7 +93,7 @@ def learn(lines: Lines) -> None:
 
 
 class Call:
-    """Runs steps, each in a worker, and writes down how each ended. last: when the call has to end, in seconds."""
+    """Runs steps, each in a worker, and writes how each ended. last: when the call must have ended, in seconds."""
 
     def __init__(self, lines: Lines, device: Any, settings: Any, last: float) -> None:
         self.lines, self.last, self._given = lines, last, (lines, device, settings)
@@ -123,21 +123,21 @@ class Call:
             elif self.lines.card == UNKNOWN:
                 if Worker.start == "spawn":
                     return
-                Worker.start = "spawn"  # should an import have touched the GPU, no fork of this process can
+                Worker.start = "spawn"  # if an import touched the GPU, no fork of this process can
                 return self.run(steps)
         self._settle()
         if self._worker is not None:
             self._worker.end()
 
     def _until(self, step: Step, end: float) -> float:
-        """When a step should have ended: as planned, and in half of its time where those before it took longer."""
+        """When a step should have ended: as planned, and in half of its time if those before it took longer."""
         if self.last == math.inf:
             return math.inf
         least, most = self.lines.now + step.seconds / 2, self.lines.now + step.seconds
         return min(self.last, most if step.background else min(max(least, end), most))
 
     def _ended(self, step: Step, worker: Worker, limit: float) -> bool:
-        """Wait for a step; whether its worker is of any more use."""
+        """Wait for a step; whether its worker is still usable."""
         outcome = worker.outcome(min(limit, self.last, self.lines.now + REHEARSED) - self.lines.now)
         if step.alone:
             learn(self.lines)
@@ -155,4 +155,4 @@ class Call:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # a process that hangs inside the driver is not waited for
+    os._exit(status)  # does not wait for a process that hangs inside the driver

@@ -1,4 +1,4 @@
-"""What users run, as they do: the kernels' own tests, ``foresay generate``, ``serve`` asked over HTTP, ``bench``."""
+"""User commands: the kernels' own tests, ``foresay generate``, ``serve`` over HTTP, ``bench``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.serving import exchange, running
 ROOT = Path(__file__).resolve().parents[2]
 FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
 PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7, "temperature": 1.0, "top_p": 1.0}
-#: The project's settings for pytest but for those that want packages which a machine with a GPU may lack.
+#: The project's settings for pytest except those for packages that a machine with a GPU may lack.
 _BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
 _BARE.append("--confcutdir=tests/kernels/on_device")
 #: A line of pytest's for one test, of one of several workers, or alone.
@@ -31,7 +31,7 @@ def left(task: Task) -> float:
 
 
 def run(task: Task, *arguments: str) -> Any:
-    """What a command of ours prints last, a JSON line. Raises RuntimeError with what it says if it fails."""
+    """The last line that one of our commands prints, as JSON. Raises RuntimeError with its output if it fails."""
     command = [*FORESAY, *arguments, "--json", "--device", task.device.torch.type]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
     if done.returncode:
@@ -49,9 +49,9 @@ def pytest_of(task: Task) -> tuple[list[str], dict[str, str]]:
 
 
 def kernel_tests(task: Task) -> None:
-    """On the device; what is said counts even where it did not end in time."""
+    """On the device; results count even if it did not end in time."""
     path, (command, environment) = task.lines.path.with_name("tests.txt"), pytest_of(task)
-    ended = ["timeout", "-s", "INT", "-k", "3", f"{left(task):.0f}", *command]  # it says then why tests failed
+    ended = ["timeout", "-s", "INT", "-k", "3", f"{left(task):.0f}", *command]  # it then prints why tests failed
     with path.open("w") as output:
         code = subprocess.run(ended, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False).returncode
     counts, failed = tested(text := path.read_text(errors="replace"))
@@ -70,7 +70,7 @@ def tested(text: str) -> tuple[dict[str, int], list[str]]:
 
 
 def generate(task: Task) -> None:
-    """The text that ``foresay generate`` writes by the drafter that the step's name says."""
+    """The text that ``foresay generate`` writes with the drafter in the step's name."""
     draft, flags = (task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()])
 
     def written() -> dict[str, Any]:
@@ -82,7 +82,7 @@ def generate(task: Task) -> None:
 
 
 def built(task: Task) -> None:
-    """What was written with drafts and without is the same."""
+    """The output with drafts and without is the same."""
     auto, none = (task.lines.last(f"text by {draft}") for draft in ("auto", "none"))
     task.check("same text", auto is not None and auto == none, of="foresay generate, auto and none")
 

@@ -1,4 +1,4 @@
-"""The device a benchmark runs on, and how time is taken there: by events on a GPU, by the wall clock on a CPU."""
+"""The device a benchmark runs on, and its clock: events on a GPU, the wall clock on a CPU."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Device:
 
     def median(self, call: Call, patience: float) -> float:
         """Median seconds of a call, of many for about ``patience`` seconds altogether."""
-        self.seconds(call, 3)  # modules are loaded, handles made, clocks raised
+        self.seconds(call, 3)  # loads modules, makes handles, raises clocks
         one = max(sum(self.seconds(call, 2)) / 2, 1e-7)
         return median(self.seconds(call, max(3, min(1000, int(patience / one)))))
 
     def seconds(self, call: Call, repeats: int) -> list[float]:
-        """Of each of many calls, from the end of the one before to its own end, so gaps between calls count."""
+        """The seconds of each of many calls, from the end of the one before to its own end, gaps included."""
         if not self.cuda:
             marks = [time.perf_counter()]
             for _ in range(repeats):
@@ -55,11 +55,11 @@ class Device:
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(events)]
 
     def captured(self, call: Call) -> Call:
-        """The call as one graph launch, where there are graphs; what it returns is written in place by each replay."""
+        """The call as one graph launch, where there are graphs; each replay writes its result in place."""
         return CudaGraphs()(without_stops(call)) if self.cuda else call
 
     def free(self) -> None:
-        """Give memory that nobody uses back; graphs hang on cycles. Raises where the GPU answers no more."""
+        """Release unused memory; graphs are in cycles. Raises if the GPU no longer responds."""
         if self.cuda:
             gc.collect()
             torch.cuda.synchronize()

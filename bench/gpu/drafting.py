@@ -1,4 +1,4 @@
-"""Whole steps, again and again from the same text on: a proposal, a pass of the target, samples, the accepted path."""
+"""Whole steps, repeated from the same text on: a proposal, a pass of the target, samples, the accepted path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN_TOKENS = 4096
 
 
 class RandomChain(RootOnly):
-    """Proposes the same random tokens again and again: a step of so many rows, of which one is accepted."""
+    """Proposes the same random tokens at each step, which has so many rows, one of them accepted."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         super().__init__(1, device)
@@ -39,7 +39,7 @@ class RandomChain(RootOnly):
 
 class Ground:
     """One sequence of ``context`` committed tokens in scattered pages, and room for some steps after them. Its page
-    table is as wide as that of the captured steps by which a server of texts this long would serve it."""
+    table is as wide as that of the captured steps in which a server runs texts of this length."""
 
     def __init__(
         self, target: ModelRunner, proposer: Proposer, context: int, steps: int = 0, temperature: float = 0.0
@@ -60,7 +60,7 @@ class Ground:
 
 
 class Steps:
-    """Steps of one kind, captured where that is possible. block: steps in a row before the text is cut back."""
+    """Steps of one kind, captured if possible. block: steps in a row before the text is cut back."""
 
     def __init__(
         self, device: Device, model: ModelRunner, proposer: Proposer, context: int, block: int, temperature: float = 0.0
@@ -69,12 +69,12 @@ class Steps:
         self.ground = Ground(model, proposer, context, block, temperature)
         self.step = SpeculativeStep(model, proposer, self.ground.state)
         self.ground.reset()
-        self.step()  # op by op: makes what the state holds for its rows
+        self.step()  # eager: initialises the state of its rows
         self.ground.reset()
         self.call = device.captured(self.step)
 
     def seconds(self, least: int) -> list[float]:
-        """Of at least so many steps. The first of a block does not count: it begins behind the host's own work."""
+        """The seconds of at least so many steps. The first of a block does not count: it waits for the host's work."""
         taken: list[float] = []
         while len(taken) < least:
             self.ground.reset()
@@ -83,8 +83,8 @@ class Steps:
         return taken
 
     def timed(self, patience: float, least: int = 3) -> dict[str, Any]:
-        """The median step, the 99th percentile over it, what the last one emitted; of so many steps, and for about
-        ``patience`` seconds at least."""
+        """The median step, the 99th percentile over it, what the last one emitted; of at least so many steps, and for
+        at least about ``patience`` seconds."""
         self.seconds(2)
         once = max(median(self.seconds(2)), 1e-6)
         taken = self.seconds(max(least, min(1000, int(patience / once))))
@@ -93,5 +93,5 @@ class Steps:
 
 
 def rows_proposer(rows: int, device: torch.device) -> Proposer:
-    """What makes a step of so many rows; of one a plain step as it is served."""
+    """A proposer for steps of so many rows; with one row a plain step as in a server."""
     return RootOnly(1, device) if rows == 1 else RandomChain(rows, device)

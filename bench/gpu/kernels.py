@@ -1,4 +1,4 @@
-"""Kernels over bandwidth, by the weights and the store of a whole model in turns, so that none is found in a cache."""
+"""Kernels over bandwidth, with the weights and the store of a whole model in turns, so that none is in a cache."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WRONG = 1e-2
 
 
 def matrices(bench: Bench, kind: str) -> list[Linear]:
-    """Those of a kind, of all layers, each by itself: it asks for no other's weight."""
+    """The matrices of a kind, of all layers, each by itself: it prefetches no other's weight."""
     decoder = bench.target.decoder
     those = [decoder.head] if kind == "head" else [getattr(layer, kind) for layer in decoder.layers]
     return [Linear(each._packed.plain(), None, each.dtype, each._packed.gated) for each in those]
 
 
 def kernels(task: Task) -> None:
-    """Products beside the library's; attention by rows and context."""
+    """Products next to the library's; attention by rows and context."""
     bench, (few, *_, many) = bench_of(task, "8B", random=True), task.settings.rows
     for kind in ("qkv", "output", "gate_up", "down", "head"):
         those = matrices(bench, kind)
@@ -63,7 +63,7 @@ def each(task: Task, calls: Sequence[Callable[[], object]]) -> float:
 
 
 def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
-    """Ours and the library's product of the same weights, neither with anything asked for ahead; and ours with it."""
+    """Ours and the library's product of the same weights, neither with a prefetch; and ours with it."""
     ours = [partial(one.unfinished, x) for one in those]
     with patch.object(chain, "PDL", False):
         taken = each(task, ours)
@@ -73,7 +73,7 @@ def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
 
 
 def error_of(matrix: Linear, x: Tensor) -> float:
-    """||found - wanted|| / ||wanted|| of its product, gate and all."""
+    """||found - wanted|| / ||wanted|| of its product, including the gate."""
     made, packed = matrix.unfinished(x), matrix._packed
     found = made if isinstance(made, Tensor) else finish(made, x.dtype, packed.gated)
     wanted = torch.cat([functional.linear(x.double(), part.double()) for part in packed.plain().split(16384)], dim=-1)
@@ -85,7 +85,7 @@ def error_of(matrix: Linear, x: Tensor) -> float:
 
 @torch.inference_mode()
 def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, Any]:
-    """Over all layers' keys and values; its tables are as wide as those that are served."""
+    """Over all layers' keys and values; its tables are as wide as a server's."""
     target, where, config = bench.target, task.device.torch, bench.target.decoder.config
     proposer = rows_proposer(rows, where)
     ground = Ground(target, proposer, context)

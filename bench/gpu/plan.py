@@ -1,4 +1,4 @@
-"""What the two calls do, in order, and how long each step may take: ``quarter_hour.sh A --plan`` prints it."""
+"""The steps of the two calls, in order, and how long each may take: ``quarter_hour.sh A --plan`` prints it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-#: Seconds of a call; of them those that are kept for its report; what a step may take beyond its end.
+#: Seconds of a call; of these for its report; and by how much a step may exceed its end.
 CALLS, REPORT, GRACE = {"A": 290, "B": 250}, 5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """function: of this package, ``module:function``, called with a :class:`~bench.gpu.worker.Task`. seconds: it should
-    take; of one in the background: the most that it may. alone: in a process of its own, which ends with it.
-    background: so too, and the next step does not wait. quiet: it waits for all in the background."""
+    """function: of this package, ``module:function``, called with a :class:`~bench.gpu.worker.Task`. seconds: the
+    expected ones; in the background: the most allowed. alone: in its own process, which ends with it. background: so
+    too, and the next step does not wait. quiet: it waits for all in the background."""
 
     name: str
     function: str
@@ -68,7 +68,7 @@ STEPS = {
 
 
 def ends(steps: Sequence[Step]) -> list[float]:
-    """When each step should have ended, in seconds since the call began; one in the background when it has to."""
+    """When each step should have ended, in seconds since the call began; one in the background when it must have."""
     front = accumulate(0.0 if step.background else step.seconds for step in steps)
     return [end + step.seconds if step.background else end for step, end in zip(steps, front, strict=True)]
 

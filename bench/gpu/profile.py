@@ -1,4 +1,4 @@
-"""Where the time of a step goes, every kernel in its place; and what others make of the same weights."""
+"""The parts of a step's time, kernel by kernel; and other libraries on the same weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from foresay.spec.engine import Engine
 from foresay.spec.names import DRAFT_MODEL, NGRAM, NONE
 from foresay.verifier.ops.kernels import chain
 
-#: Steps that are watched, after those in which the prompt is read and the step joined.
+#: Steps that are profiled, after those in which the prompt is read and the sequence joins.
 STEPS, FIRST = 16, 4
-#: What the profiler calls the host's launches, and its copies.
+#: The profiler's names of the host's launches, and of its copies.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
 #: Name, beginning and end in microseconds.
@@ -35,8 +35,8 @@ Event = tuple[str, float, float]
 
 
 def profile(task: Task) -> None:
-    """Steps of the 8B through the engine: plain ones whose kernels do not overlap, as the time of one that does counts
-    from before its turn; plain ones as served; a chain of EAGLE-3's."""
+    """Steps of the 8B through the engine: plain ones whose kernels do not overlap, since the time of an overlapping one
+    counts from before its turn; plain ones as in a server; a chain of EAGLE-3's."""
     bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
     chained = ",".join("1" * task.settings.levels[0])
     for name, tree, overlap in ((NONE, "", False), (NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL)):
@@ -46,7 +46,7 @@ def profile(task: Task) -> None:
 
 
 def engines(task: Task) -> None:
-    """The bundled pair as it is served, where the host chooses or looks up in between, and without drafts."""
+    """The bundled pair as in a server, where the host chooses or looks up in between, and without drafts."""
     for draft in ("auto", "suffix", NONE):
         config = EngineConfig(draft=draft, device=task.device.torch.type, max_model_len=512, kv_tokens=4096)
         engine = partial(build_engine, config)
@@ -80,7 +80,7 @@ def watched(task: Task, made: Callable[[], Engine], name: str) -> dict[str, Any]
 
 
 def waits(events: Sequence[Event]) -> tuple[float, float, float]:
-    """Microseconds in which something ran, and in which nothing did between two of them; the longest of these."""
+    """Microseconds in which something ran, and in which nothing did between two events; the longest of these."""
     busy, idle, longest, end = 0.0, 0.0, 0.0, events[0][1] if events else 0.0
     for _, begun, ended in events:
         gap = max(0.0, begun - end)
@@ -90,8 +90,8 @@ def waits(events: Sequence[Event]) -> tuple[float, float, float]:
 
 
 def in_place(events: Sequence[Event]) -> list[list[Any]]:
-    """Each kernel of a step in order: its name, its median time, how long nothing had run before it. Where steps differ
-    in what they launch, each kind of kernel, with its number, and its time in all of them."""
+    """Each kernel of a step in order: its name, its median time, how long nothing ran before it. If steps differ in
+    what they launch, each kind of kernel, with its number, and its time in all of them."""
     count, names = len(events) // STEPS, [name[:60] for name, _, _ in events]
     if not count or names != names[:count] * STEPS:
         took, often = defaultdict[str, float](float), Counter(names)
@@ -105,7 +105,7 @@ def in_place(events: Sequence[Event]) -> list[list[Any]]:
 
 
 def library(task: Task) -> None:
-    """A token by the library's kernels beside ours, after the same context, in turns."""
+    """A token by the library's kernels next to ours, after the same context, in turns."""
     bench, context, patience = (bench_of(task, "8B"), task.settings.contexts[0], task.settings.patience)
     theirs, ours = (Library(bench.target.decoder, context), steps_of(task, bench, 1, context))
 
@@ -128,12 +128,12 @@ def generates(task: Task) -> None:
     model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
     ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": 10}}
     for name, how in ways.items():
-        given = task, model, prompt, max(4, tokens // 4), wanted, how  # it writes nine a second
+        given = task, model, prompt, max(4, tokens // 4), wanted, how  # it generates nine a second
         task.take("answer", "tokens/s", theirs, *given, by="transformers", drafter=name)
 
 
 def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wanted: list[int]) -> dict[str, Any]:
-    """By our engine; its tokens are left in ``wanted``."""
+    """With our engine; its tokens are left in ``wanted``."""
     engine = bench.engine(name, tree, True, min(1024, bench.positions // 2))
     answers(engine, [request(prompt, 4)])
     wanted[:], statistics = answers(engine, [request(prompt, tokens)])
@@ -142,7 +142,7 @@ def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wan
 
 @torch.inference_mode()
 def theirs(task: Task, model: Any, prompt: list[int], tokens: int, wanted: list[int], how: Any) -> dict[str, Any]:
-    """By transformers: all tokens but the first, over the time since then."""
+    """With transformers: all tokens but the first, over the time since then."""
     ids = torch.tensor([prompt], device=task.device.torch)
 
     def written(count: int) -> tuple[float, list[int]]:

@@ -1,7 +1,7 @@
-"""What a run has found, in short: measured beside what the run before measured on such a card, and what did not hold.
+"""A run's results, in short: measured next to the run before on such a card, and what failed.
 
 ``python -m bench.gpu.report LINES`` shows the runs of a file again, each by itself: two cards are never in one table.
-With ``--keep`` the numbers of the last one are those of the run before from now on (``bars.json``).
+With ``--keep`` the numbers of the last one are from then on those of the run before (``bars.json``).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, said
 
-#: The rows of the table: the measurement that each is about; by card what the run before found, and what is asked for.
+#: The rows of the table: the measurement of each; by card the result of the run before, and the goal.
 TABLE = Path(__file__).with_name("bars.json")
 
 
 def found(lines: Sequence[dict[str, Any]], row: dict[str, Any]) -> float | None:
-    """The newest number that a row of the table is about."""
+    """The newest number for a row of the table."""
     fits = (line for line in reversed(lines) if row["of"].items() <= line.items())
     numbers = (line.get(row["number"]) for line in fits)
     return next((float(number) for number in numbers if isinstance(number, float | int)), None)
 
 
 def card_of(lines: Sequence[dict[str, Any]]) -> str:
-    """Which card a run was made on, "" for one that nothing is known of."""
+    """The card that a run was made on, "" for an unknown one."""
     return next((card for card in ("H100", "H200") if card in lines[-1]["card"]), "")
 
 
@@ -44,7 +44,7 @@ def shown(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def finish(lines: Lines) -> int:
-    """Say what a run has found and what not; the exit code."""
+    """Print a run's results and what is missing; the exit code."""
     those = lines.read()
     print(shown(those))
     bad = [line for line in those if line["unit"] == FAILED or (line["unit"] == CHECK and line["value"] is not True)]
@@ -60,7 +60,7 @@ def finish(lines: Lines) -> int:
 
 
 def keep(lines: Sequence[dict[str, Any]]) -> None:
-    """Have the table name what this run found as what was found before."""
+    """Store this run's results in the table as those of the run before."""
     table, card = json.loads(TABLE.read_text()), card_of(lines)
     for row in table:
         if card and (number := found(lines, row)) is not None:

@@ -19,8 +19,8 @@ class Settings:
     """contexts, prompts: tokens; rows: of passes at the shortest of them. patience: seconds of one timing.
     steps: timed for p99 over p50, and block: in a row, before the text is cut back. tokens: of an answer. levels: of a
     chain by EAGLE, and by a draft model. tree: of a draft model. tests: pytest's selection. positions: of the longest
-    text. random: whether all weights are, or the bundled ones inside. compiled: steps whose kernels are compiled
-    before, all that the plan says if none is named."""
+    text. random: whether all weights are random, or the bundled ones are embedded. compiled: steps whose kernels are
+    compiled before, all of the plan's if none is named."""
 
     pairs: dict[str, Pair] = field(default_factory=LARGE.copy)
     rows: tuple[int, ...] = (1, 6, 16, 32, 64)
@@ -39,7 +39,7 @@ class Settings:
     compiled: tuple[str, ...] = ()
 
     def thin(self, layers: int) -> Settings:
-        """What launches the same kernels, on random models of few layers, and takes no time beside."""
+        """Settings that launch the same kernels, on random models of few layers, and take hardly any time."""
 
         def cut(shape: ModelShape) -> ModelShape:
             return replace(shape, sizes=replace(shape.sizes, layers=min(layers, shape.sizes.layers)))
@@ -54,7 +54,7 @@ def full() -> Settings:
 
 
 def tiny() -> Settings:
-    """A rehearsal: everything, at sizes that a CPU takes in its stride."""
+    """A rehearsal: everything, at sizes that are easy for a CPU."""
     pair = Pair(shapes.TINY, shapes.TINY_DRAFT, EagleShape(288, 4, 2, 64, 400, 500))
     small = Settings({"8B": pair, "1B": pair}, (1, 4), (32, 96), (8, 16), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
     tests = ("tests/kernels/on_device/test_move.py", "-k", "values")

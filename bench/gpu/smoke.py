@@ -1,7 +1,7 @@
-"""What GPU there is, whether kernels may overlap on it (programmatic dependent launch), and what its memory gives.
+"""The machine's GPU, whether kernels may overlap on it (programmatic dependent launch), and its memory bandwidth.
 
-Each check of the smoke moves numbers to and fro, every launch reading what the one before it wrote: a kernel that
-begins to read too early leaves a wrong sum.
+Each check of the smoke test copies numbers back and forth, every launch reading what the one before it wrote: a kernel
+that begins to read too early leaves a wrong sum.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor
 from bench.gpu.worker import CHECK, Task
 from foresay.verifier.ops.kernels.chain import wait_turn
 
-#: Pairs of launches of a chain; numbers that a program moves, or reads at once; how often each chain is run.
+#: Pairs of launches of a chain; numbers that a program copies, or reads at once; how often each chain is run.
 PAIRS, BLOCK, ROUNDS = 100, 8192, 20
 
 
 def card(task: Task) -> None:
-    """What the figures hold for. Raises RuntimeError where there is no GPU."""
+    """Write what the figures are valid for. Raises RuntimeError without a GPU."""
     found = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
     found |= {"python": platform.python_version(), "cores": str(os.cpu_count())}
     if not task.device.cuda:
@@ -55,15 +55,15 @@ def next_of(source, target, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
 
 
 class Chain:
-    """Kernels that add 1, each to what the one before left, and between two of them "nothing", a "memcpy" or a
-    "memset", by way of two arrays. Twice as many as there are of those."""
+    """Kernels that each add 1 to what the one before wrote, twice as many as there are of "nothing", a "memcpy" or a
+    "memset" between two of them; on two arrays."""
 
     def __init__(self, task: Task, between: str, overlapping: bool, blocks: int = 1) -> None:
         self.device, self.between, self.overlapping = task.device, between, overlapping
         self.one, self.other = torch.zeros(2, blocks * BLOCK, dtype=torch.int32, device=task.device.torch)
 
     def __call__(self) -> None:
-        """All of them; an even number of moves, so that the numbers are in the array that they were in."""
+        """Run all of them; an even number of copies, so that the numbers are in the first array again."""
         for _ in range(PAIRS):
             if self.between == "memset":
                 self._cleared()
@@ -93,7 +93,7 @@ class Chain:
             torch.add(source, 1, out=target)
 
     def holds(self, captured: bool) -> bool:
-        """Whether every number is what it has to be after some rounds."""
+        """Whether every number is right after some rounds."""
         call = self.device.captured(self) if captured else self
         self.one.zero_()
         for _ in range(ROUNDS):
@@ -103,7 +103,7 @@ class Chain:
 
 
 def smoke(task: Task) -> None:
-    """Each kind op by op, and as graph after graph; kernels overlap from now on if all of them held."""
+    """Each kind in eager mode, and as graph after graph; kernels overlap from now on if all of them are right."""
     held = True
     for between in ("nothing", "memcpy", "memset"):
         for captured in (False, True):
@@ -126,8 +126,8 @@ def read_stream(data, sums, count, BLOCK: tl.constexpr):
 
 
 def bandwidth(task: Task) -> None:
-    """Bytes per second of a pass that only reads: the fastest way of it is what every floor is made of, the hardest one
-    to meet. The buffer is random numbers (pages never written to come from the cache), many times the L2."""
+    """Bytes per second of a pass that only reads: the fastest way of it sets every floor, the strictest choice. The
+    buffer is random numbers (pages never written to come from the cache), many times the L2."""
     size, where = task.settings.probe_bytes // 4, task.device.torch
     buffer = torch.randint(-(2**31), 2**31 - 1, (size,), dtype=torch.int32, device=where)
 

@@ -1,4 +1,4 @@
-"""Passes and whole steps of the large models, over the bytes that they have to read; and what switches change."""
+"""Passes and whole steps of the large models, over the bytes that they must read; and the effect of switches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foresay.verifier.ops.kernels.linear import Tile
 
 
 def bench_of(task: Task, name: str, random: bool = False) -> Bench:
-    """The "8B" or the "1B" of this process, made when it is first asked for. random: all of its weights."""
+    """The "8B" or the "1B" of this process, made on first use. random: all of its weights."""
     key, chosen = (name, random or task.settings.random), task.settings
     if key not in task.kept:
         task.kept[key] = Bench(task.device, chosen.pairs[name], chosen.positions, key[1])
@@ -46,7 +46,7 @@ def steps_of(task: Task, bench: Bench, rows: int, context: int) -> Steps:
 
 
 def over(task: Task, bench: Bench, found: dict[str, Any], drafter: str, levels: int, context: float) -> dict[str, Any]:
-    """The same with its floor, in seconds, and how many times that it is."""
+    """The same with its floor, in seconds, and the ratio to it."""
     item = task.device.dtype.itemsize
     needed = step_bytes(bench.target.decoder.config, context, item)
     if drafter == PUBLISHED:
@@ -98,7 +98,7 @@ def whole(task: Task) -> None:
 
 
 def prompts(task: Task) -> None:
-    """Until the first token of prompts of so many tokens, as they are served: in chunks, each captured."""
+    """Time to the first token of prompts of so many tokens, as in a server: in chunks, each captured."""
     bench, alphabet = bench_of(task, "8B"), texts(1)[0]
     engine = bench.engine(NONE, "", True, 2 * task.settings.prompts[-1])
 
@@ -115,8 +115,8 @@ def prompts(task: Task) -> None:
         task.take("first token", "s", first, length, model="8B", prompt=length)
 
 
-#: Constants that launchers read: module, name, values to try in the place of what is served, rows of the step. What
-#: decides most comes first.
+#: Constants that launchers read: module, name, values to try instead of the default, rows of the step. The most
+#: important come first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
     ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 1, 4), 1),
     ("linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
@@ -125,7 +125,7 @@ SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
 
 
 def switched() -> Iterator[tuple[str, str, Any, int]]:
-    """Each value but the one that is served."""
+    """Each value except the default."""
     for module, constant, values, rows in SWITCHES:
         name = f"foresay.verifier.ops.kernels.{module}"
         served = vars(import_module(name))[constant]
@@ -133,8 +133,8 @@ def switched() -> Iterator[tuple[str, str, Any, int]]:
 
 
 def ablation(task: Task) -> None:
-    """The 8B's step as served and with each switch, in turns, captured anew after each. over: what it takes over what
-    is served."""
+    """The 8B's step by default and with each switch, in turns, captured anew after each. over: its time over the
+    default's."""
     bench, patience = bench_of(task, "8B"), task.settings.patience
     served: dict[int, Steps] = {}
 
@@ -152,7 +152,7 @@ def ablation(task: Task) -> None:
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
 
 
-#: What is compared with plain decoding op by op: who drafts, the tree, captured or not, requests at once.
+#: What is compared with plain decoding in eager mode: the drafter, the tree, captured or not, requests at once.
 WAYS = (
     (NONE, "", True, 1),
     (DRAFT_MODEL, "1,1,1,1", True, 1),
@@ -165,7 +165,7 @@ WAYS = (
 
 
 def same(task: Task) -> None:
-    """The same tokens, whoever drafts and however a step is launched, alone or in company."""
+    """The same tokens with any drafter and any kind of launch, alone or with other requests."""
     bench, prompts, tokens = bench_of(task, "8B"), texts(3), task.settings.tokens
     longest = min(1024, task.settings.positions // 2)
 
@@ -186,13 +186,13 @@ def same(task: Task) -> None:
 
 
 def compile_ahead(task: Task) -> None:
-    """The step that the name says, on models of few layers, its figures thrown away. What is compiled lies on the disk,
-    and the process that measures only loads it. "ablation 1": every third switch from that one on."""
+    """Run the step in this one's name on models of few layers, without its figures. Compiled kernels are on disk then,
+    and the process that measures only loads them. "ablation 1": every third switch from that one on."""
     begun, what = time.monotonic(), task.name.removeprefix("compile ")
     name, part = (what[:-2], int(what[-1])) if what.startswith("ablation") else (what, 0)
     if task.settings.compiled and name not in task.settings.compiled:
         return
     function = next(step.function for steps in plan.STEPS.values() for step in steps if step.name == name)
-    chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads of several layers
+    chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads several layers
     inner = replace(task, name=name, settings=chosen, silent=True, kept={"switches": slice(part, None, 3)})
     task.check("compiled", inner.run(function) == "held", seconds=time.monotonic() - begun)

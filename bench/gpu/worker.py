@@ -1,8 +1,8 @@
-"""What a call has found, and the processes that find it.
+"""The results of a call, and the processes that produce them.
 
-Each measurement is one JSON line, on the disk before anything else happens: a call that is cut anywhere has said all
-it knew. Steps run in workers, forked from a parent that never touches the GPU: one that hangs, dies or breaks the GPU
-takes nothing of the others along, and the next worker goes on with the next step.
+Each measurement is one JSON line, written to disk before anything else happens: a call that is cut off anywhere has
+reported all its results. Steps run in workers, forked from a parent that never touches the GPU: one that hangs, dies or
+breaks the GPU does not affect the others, and the next worker continues with the next step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 #: What belongs to every line; the rest of it is what the measurement was made with.
 COMMON = ("run", "card", "t", "step", "what", "value", "unit")
-#: ``unit`` of lines that measure nothing: something raised; was left out; a check that held or not; how a step ended.
+#: ``unit`` of lines that measure nothing: something raised; was left out; a check that passed or not; how a step ended.
 FAILED, LEFT_OUT, CHECK, ENDED = "failed", "left out", "check", "outcome"
-#: Of errors after which the GPU answers no more in this process; Triton's are worded in their own way.
+#: In errors after which the GPU no longer responds in this process; Triton's are worded differently.
 _BROKEN = re.compile(r"CUDA error|Triton Error \[CUDA\]|device-side assert|CUBLAS_STATUS|cudaError")
 
 
 class Broken(RuntimeError):
-    """The GPU answers no more in this process."""
+    """The GPU no longer responds in this process."""
 
 
 class Lines:
-    """The file of one run, on one card; lines that others wrote to it, perhaps on another card, are not read. spent:
+    """The file of one run, on one card; it does not read lines that other runs wrote, perhaps on another card. spent:
     seconds that the call has taken before this."""
 
     def __init__(self, path: Path, call: str, card: str = "", spent: float = 0.0) -> None:
@@ -50,28 +50,28 @@ class Lines:
         return time.monotonic() - self.begun
 
     def write(self, step: str, what: str, value: Any, unit: str = "", **context: Any) -> None:
-        """Append a line by one write, have it on the disk, then say it."""
+        """Append a line by one write, flush it to disk, then print it."""
         common = (self.run, self.card, round(self.now, 3), step, what, value, unit)
         line = _plain(dict(zip(COMMON, common, strict=True)) | context)
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(file, json.dumps(line, default=str).encode() + b"\n")
         os.fsync(file)
         os.close(file)
-        sys.stdout.write(said(line) + "\n")  # by one write: other processes speak too
+        sys.stdout.write(said(line) + "\n")  # by one write: other processes print too
         sys.stdout.flush()
 
     def read(self) -> list[dict[str, Any]]:
-        """Those of this run."""
+        """The lines of this run."""
         return [line for line in map(json.loads, self.path.read_text().splitlines()) if line["run"] == self.run]
 
     def last(self, what: str, **context: Any) -> Any:
-        """The newest value of this name that was made with this; None if there is none."""
+        """The newest value of this name that was made with this context; None if there is none."""
         fits = (line for line in reversed(self.read()) if line["what"] == what and context.items() <= line.items())
         return next((line["value"] for line in fits if line["unit"] not in (FAILED, LEFT_OUT)), None)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: six digits, and what is no number as a word."""
+    """For JSON: floats with six digits, infinities and NaN as strings."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)
     if isinstance(value, dict):
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def said(line: dict[str, Any]) -> str:
-    """A line for people: when, in which step, what, how much, and the short ones of what it was made with."""
+    """A line for people: when, in which step, what, how much, and the short values of what it was made with."""
     more = [f"{name}={value}" for name, value in line.items() if name not in COMMON and len(str(value)) < 60]
     value, unit = line["value"], line["unit"]
     if unit == "s" and isinstance(value, float):
@@ -91,8 +91,8 @@ def said(line: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Task:
-    """What a step is given. until: when it should have ended, by :func:`time.monotonic`. kept: what steps of this
-    process leave for those after them. silent: only what fails is written down."""
+    """The argument of a step. until: when it should have ended, by :func:`time.monotonic`. kept: results of this
+    process' steps for later ones. silent: only failures are written."""
 
     name: str
     lines: Lines
@@ -104,31 +104,31 @@ class Task:
     failures: int = 0
 
     def take(self, what: str, unit: str, call: Callable[..., Any], *given: Any, **context: Any) -> Any:
-        """One measurement: what ``call`` returns is written down (of a dict ``value``, the rest beside it). None where
-        there is no time for it, or it raised; Broken where the GPU answers no more."""
+        """One measurement: writes what ``call`` returns (of a dict ``value``, and the rest as context). None if there
+        is no time for it, or it raised; Broken if the GPU no longer responds."""
         if time.monotonic() > self.until:
             if not self.silent:
                 self.lines.write(self.name, what, "no time", LEFT_OUT, **context)
             return None
         try:
             found = call(*given)
-        except Exception as error:  # other measurements may still say something
+        except Exception as error:  # other measurements may still succeed
             self.failed(what, error, **context)
             return None
         more = found if isinstance(found, dict) else {"value": found}
         if not self.silent:
             self.lines.write(self.name, what, **({"unit": unit} | context | more))
-        self.device.free()  # a graph keeps its memory until it is looked for
+        self.device.free()  # a graph keeps its memory until it is collected
         return more["value"]
 
     def check(self, what: str, good: bool, **context: Any) -> None:
-        """Something that has to be so."""
+        """Write a condition that has to hold."""
         self.failures += not good
         if not self.silent:
             self.lines.write(self.name, what, bool(good), CHECK, **context)
 
     def failed(self, what: str, error: Exception, **context: Any) -> None:
-        """Write down what was raised, and see whether the GPU still answers."""
+        """Write what was raised, and check whether the GPU still responds."""
         traceback.print_exc()
         self.failures += 1
         text = f"{type(error).__name__}: {error}"
@@ -155,7 +155,7 @@ class Task:
 
 
 class Worker:
-    """A process that runs steps. Raises nothing that they raise. start: "fork"; "spawn" where that can use no GPU."""
+    """A process that runs steps, without raising their errors. start: "fork"; "spawn" if that cannot use a GPU."""
 
     start = "fork"
 
@@ -167,19 +167,19 @@ class Worker:
         theirs.close()
 
     def begin(self, name: str, function: str, until: float) -> None:
-        """Have it run a step; one that is gone says so by its outcome."""
+        """Make it run a step; a dead one shows this by its outcome."""
         with suppress(OSError):
             self._pipe.send((name, function, until))
 
     def outcome(self, limit: float) -> str:
-        """How the step ended (:meth:`Task.run`), or "died"; "stopped", if it has not after so many seconds."""
+        """How the step ended (:meth:`Task.run`), or "died"; "stopped", if it has not ended after so many seconds."""
         try:
             return str(self._pipe.recv()) if self._pipe.poll(max(0.0, limit)) else "stopped"
         except (EOFError, OSError):
             return "died"
 
     def end(self) -> None:
-        """Kill it and all that it started, and wait a little: a process that hangs inside the driver stays behind."""
+        """Kill it and all that it started, and wait a little: a process that hangs inside the driver remains."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()

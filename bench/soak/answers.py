@@ -1,7 +1,7 @@
-"""What an answer says, in one shape for each door, however it came; and how it differs from what it should have said.
+"""An answer's content, in one form for each API, however it was sent; and how it differs from the right one.
 
-Of a whole answer and of the events of a stream the same fields are picked. What names the answer or tells its times is
-left out, and so are token counts that depend on what the server had computed before.
+The same fields are picked from a whole answer and from the events of a stream. Ids and times are left out, and so are
+token counts that depend on what the server had computed before.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CLIP = 300
 
 
 class Said:
-    """What has come of one answer.
+    """What was received of one answer.
 
-    over: it is complete. cut: it was ended early because somebody asked. error: its body. id: of a response.
-    unlike: how a response's end contradicts its deltas.
+    over: it is complete. cut: it was ended early by request. error: its body. id: of a response. unlike: how a
+    response's end contradicts its deltas.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,10 @@ class Said:
             self._end(event["response"])
 
     def _end(self, response: Json) -> None:
-        """The response as it is at its end must say what its deltas said."""
+        """The response at its end must have the content of its deltas."""
         whole = picked("responses", response)
         heard = {name: whole[name] for name in ("text", "logprobs") if name in whole}
-        # What a token without text was worth comes with the end alone.
+        # The log-probability of a token without text is only in the end.
         self.unlike = difference(self.parts, heard, cut=True, where="deltas") or ""
         if self.parts.get("text") != heard.get("text"):
             self.unlike = f"the deltas say {clipped(self.parts)}, the end {clipped(heard)}"
@@ -116,12 +116,12 @@ def _named(body: Json, names: tuple[str, ...]) -> Json:
 
 
 def given(fields: Json) -> Json:
-    """Without what is empty: an empty text and none are the same."""
+    """Without empty fields: an empty text and none are the same."""
     return {name: value for name, value in fields.items() if value is not None and value not in ("", [], {})}
 
 
 def counted(usage: Json | None) -> Json:
-    """The tokens of prompt and answer. Anthropic counts those of the prompt in two heaps."""
+    """The tokens of prompt and answer. Anthropic counts those of the prompt in two parts."""
     if usage is None:
         return {}
     read = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get("cache_read_input_tokens", 0)
@@ -129,9 +129,9 @@ def counted(usage: Json | None) -> Json:
 
 
 def joined(old: Any, new: Any) -> Any:
-    """What two pieces of an answer say together: texts and lists grow, the rest is as the later one has it.
+    """Two pieces of an answer together: texts and lists grow, the rest is from the later one.
 
-    What is told of the prompt is told in one piece, perhaps with every choice.
+    What concerns the prompt is sent in one piece, perhaps with every choice.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         growing = {name for name in new if name in old and not name.startswith("prompt_")}
@@ -154,6 +154,6 @@ def difference(said: Any, right: Any, cut: bool, where: str = "") -> str | None:
 
 
 def clipped(value: Any) -> str:
-    """So much of it as a person would read."""
+    """The beginning of a value, of a readable length."""
     text = repr(value)
     return text if len(text) <= CLIP else f"{text[:CLIP]}... ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""Clients of the soak: they send what was drawn, over HTTP and WebSockets, and behave as each request says."""
+"""Clients of the soak: they send what was drawn, over HTTP and WebSockets, and behave as each request specifies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import aiohttp
 from bench.soak.answers import LAST, Said
 from bench.soak.requests import PATHS, Ask, Json
 
-#: An answer that is not there by then never comes: the longest takes seconds, a restart of the engine less than this.
+#: After so long an answer never comes: the longest takes seconds, a restart of the engine less than this.
 PATIENCE = 240.0
 SLOW_SECONDS = 0.15
 LONGEST_LINE = 1 << 24
@@ -24,10 +24,10 @@ LONGEST_LINE = 1 << 24
 
 @dataclass(slots=True)
 class Heard:
-    """One turn: what was asked, what came, and when.
+    """One turn: the request, the answer, and when it came.
 
-    status: of HTTP, or of an error. left: the client went away. lost: it ended with an error while the engine was
-    gone, which somebody had harmed. broken: what happened that never may. pieces: when each piece of text came.
+    status: of HTTP, or of an error. left: the client went away. lost: it ended with an error while the engine was gone,
+    because the soak had harmed it. broken: an event that must never happen. pieces: when each text delta came.
     """
 
     ask: Ask
@@ -53,23 +53,23 @@ class Heard:
 
     @property
     def comparable(self) -> bool:
-        """Whether anything came that could be wrong."""
+        """Whether anything was received that could be wrong."""
         refused = self.said.error is not None and not self.lost
         return not self.broken and (self.said.over or bool(self.said.parts) or refused)
 
     @property
     def reason(self) -> Any:
-        """Why it was refused, in the words that every envelope holds."""
+        """Why it was refused, in the words that every envelope has."""
         error = None if self.said.error is None else self.said.error["error"]
         return error.get("message") if isinstance(error, dict) else error
 
     @property
     def longest_gap(self) -> float:
-        """Seconds between two pieces of text; the first piece may wait for its turn."""
+        """Seconds between two text deltas; the first one may wait in the queue."""
         return max((b - a for a, b in pairwise(self.pieces[1:])), default=0.0)
 
     async def event(self, event: Json) -> bool:
-        """Take an event; false if this client has heard enough now."""
+        """Take an event; false if this client has received enough now."""
         self.events += 1
         if "delta" in event.get("type", "delta"):
             self.pieces.append(time.monotonic())
@@ -81,7 +81,7 @@ class Heard:
 
 
 def session(port: int) -> aiohttp.ClientSession:
-    """A client of the server on this port, with connections of its own."""
+    """A client of the server on this port, with its own connections."""
     timeout = aiohttp.ClientTimeout(total=None)
     return aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout, read_bufsize=LONGEST_LINE)
 
@@ -97,7 +97,7 @@ async def visit(client: aiohttp.ClientSession, asks: list[Ask]) -> list[list[Hea
 
 
 async def conversation(client: aiohttp.ClientSession, ask: Ask, bodies: tuple[Json, ...] = ()) -> list[Heard]:
-    """Its turns, one after the other, as far as each is complete. bodies: others than the ask's own."""
+    """Its turns, one after the other, as long as each is complete. bodies: instead of the request's own."""
     turns: list[Heard] = []
     for body in followed(bodies or ask.bodies, turns):
         turns.append(Heard(ask, body))
@@ -106,7 +106,7 @@ async def conversation(client: aiohttp.ClientSession, ask: Ask, bodies: tuple[Js
 
 
 def followed(bodies: tuple[Json, ...], turns: list[Heard]) -> Iterator[Json]:
-    """The body of each turn, which goes on where the one before ended, as long as that is complete."""
+    """The body of each turn, which continues the one before, as long as that is complete."""
     for body in bodies:
         if turns and not turns[-1].said.over:
             return
@@ -114,7 +114,7 @@ def followed(bodies: tuple[Json, ...], turns: list[Heard]) -> Iterator[Json]:
 
 
 async def _within_patience(heard: Heard, exchange: Any) -> None:
-    """Let it come to an end, in one way or another."""
+    """Wait for its end, whatever it is, within ``PATIENCE``."""
     try:
         async with asyncio.timeout(PATIENCE):
             await exchange
@@ -126,7 +126,7 @@ async def _within_patience(heard: Heard, exchange: Any) -> None:
 
 
 async def _exchange(client: aiohttp.ClientSession, heard: Heard) -> None:
-    """One request over HTTP. Who leaves a whole answer does so a while after asking."""
+    """One request over HTTP. A client that leaves an answer sent whole does so some time after the request."""
     ask = heard.ask
     leaves = ask.conduct in ("leaves", "cancels") and not heard.body.get("stream")
     try:
@@ -165,7 +165,7 @@ async def _follow(client: aiohttp.ClientSession, heard: Heard, response: aiohttp
 
 
 async def _events(heard: Heard, response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
-    """The JSON of each line that holds any."""
+    """The JSON of each line that has any."""
     async for line in response.content:
         text = line.strip().removeprefix(b"data: ")
         if text == b"[DONE]":
@@ -178,7 +178,7 @@ async def _events(heard: Heard, response: aiohttp.ClientResponse) -> AsyncIterat
 
 
 async def _over_socket(client: aiohttp.ClientSession, asks: list[Ask]) -> list[list[Heard]]:
-    """Several conversations side by side over one socket, each in a lane of its own."""
+    """Several conversations at the same time over one socket, each in its own lane."""
     try:
         socket = await client.ws_connect(PATHS["socket"], max_msg_size=0)
     except aiohttp.WSServerHandshakeError as error:
@@ -192,26 +192,26 @@ async def _over_socket(client: aiohttp.ClientSession, asks: list[Ask]) -> list[l
 
 
 def refused(ask: Ask, error: aiohttp.WSServerHandshakeError) -> Heard:
-    """What came of a request that there was no socket for."""
+    """The outcome of a request for which no socket was opened."""
     heard = Heard(ask, ask.bodies[0], status=error.status, ended=time.monotonic())
     heard.said.error = {"error": error.message}
     return heard
 
 
 class Lanes:
-    """One WebSocket, and a queue of events for each lane of it."""
+    """One WebSocket, and a queue of events for each of its lanes."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.queues: dict[str, asyncio.Queue[Json | None]] = {}
         self.socket = socket
 
     async def send(self, message: Json) -> None:
-        """One message of the client; into the void if the socket is closed."""
+        """Send one message of the client; dropped if the socket is closed."""
         with suppress(ConnectionError, aiohttp.ClientError):
             await self.socket.send_str(json.dumps(message))
 
     async def listen(self) -> None:
-        """Give every event to its lane; at the end of the socket tell all of them."""
+        """Pass every event to its lane; when the socket closes, notify all of them."""
         async for message in self.socket:
             event = json.loads(message.data)
             self.queues[event["stream_id"]].put_nowait(event)
@@ -229,7 +229,7 @@ async def _talk(lanes: Lanes, lane: str, ask: Ask) -> list[Heard]:
 
 
 async def _turn(lanes: Lanes, lane: str, heard: Heard) -> None:
-    """One response. Who leaves closes the socket, whatever else runs on it."""
+    """One response. A client that leaves closes the socket, whatever else runs on it."""
     queue = lanes.queues.setdefault(lane, asyncio.Queue())
     fields = {name: value for name, value in heard.body.items() if name != "stream"}
     await lanes.send({"type": "response.create", "stream_id": lane} | fields)

@@ -1,4 +1,4 @@
-"""What a soak says at the end: a table in plain words, the record, and whether all was well."""
+"""A soak's result at its end: a table in plain words, the record, and whether all was well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from bench import record
 from bench.soak.storm import Round, Tally
 
-#: Memory is flat if it rises by less than this in 1,000 requests; of fewer nothing is said.
+#: Memory is flat if it rises by less than this in 1,000 requests; with fewer nothing is reported.
 FLAT_MB, TOLD_BY = 2.0, 1000
 MOST_FAULTS = 20
 #: What the table shows in parts.
@@ -20,8 +20,8 @@ PARTS = ("counts", "restart_s", "memory", "totals")
 
 
 class Memory(NamedTuple):
-    """MB of a process at quiet moments of the calm round. slope: MB per 1,000 requests, over the second half of them:
-    so many ``requests``."""
+    """MB of a process at quiet moments of the calm round. slope: MB per 1,000 requests, over their second half, which
+    are ``requests``."""
 
     first: float
     last: float
@@ -30,7 +30,7 @@ class Memory(NamedTuple):
 
     @property
     def flat(self) -> bool | None:
-        """As ``FLAT_MB`` says; None if there were too few requests to tell."""
+        """Whether the slope is below ``FLAT_MB``; None if there were too few requests to tell."""
         return self.slope < FLAT_MB if self.requests >= TOLD_BY else None
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
 
 def memory(megabytes: Sequence[float], requests: Sequence[int]) -> Memory | None:
-    """From its size after so many requests each; None if there are too few moments to tell."""
+    """From its sizes and the number of requests before each; None if there are too few moments to tell."""
     half = len(requests) // 2
     if len(requests) - half < 2:
         return None
@@ -47,7 +47,7 @@ def memory(megabytes: Sequence[float], requests: Sequence[int]) -> Memory | None
 
 
 def memories(calm: Round) -> dict[str, Memory | None]:
-    """Of the server and of the engine."""
+    """The memory of the server and of the engine."""
     return {
         "server_mb": memory([quiet.server_mb for quiet in calm.quiets], calm.requests),
         "engine_mb": memory([quiet.engine_mb for quiet in calm.quiets], calm.requests),
@@ -85,7 +85,7 @@ def results(tally: Tally, rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _all(found: Sequence[bool | None]) -> bool | None:
-    """False if any is, else None if any is not known."""
+    """False if any is, else None if any is unknown."""
     return False if False in found else None if None in found else True
 
 
@@ -95,7 +95,7 @@ def well(found: dict[str, Any]) -> bool:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The table: all but what is for the record alone."""
+    """Print the table: all but what is only for the record."""
     rows = [(name, value) for name, value in found.items() if not isinstance(value, dict | list)]
     rows += [(f"{of}: {name}", value) for of in PARTS for name, value in (found[of] or {}).items()]
     record.table("soak", ["", "figure"], rows)

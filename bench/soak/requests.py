@@ -1,4 +1,4 @@
-"""What the soak asks: requests for every door, drawn from a seed, most of them right and some wrong on purpose."""
+"""The soak's requests, for every API, drawn from a seed, most of them right and some wrong on purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.schemas import Schemas
 Json = dict[str, Any]
 Conduct = Literal["reads", "slow", "leaves", "cancels"]
 
-#: The path of each door. ``socket`` is the same API over a WebSocket.
+#: The path of each API. ``socket`` is the same API over a WebSocket.
 PATHS = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -33,7 +33,7 @@ SHARES = {
     "ollama generate": 2,
 }
 CONDUCTS: dict[Conduct, int] = {"reads": 70, "slow": 7, "leaves": 14, "cancels": 9}
-#: What changes how an answer is made or shown, and nothing of what it says.
+#: Fields that change how an answer is generated or sent, but not its content.
 MANNERS = ("prediction", "speculation", "stream", "stream_options", "stream_interval", "stream_pacing", "provenance")
 STOPS = (" the", ".", "\n", " and", "he ", "ing", "?", "s")
 JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
@@ -43,7 +43,7 @@ REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. bodies: one for each turn of a conversation, mostly one. after: events heard before leaving or
+    """One request. bodies: one for each turn of a conversation, mostly one. after: events received before leaving or
     cancelling. wrong: most likely refused."""
 
     door: str
@@ -55,7 +55,7 @@ class Ask:
 
     @property
     def plain(self) -> tuple[Json, ...]:
-        """What plain decoding is asked: the same, whole, and with nothing that speculation could use."""
+        """The requests to plain decoding: the same, not streamed, and with nothing that speculation could use."""
         if self.wrong:
             return self.bodies
         return tuple({k: v for k, v in b.items() if k not in MANNERS} | {"stream": False} for b in self.bodies)
@@ -111,11 +111,11 @@ class Asks:
         return self._long(body) if "ignore_eos" in body else body
 
     def _long(self, body: Json) -> Json:
-        """Of such length that some at once do not fit into the pages, and somebody is preempted."""
+        """Make it so long that several at once do not fit into the pages, and some are preempted."""
         most = {name: self._room // 2 for name in ("max_tokens", "max_output_tokens") if name in body}
         return {name: value for name, value in body.items() if name not in ("stop", "stop_token_ids")} | most
 
-    # -- the doors -----------------------------------------------------------------------------------------------
+    # -- the APIs ------------------------------------------------------------------------------------------------
 
     def _completion(self) -> Json:
         body = self._shared() | {"prompt": self._prompt(), "max_tokens": self._length()}
@@ -186,7 +186,7 @@ class Asks:
         some = self._some(logprobs=lambda: True, format=lambda: self._random.choice(["json", self._schemas.next()]))
         return {"options": options} | some
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- common fields -------------------------------------------------------------------------------------------
 
     def _shared(self) -> Json:
         body: Json = {"temperature": self._random.choice([0, 0, 0.7, 1, 1, 1.5])}
@@ -236,7 +236,7 @@ class Asks:
         return {name: make() for name, make in makers.items() if self._chance(0.1)}
 
     def _spoil(self, body: Json) -> None:
-        """Make one field wrong, most likely; how the answer is sent stays as it is."""
+        """Make one field wrong, most likely; how the answer is sent stays the same."""
         field = self._random.choice([name for name in body if name not in MANNERS])
         value = body[field]
         if isinstance(value, dict) and value and self._chance(0.5):
@@ -245,7 +245,7 @@ class Asks:
             body[field] = self._random.choice(JUNK)
 
     def _prompt(self) -> str:
-        """A new text, one asked before, or one asked before and more."""
+        """A new text, one sent before, or one sent before with more."""
         kind = self._random.random() if self._asked else 1.0
         text = self._random.choice(self._asked) if kind < 0.5 else ""
         if kind > 0.2:
@@ -255,7 +255,7 @@ class Asks:
         return text
 
     def _text(self) -> str:
-        """Some words of a prompt; seldom more than the model can read."""
+        """Some words of a prompt; rarely more than the model can read."""
         longest = self._random.choice([6, 20, 20, self._room // 4, self._room // 2] + [self._room] * self._chance(0.1))
         words: list[str] = []
         while len(words) < longest:

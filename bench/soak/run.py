@@ -27,7 +27,7 @@ from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Judge, Plain, Round, Tally, harms
 
 ENGINE_SECONDS = 4.0
-#: Harm comes more often here than in any life: a request is resumed as often as it takes.
+#: Harm is more frequent here than in practice: a request is resumed as often as necessary.
 MANY = 1000
 TREES = ("draft_model:3,2,1", "medusa:3,2,1", "eagle3:4,3,2", "dflash:4,3,2")
 MODES = ("auto", "ngram", "suffix", "draft_model:4", *TREES)
@@ -58,12 +58,12 @@ def main(args: Namespace) -> int:
 
 
 def known(args: Namespace) -> Options:
-    """The target and its drafters; those that come with the bundled target unless others are named."""
+    """The target and its drafters; those that come with the bundled target unless others are given."""
     return with_bundled(Options.of(args))
 
 
 def flags(mode: str, options: Options, args: Namespace) -> list[str]:
-    """What a server is started with that drafts in this way."""
+    """The flags of a server that drafts in this way."""
     config = engine_config(mode, options)
     values = {
         "dtype": args.dtype,
@@ -72,7 +72,7 @@ def flags(mode: str, options: Options, args: Namespace) -> list[str]:
         "page-size": 8,
         "max-seqs": args.max_seqs,
         "threads": args.threads,
-        "draft": mode if mode == "auto" else config.draft,  # what a user gets who says nothing
+        "draft": mode if mode == "auto" else config.draft,  # the default
         "draft-tokens": config.draft_tokens,
         "draft-tree": config.draft_tree,
     }
@@ -101,7 +101,7 @@ async def soak(args: Namespace, tally: Tally, rounds: list[Round]) -> None:
 
 
 def share(number: int, modes: list[str], calm: float) -> float:
-    """The part of the time that a mode has. calm: of the first one's."""
+    """A mode's part of the time. calm: the first one's."""
     if len(modes) == 1:
         return 1.0
     return (1 - calm) / (len(modes) - 1) if number else calm
@@ -110,8 +110,8 @@ def share(number: int, modes: list[str], calm: float) -> float:
 async def one_round(
     mode: str, own: list[str], seconds: float, args: Namespace, judge: Judge, tally: Tally, rounds: list[Round]
 ) -> None:
-    """One server from its start to its end, the first one without harm. Pages are few: requests wait, are preempted,
-    push out what others left."""
+    """One server from its start to its end, the first one without harm. Pages are few, so that requests wait, are
+    preempted and evict what others left."""
     own = [*own, "--max-resumes", str(MANY), "--kv-tokens", str(args.kv_tokens), f"--engine-timeout={ENGINE_SECONDS:g}"]
     kills, freezes = (args.kills_per_minute, args.freezes_per_minute) if rounds else (0.0, 0.0)
     log = Path(tempfile.mkdtemp(prefix="soak-")) / "serve.log"

@@ -1,4 +1,4 @@
-"""A server of the soak's own: its processes, their memory, and what it says of itself at a quiet moment."""
+"""A server of the soak's own: its processes, their memory, and what it reports at a quiet moment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from foresay.server.host.spare import SPARE
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0
 QUIET_SECONDS = 60.0
-#: What a step says that was made to fail (failing/sitecustomize.py).
+#: The error of a step that was made to fail (failing/sitecustomize.py).
 MADE = "a step was made to fail"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """What is left when there is no request. pages: of the KV cache that are still held. Memory in MB."""
+    """What is left without any request. pages: of the KV cache that are still held. Memory in MB."""
 
     at: float
     running: int
@@ -41,7 +41,7 @@ class Quiet:
 
 
 class Served:
-    """One ``foresay serve``. log: what it writes to stderr."""
+    """One ``foresay serve``. log: its stderr."""
 
     def __init__(self, process_id: int, port: int, log: Path) -> None:
         self.process_id, self.port, self.log = process_id, port, log
@@ -55,21 +55,21 @@ class Served:
 
     @property
     def engine_id(self) -> int | None:
-        """The engine process that lives now."""
+        """The engine process that runs now."""
         return engine_of(self.process_id)
 
     # -- harm ----------------------------------------------------------------------------------------------------
 
     async def kill(self, fails: bool) -> float:
-        """Kill the engine, or have its next step fail; the seconds until requests are taken again."""
+        """Kill the engine, or make its next step fail; the seconds until requests are accepted again."""
         gone, begun = self._signal(signal.SIGUSR1 if fails else signal.SIGKILL), time.monotonic()
         back = asyncio.create_task(self._until_back(gone, begun))
         if fails:
-            await self._step()  # an engine that idles makes none by itself
+            await self._step()  # an idle engine makes none by itself
         return await back
 
     async def freeze(self, seconds: float) -> float | None:
-        """Stop the engine for some time. If it was ended meanwhile: the seconds until requests are taken again."""
+        """Stop the engine for some time. If it was ended meanwhile: the seconds until requests are accepted again."""
         begun, frozen = time.monotonic(), self._signal(signal.SIGSTOP)
         while self.engine_id == frozen and time.monotonic() < begun + seconds:
             await asyncio.sleep(0.05)
@@ -85,33 +85,33 @@ class Served:
         return engine
 
     async def _step(self) -> int:
-        """Have a step made; the status of its answer."""
+        """Cause a step; the status of its answer."""
         async with self.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) as response:
             return response.status
 
     async def _until_back(self, gone: int, begun: float) -> float:
-        """Wait until another engine is ready. TimeoutError if none ever is."""
+        """Wait until another engine is ready. TimeoutError if none is."""
         async with asyncio.timeout(RETURN_SECONDS):
             while self.engine_id in (gone, None) or not await self.ready():
                 await asyncio.sleep(0.1)
         return time.monotonic() - begun
 
     async def ready(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         async with self.client.get("/ready") as response:
             return response.status == 200
 
     # -- quiet ---------------------------------------------------------------------------------------------------
 
     async def model(self) -> dict[str, Any]:
-        """What it serves, as ``/server_info`` has it."""
+        """The model that it serves, from ``/server_info``."""
         info: dict[str, Any] = await self._json("/server_info")
         return info
 
     async def quiet(self, descriptors: int | None = None) -> Quiet:
         """Wait until nothing runs, make one step, and read what is held after it. descriptors: so many may be open."""
         await self._until_idle(descriptors)
-        # After a cancel there is no step that would tell of the pages, so one is asked for.
+        # After a cancel no step would report the pages, so one is requested.
         assert await self._step() == 200, "it is ready"
         state = await self._a_second_later()
         load, engine = await self._json("/load"), self.engine_id
@@ -128,14 +128,14 @@ class Served:
         )
 
     async def _a_second_later(self) -> Any:
-        """The dashboard's numbers, once those of the running second are among them."""
+        """The dashboard's numbers, once they include the running second."""
         second = int((await self._json("/dashboard/state"))["history"]["now"])
         while int((state := await self._json("/dashboard/state"))["history"]["now"]) <= second:
             await asyncio.sleep(0.1)
         return state
 
     async def _until_idle(self, descriptors: int | None) -> None:
-        """Requests that were left end within moments; those that do not are seen in what is read afterwards."""
+        """Wait for requests that clients left: they end within moments, or are visible in what is read afterwards."""
         with suppress(TimeoutError):
             async with asyncio.timeout(QUIET_SECONDS):
                 while any((await self._json("/load")).values()) or await self._sockets():
@@ -154,22 +154,22 @@ class Served:
 
     @property
     def descriptors(self) -> int:
-        """Files and sockets the server has open."""
+        """Files and sockets that the server has open."""
         return len(list(Path(f"/proc/{self.process_id}/fd").iterdir()))
 
     @property
     def mistakes(self) -> list[str]:
-        """What it wrote of errors that were not foreseen."""
+        """The unforeseen errors in its log."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         found = [text[one.start() :][:3000] for one in re.finditer(r"Traceback \(most recent", text)]
         return [one for one in found if MADE not in one]
 
 
 def engine_of(server: int) -> int | None:
-    """The engine process of a server that lives now."""
+    """The engine process of a server that runs now."""
     for task in Path(f"/proc/{server}/task").iterdir():
         for child in (task / "children").read_text().split():
-            with suppress(OSError):  # one that is dead and not yet buried has no command line
+            with suppress(OSError):  # a dead one that was not reaped has no command line
                 process = Path(f"/proc/{child}")
                 spare = (process / "comm").read_bytes().strip() == SPARE
                 if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
@@ -187,7 +187,7 @@ def resident(process_id: int) -> float:
 
 @contextmanager
 def started(flags: list[str], log: Path) -> Iterator[tuple[int, int]]:
-    """A server that is ready: the id of its process and its port. Its engines fail when they are told to."""
+    """A server that is ready: the id of its process and its port. Its engines fail on demand."""
     paths = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).with_name("failing"))))
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
     with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors, environment) as (process, port):

@@ -1,10 +1,10 @@
-"""Waves of clients beside kills and freezes of the engine, and whether everything was as it should be.
+"""Waves of clients during kills and freezes of the engine, and whether everything was as it should be.
 
 ::
 
-    wave      clients send what was drawn for them; the engine is killed and frozen meanwhile
+    wave      clients send what was drawn for them, while the engine is killed and frozen
     quiet     everything has ended: no page is held, no request runs, no socket is open
-    plain     a server without drafts is asked the same, one request at a time, beside the waves
+    plain     a server without drafts gets the same requests, one at a time, during the waves
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ CLIENTS = 6
 VISITS = 6
 #: Answers that may wait for their comparison when a wave begins.
 MOST_WAITING = 12
-#: In an error that a stream ends with of itself, whatever is done to the engine: plain decoding must say the same.
+#: In an error that ends a stream whatever is done to the engine: plain decoding must report the same.
 OF_A_REQUEST = ("invalid", "no token is allowed")
-#: How long a frozen engine stays so, where nobody ends it.
+#: How long an engine stays frozen unless it is ended.
 FREEZE_SECONDS = (0.2, 3.0)
 #: Sockets that the quiet server may have open beyond those at its first quiet moment: the soak's own.
 SPARE_DESCRIPTORS = 3
 
 
 class Harm(NamedTuple):
-    """What is done to the engine after so many seconds of a wave: frozen for ``hold`` seconds; None: killed, or made to
-    fail in a step (``fails``)."""
+    """What is done to the engine after so many seconds of a wave: frozen for ``hold`` seconds; None: killed, or a step
+    made to fail (``fails``)."""
 
     seconds: float
     hold: float | None
@@ -46,7 +46,7 @@ class Harm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that should not be. what: in a word. told: in words. how: the request, so that it can be sent again."""
+    """A fault. what: in a word. told: in words. how: the request, so that it can be sent again."""
 
     what: str
     where: str
@@ -56,8 +56,8 @@ class Fault:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened. counts: by kind. seconds_down: of each time that the engine was gone. gap: the longest between two
-    events of a stream that no harm touched, in seconds; gapped: its request."""
+    """Counts of what happened, by kind. seconds_down: of each time that the engine was gone. gap: the longest between
+    two events of a stream without harm, in seconds; gapped: its request."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
@@ -67,14 +67,14 @@ class Tally:
 
 
 class Plain:
-    """A server without drafts, asked one request at a time. Equal requests are asked once."""
+    """A server without drafts, which gets one request at a time. Equal requests are sent once."""
 
     def __init__(self, port: int) -> None:
         self._client = session(port)
         self._known: dict[str, list[Heard]] = {}
 
     async def close(self) -> None:
-        """No more questions."""
+        """End its session."""
         await self._client.close()
 
     async def answers(self, ask: Ask) -> list[Heard]:
@@ -88,7 +88,7 @@ class Plain:
 
 
 class Judge:
-    """Compares what clients heard with plain decoding, as fast as that goes."""
+    """Compares what clients received with plain decoding, as fast as that goes."""
 
     def __init__(self, plain: Plain, tally: Tally) -> None:
         self._plain, self._tally = plain, tally
@@ -100,7 +100,7 @@ class Judge:
         return self._waiting.qsize()
 
     def hand_in(self, where: str, turns: list[Heard]) -> None:
-        """Let these turns of one conversation be compared."""
+        """Add these turns of one conversation to the comparison."""
         self._waiting.put_nowait((where, turns))
 
     async def kept_up(self) -> None:
@@ -109,7 +109,7 @@ class Judge:
             await asyncio.sleep(0.1)
 
     async def settled(self) -> None:
-        """Wait until all is compared."""
+        """Wait until all are compared."""
         await self._waiting.join()
 
     async def work(self) -> None:
@@ -124,7 +124,7 @@ class Judge:
                 self._waiting.task_done()
 
     def compare(self, where: str, heard: Heard, right: Heard) -> None:
-        """One turn beside the right one."""
+        """Compare one turn with the right one."""
         wrong = right.broken or differs(heard, right)
         self._tally.counts["compared"] += 1
         self._tally.counts["compared beginnings"] += not heard.said.over and heard.said.error is None
@@ -133,12 +133,12 @@ class Judge:
 
 
 def differs(heard: Heard, right: Heard) -> str | None:
-    """How a turn differs from the right one, as far as it came; None if it does not."""
+    """How a turn differs from the right one, as far as it was received; None if it does not."""
     if heard.said.unlike:
         return heard.said.unlike
     if heard.said.error is not None and not heard.lost:
         return difference(heard.reason, right.reason, cut=False, where="error")
-    if right.said.error is not None:  # whoever left, or lost the engine, may not have come so far
+    if right.said.error is not None:  # clients that left, or lost the engine, may not have received so much
         return f"an answer instead of {clipped(right.reason)}" if heard.said.over else None
     return difference(heard.said.parts, right.said.parts, cut=not heard.said.over)
 
@@ -150,7 +150,7 @@ def described(heard: Heard) -> Json:
 
 
 class Round:
-    """One server's time. harms: when to do what to the engine, in seconds from the last harm or the begin of a wave."""
+    """One server's time. harms: what to do to the engine, in seconds since the last harm or the wave's start."""
 
     def __init__(self, name: str, served: Served, judge: Judge, tally: Tally, seed: int) -> None:
         self.name, self._served, self._judge, self._tally, self._seed = name, served, judge, tally, seed
@@ -186,7 +186,7 @@ class Round:
             await harming
 
     async def _client(self, number: int, asks: Asks) -> None:
-        """One client's visits; while the server takes none, it waits."""
+        """One client's visits; it waits while the server accepts none."""
         async with session(self._served.port) as client:
             for _ in range(VISITS):
                 where = f"{self.name}, wave {len(self.quiets)}, client {number}"
@@ -200,14 +200,14 @@ class Round:
                     await asyncio.sleep(0.2)
 
     def _note(self, where: str, heard: Heard) -> None:
-        """Count a turn, and see that it ended as it may."""
+        """Count a turn, and check that it ended in a way that is allowed."""
         counts, touched = self._tally.counts, self._touched(heard)
         error = str(heard.said.error)
         own = 400 <= heard.status < 500 or any(words in error for words in OF_A_REQUEST)
         heard.lost = touched and heard.said.error is not None and not own
         counts["requests"] += 1
         counts[heard.outcome] += 1
-        if heard.lost and heard.status != 503:  # what was taken goes on in the next engine
+        if heard.lost and heard.status != 503:  # an accepted request continues in the next engine
             self._tally.faults.append(Fault("lost", where, f"{heard.status}: {clipped(error)}", described(heard)))
         if heard.broken:
             self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
@@ -231,7 +231,7 @@ class Round:
                 await self._do(harm)
 
     async def _do(self, harm: Harm) -> None:
-        """One kill, failure or freeze; what is sent until the engine is back may be refused."""
+        """One kill, failure or freeze; what is sent before the engine is back may be refused."""
         begun, hold = time.monotonic(), harm.hold
         self._harmed.append((begun, float("inf")))
         self._tally.counts["freezes" if hold is not None else "failed steps" if harm.fails else "kills"] += 1
@@ -249,7 +249,7 @@ class Round:
     # -- quiet ---------------------------------------------------------------------------------------------------
 
     async def _quiet(self) -> None:
-        """Nothing may be left of the wave."""
+        """Check that nothing is left of the wave."""
         allowed = self.quiets[0].descriptors + SPARE_DESCRIPTORS if self.quiets else None
         quiet = await self._served.quiet(allowed)
         self.quiets.append(quiet)
@@ -265,9 +265,9 @@ class Round:
 
 
 def harms(seed: str, kills: float, freezes: float, timeout: float | None) -> Iterator[Harm]:
-    """Kills and freezes at random moments, so many a minute on the average; half of the kills are steps that fail.
+    """Kills and freezes at random moments, on average so many a minute; half of the kills are steps that fail.
 
-    timeout: seconds after which the server ends an engine that is frozen; half of the freezes last longer.
+    timeout: seconds after which the server ends a frozen engine; half of the freezes last longer.
     """
     rng, rate = random.Random(seed), (kills + freezes) / 60
     while rate:

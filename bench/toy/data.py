@@ -1,7 +1,7 @@
 """Text for the bundled pair: children's stories and worked maths answers, as one stream of token ids.
 
-The stories are parted by ``<|endoftext|>``. A maths question and its answer become one chat turn, in the same form the
-chat template writes, so that ``/v1/chat/completions`` meets a form the models have seen.
+``<|endoftext|>`` separates the stories. A maths question and its answer become one chat turn, in the form of the chat
+template, so that ``/v1/chat/completions`` sends a form the models have seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stories(path: Path) -> list[str]:
 
 
 def maths_turns(path: Path) -> list[str]:
-    """Each question and answer as one chat turn; the calculator marks (``<<48/2=24>>``) are taken out."""
+    """Each question and answer as one chat turn, without the calculator marks (``<<48/2=24>>``)."""
     turns = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

@@ -1,8 +1,8 @@
 """Train the bundled draft from its target: ``python -m bench toy.distil --target DIR --data DIR --out DIR``.
 
 A Llama of 0.9 million parameters learns the target's whole next-token distribution (KL divergence) on the training
-text, which is what decides how often both draw the same token under shared noise. ``--data`` is the folder
-``bench toy.train`` wrote its token streams to.
+text, which determines how often both sample the same token under shared noise. ``--data`` is the folder to which
+``bench toy.train`` wrote its token streams.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def divergence(draft: Tensor, target: Tensor) -> Tensor:
 def agreement(
     draft: LlamaForCausalLM, target: LlamaForCausalLM, held: np.ndarray, length: int = 256
 ) -> dict[str, float]:
-    """On held-out text: mean divergence, and how often both draw the same token with shared noise."""
+    """On held-out text: mean divergence, and how often both sample the same token with shared noise."""
     rows = torch.from_numpy(held[: 32 * length].reshape(32, length).astype(np.int64))
     ours, theirs = draft(rows).logits.flatten(0, 1), target(rows).logits.flatten(0, 1)
     noise = -torch.empty_like(ours).exponential_(generator=torch.Generator().manual_seed(0)).log()

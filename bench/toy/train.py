@@ -1,7 +1,7 @@
 """Train the bundled target from scratch: ``python -m bench toy.train --text DIR --out DIR --minutes 60``.
 
-A Llama of 7.3 million parameters on public-domain children's stories and grade-school maths. The schedule is a share
-of the time given, so the same command makes the best model a machine can in that time. Matrices learn with Muon
+A Llama of 7.3 million parameters on public-domain children's stories and grade-school maths. The schedule is a share of
+the given time, so the same command makes the best model a machine can in that time. Matrices are trained with Muon
 (orthogonalised momentum), the rest with AdamW.
 """
 
@@ -70,7 +70,7 @@ def rate_at(share: float) -> float:
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """The model in bf16 safetensors beside its tokenizer, as any loader expects them."""
+    """The model in bf16 safetensors with its tokenizer, as any loader expects them."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     for parameter in copy.parameters():
@@ -83,7 +83,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path)
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers' own class, with the chat template."""
+    """The tokenizer as a transformers class, with the chat template."""
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=data.END_OF_TEXT,

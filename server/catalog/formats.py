@@ -118,7 +118,7 @@ CHANNELS = ToolFormat("<|channel|>", (Way(
     "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
     between="<|call|><|start|>assistant"),),
     signs=("<|channel|>analysis<|message|>",), wraps=("<|start|>", "<|message|>", "<|end|>", "<|return|>"))
-#: Where its reasoning stands, and how much of that its template can ask for.
+#: The tags around its reasoning, and the efforts that its template accepts.
 ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
 EFFORTS = ("low", "medium", "high")
 FORMATS = ChainMap({HARMONY: CHANNELS}, TOOL_FORMATS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -177,7 +178,10 @@ def build_engine(
         observers=observers,
         runner=runner,
         crowded=threads.crowded,
-        ahead=() if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
+        ahead=chain(
+            () if disk is None else disk.touched(),
+            () if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
+        ),
     )
 
 
@@ -203,13 +207,13 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
     if memory.states is not None:
         pool.attach_states(*memory.states)
     loading = LoadContext(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
-    files = [directory, *(one.directory for one in named if isinstance(one, FromFiles))]
+    files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
 def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | None]:
-    """A text of words and code in its tokens, and how many experts a mixture has and wakes for a row."""
+    """Token ids of some prose and code, for a mixture; and how many experts it has and activates per row."""
     experts, found = loading.model.stack.experts, None
     if experts is not None:
         found = tokenizer(loading.target)

@@ -2,7 +2,7 @@
 
 ::
 
-    a model, a lookup, one of the user's own    each a member, with its measured cost (server/engine/calibrate.py)
+    a model, a lookup, a user-defined one       each a member, with its measured cost (server/engine/calibrate.py)
     Budget                                      chooses at every step, unless one drafter has one shape (--draft-tokens)
     CombinedDrafter                             all of them as one
 """
@@ -114,8 +114,8 @@ def capture_passes(
 def capture_levels(
     verifier: ModelRunner, drafting: Drafting, longest: int, max_seqs: int, capture: Capture
 ) -> Iterator[float]:
-    """The levels of drafts: whoever asks for some later would hold up all streams until they are captured. Stops after
-    each, with a device's share of its drafter's."""
+    """Capture the levels of drafts: made on demand, they would delay all streams. Yields after each the fraction of its
+    drafter's that is done."""
     needed = rooms(max_seqs, longest, verifier.store.pool.page_size)
     for drafter, shape in drafting.shapes():
         captured = on_device(drafter)

@@ -1,4 +1,4 @@
-"""KV on disk: how much of it, where, and what the bytes of a page follow from beside its text."""
+"""KV on disk: how much, in which folder, and what the bytes of a page depend on besides its text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from foresay.verifier.model import kept_weights
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import kept, threads
 
-#: Where no size is given: bytes, and the share of what is free, at most.
+#: The default size: at most this many bytes, and this share of the free disk.
 _MOST, _SHARE = 8 << 30, 0.1
 
 
 def folder() -> Path:
-    """Where it is kept. RuntimeError if nobody knows where home is."""
+    """The folder of KV on disk. RuntimeError if the home directory is unknown."""
     return kept.directory().with_name("kv")
 
 
 def room(config: EngineConfig, device: Device) -> tuple[int, str]:
-    """The bytes that it may take, 0 for none; and that in words, with where it lies and how it is switched off."""
+    """The most bytes it may take, 0 for none; and a description with its folder and how to switch it off."""
     try:
         size, told = _size(config, device)
         return size, f"{told} in {folder()}, readable by you alone (--kv-disk off: none)" if size else told
@@ -47,7 +47,7 @@ def _size(config: EngineConfig, device: Device) -> tuple[int, str]:
 
 
 def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:
-    """What keeps the pages of an engine, whose stores are all there; None if none are kept. And that in words."""
+    """The store on disk for an engine's pages, once all its KV stores exist, None for none; and a description."""
     size, told = room(loading.config, loading.device)
     if not size:
         return None, told
@@ -68,15 +68,15 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
 
 
 def _key(loading: LoadContext) -> str:
-    """Another where any bit of a page might be another: by the model's files and its configuration, rotary embedding
-    included, the length that this may be chosen by, types, kernels, threads and the processor."""
+    """A key of all that any bit of a page depends on: the model's files and configuration, including rotary embedding,
+    the length that may select it, types, kernels, threads and the processor."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
     return kept_weights.key_of(loading.target, loading.model, "kv", *how)
 
 
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:
-    """What the pages of those who draft follow from beside the target's. It never makes a wrong token."""
-    directories = [one.directory for one in drafts if isinstance(one, FromFiles)]
+    """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
+    directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
     files = [(str(path), *kept.seen(path)) for each in directories for path in sorted(each.iterdir())]
     return config.draft, config.draft_quantize, config.draft_kv_dtype, config.draft_layers, files

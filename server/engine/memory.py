@@ -7,8 +7,8 @@
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
     states      of recurrent layers, on a CPU: of running texts, of checkpoints by which prefixes are reused; records
-    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but of layers that see
-                a window no more pages than running texts can see, and as many again of texts that may go on
+    KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but for sliding-window
+                layers only the pages that running texts attend to, and as many again for texts that may continue
 
 On a CPU the KV cache takes a share of the memory, which other programs use too. On a GPU it takes all that
 ``--gpu-memory-utilization`` leaves. Does not import torch.
@@ -16,6 +16,7 @@ On a CPU the KV cache takes a share of the memory, which other programs use too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -144,9 +145,9 @@ class Demand:
         """
         drafted = sum(drafter.token_bytes(target, dtype) for drafter in drafters)
         scratch = config.max_seqs * (MAX_NODES + config.page_size)
-        weights = {"target": model_bytes(target, dtype, packed)}
+        weights = Counter({"target": model_bytes(target, dtype, packed)})
         for drafter in drafters:
-            weights.update(drafter.weights(dtype, packed))
+            weights.update(drafter.weights(dtype, packed))  # adds: a chain may have one of a kind that is asked for too
         everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
         recordings = recorded_bytes(config, target, drafters) if packed else 0
         most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0

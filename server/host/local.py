@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for whoever started it, a sentence each."""
+        """Warnings for the operator, a sentence each."""
         length, told = self.info.max_model_len, list(self.info.warnings)
         if self.usual_tokens is not None and length <= self.usual_tokens:
             told.append(f"answers are limited to what the context of {length} tokens leaves")

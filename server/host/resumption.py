@@ -8,8 +8,8 @@
        └────────────┴── the engine process ends, or is replaced ┘    unless it ended too often, or is the suspect
 
 Of the resumed requests only one is unproven at a time, and new requests wait until all are proven: so if a request
-kills engines, it is known which. What is kept is bounded: prompt and output fit the context. docs/resumption.md has
-who owns what when.
+kills engines, it is known which. What is kept is bounded: prompt and output fit the context. docs/resumption.md lists
+the owners of all state.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Origins:
         return bool(authority) and authority == host.lower() and (self._keyed or self._is_ours(authority))
 
     def _is_ours(self, authority: str) -> bool:
-        """Whether nobody else can point this name at this machine."""
+        """Whether no one outside can point this name at this machine."""
         name = _without_port(authority)
         if name == self._host.lower() or "." not in name or name.endswith(PRIVATE):
             return True

@@ -562,7 +562,7 @@ def check(config: EngineConfig) -> None:
     if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
         most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
-    if config.draft_history is not None and not {SUFFIX, "auto"} & set(config.draft.split(",")):
+    if config.draft_history is not None and not {SUFFIX, "auto"} & {part.strip() for part in config.draft.split(",")}:
         raise ConfigurationError(
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
             "leave --draft-history out"

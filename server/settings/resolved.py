@@ -223,8 +223,12 @@ def named_in(draft: str) -> tuple[str, ...]:
 
 
 def stages(part: str) -> tuple[str, ...]:
-    """The drafters of a chain ``a > b``, in which each drafts for the next; otherwise a single one."""
-    return tuple(stage.strip() for stage in part.split(">"))
+    """The drafters of a chain ``a > b``, in which each drafts for the next; otherwise a single one. Raises
+    ConfigurationError for a chain with a stage that is no drafter."""
+    chain = tuple(stage.strip() for stage in part.split(">"))
+    if len(chain) > 1 and not {"", NONE, "auto"}.isdisjoint(chain):
+        raise ConfigurationError(f"--draft {part}: expected a drafter on each side of >, such as suffix > self")
+    return chain
 
 
 def short_name(name: str) -> str:

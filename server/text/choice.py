@@ -208,7 +208,7 @@ class Choice:
 
     def _released(self, text: str) -> str:
         """The part of the text that may be sent; records a stop string. Up to min_tokens none is searched for."""
-        if self.completion_tokens <= self.request.params.min_tokens:
+        if self.completion_tokens <= self.request.params.min_tokens or self._parser.heading:
             return text
         released, stop = self._search.feed(text)
         if stop is not None:

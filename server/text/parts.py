@@ -60,6 +60,11 @@ class OutputParser(Protocol):
         ...
 
     @property
+    def heading(self) -> bool:
+        """Whether the output so far ends between messages, in text that is part of none: no stop string is in it."""
+        ...
+
+    @property
     def complete(self) -> bool:
         """Whether the answer ends here, as at a stop string."""
         ...
@@ -81,8 +86,7 @@ class PlainText:
     """The parser of a model that only writes text."""
 
     markers: frozenset[int] = frozenset()
-    thinking = False
-    complete = False
+    thinking = heading = complete = False
 
     def feed(self, text: str) -> list[Part]:
         """The text as it is."""

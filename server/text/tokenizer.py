@@ -137,6 +137,10 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def as_text(self, text: str) -> RenderedPrompt:
+        """A prompt in which the names of control tokens are text."""
+        return RenderedPrompt(*self._control.sealed(text, ""))
+
     def fewest(self, text: str) -> int:
         """A lower bound on the tokens of ``text``, from its length only."""
         return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)

@@ -1,15 +1,15 @@
-"""The budget: which drafters, how much of each, at every step, by what was measured; no draft is one of the ways.
+"""The budget: which drafters, and how much of each, at every step, by measurements; no draft is one of the options.
 
 ::
 
-    plan      whoever looks things up says what it would draft       found nodes, with the chances they have had so far
+    plan      lookups return what they would draft               found nodes, with the acceptance rates so far
               weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
-              or do again what was chosen last, where steps are short beside the time that this takes
-    stepped   what came tells of all that was proposed, verified or not; what the draft took corrects its costs
-    dropped   it could not learn from a step: nothing is drafted any more
+              or repeat the last choice, where steps are short compared with choosing
+    stepped   emitted tokens give outcomes for all proposals, verified or not; drafting time corrects the costs
+    dropped   it failed to learn from a step: nothing is drafted any more
 
-A model that is not worth it is asked all the same now and then (:mod:`foresay.spec.budget.exploration`), so that it is
-noticed when it would be.
+A model that is not worth its cost still drafts from time to time (:mod:`foresay.spec.budget.exploration`), so that it
+is noticed when it would be.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from foresay.spec.step import VerifyResult
 from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
-#: Among how many steps catching up is shared out: a model that is taken up is likely to be of use for a while.
+#: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
-#: So many drafts of each model are seen before what a start measured and promised is taken for true, few in any text:
-#: texts differ, and a start may be a busy time.
+#: Drafts of each model before the measurements and priors of start-up are trusted, and how many of these in one text:
+#: texts differ, and the machine may be busy at start-up.
 _FIRST_ASKS, _IN_A_TEXT = 16, 4
-#: The least share of what it brings alone that a tree is taken to bring beside others.
+#: The least share of its tokens that a tree is taken to contribute next to others.
 _LEAST_BESIDE = 0.05
 
 
 class Budget(Observer):
-    """Owns what is known of how often drafts are right and of what they cost. An observer of its engine, to learn.
+    """Estimates how often drafts are accepted and what they cost. Observes its engine, to learn.
 
-    members: who can be asked. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft;
-    then only who drafts it is chosen. timed: False takes the costs as they are given, for texts that are replayed.
-    why: of the last plan; None if nothing could be drafted. failed: why nothing is drafted any more, if it does not
-    learn what steps bring; empty if it does.
+    members: the drafters. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft; then
+    only the drafter is chosen. timed: False takes the costs as given, for replayed texts. why: of the last plan; None
+    if nothing could be drafted. failed: why nothing is drafted any more, after it failed to learn from a step; else
+    empty.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Budget(Observer):
         self._exploration, self._looks = Exploration(), Looks()
         self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
-        self._kept = 0  # steps since something was chosen
+        self._kept = 0  # steps since the last choice
 
     @property
     def shape(self) -> TreeShape:
-        """The largest that it plans, about."""
+        """About the largest shape that it plans."""
         if self.pinned is not None:
             return self.pinned
         return TreeShape.chain(max(m.levels for m in self.members.values() if m.name != PREDICTION))
 
     @property
     def choice(self) -> str:
-        """Who drafts in the step last planned."""
+        """The drafters of the step last planned."""
         return NONE if self.why is None else self.why.choice
 
     @property
@@ -85,9 +85,9 @@ class Budget(Observer):
     # -- learning ------------------------------------------------------------------------------------------------
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
-        """See what was right, and what drafting took."""
+        """Learn from what was accepted, and from the time that drafting took."""
         if not (self._looks.now or trace.drafted):
-            return  # chosen before, and nothing that it could learn from
+            return  # not chosen in this step, and nothing to learn from
         right = 0
         for result in results:
             case = self._cases.get(result.scheduled.sequence.id)
@@ -101,7 +101,7 @@ class Budget(Observer):
                 self._timed(drafted, [result.tree for result in results if result.tree is not None])
 
     def _timed(self, seconds: float, trees: Sequence[DraftTree]) -> None:
-        """Correct the costs of a model by what drafting took."""
+        """Correct a model's costs by the time that drafting took."""
         for name, member in self._models.items():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             levels = max([part.levels for part, _ in pairs], default=0)
@@ -112,13 +112,13 @@ class Budget(Observer):
                 member.costs.saw(of_draft(levels, max(0, more), grown), seconds)
 
     def ended(self, sequence: SequenceState) -> None:
-        """Forget the sequence; what it showed stays with the members."""
+        """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
-        if not self._cases:  # beside others a new text is looked at soon enough
+        if not self._cases:  # with other texts running, a new one is looked at soon enough
             self._looks.begin()
 
     def dropped(self, error: Exception) -> None:
-        """Nothing is drafted from now on: a choice by what is not known would cost more than it brings."""
+        """Draft nothing from now on: choosing without estimates would cost more than it brings."""
         self.failed = self._unsaid = f"{SWITCHED_OFF}: {type(error).__name__}: {error}"
         self.why = None
         for member in self._models.values():
@@ -127,9 +127,9 @@ class Budget(Observer):
     # -- planning ------------------------------------------------------------------------------------------------
 
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
-        """What is to be drafted for each of these sequences, all that decode in the next step."""
+        """What to draft for each of these sequences, all that decode in the next step."""
         if self.failed:
-            if sequences:  # else the step's trace says nothing of drafting
+            if sequences:  # else the step's trace does not report drafting
                 self.leader.news, self._unsaid = self._unsaid, ""
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
@@ -145,7 +145,7 @@ class Budget(Observer):
         return [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
-        """Whether what was planned is still the thing to do: for the same sequences, and nothing of it found."""
+        """Whether the last plan still applies: to the same sequences, and with no found nodes in it."""
         why, plans = self.why, self._plans
         if why is None or why.probe or len(able) != len(why.ways[0].found):
             return False
@@ -162,7 +162,7 @@ class Budget(Observer):
         return True
 
     def _decide(self, able: Sequence[SequenceState], looks: bool) -> None:
-        """For all that may draft."""
+        """Choose for all that may draft."""
         cases = [self._cases.get(s.id) or SequenceStats.begun(s, self.members) for s in able]
         self._cases.update((s.id, case) for s, case in zip(able, cases, strict=True))
         self._look(able, cases, looks)
@@ -171,7 +171,7 @@ class Budget(Observer):
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
         chosen = self._explored(ways, costs, cases)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
-        others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # of each kind the best
+        others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
         self.leader.see(why)
         for name, member in self._models.items():
@@ -186,7 +186,7 @@ class Budget(Observer):
             self._plans[sequence.id] = Plan.of(shares, why)
 
     def _costs(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> StepCosts:
-        """What ways are weighed by. Costs that are unsure are hoped to be low."""
+        """The costs of this step. Uncertain costs are taken at their optimistic end."""
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(len(able), context, rows, self.timed)
         pairs, drafts = list(zip(able, cases, strict=True)), {}
@@ -200,7 +200,7 @@ class Budget(Observer):
     def _explored(
         self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
     ) -> CandidatePlan:
-        """The best way, or one that is asked to be seen."""
+        """The best plan, or one that is explored."""
         if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
             for way in ways:
                 if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
@@ -214,7 +214,7 @@ class Budget(Observer):
         return self._exploration.due(ways, costs.pace, reading, behind, steps)
 
     def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats], looks: bool) -> None:
-        """Ask those who look things up, for each of the sequences."""
+        """Call the lookups for each of the sequences."""
         proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in cases]
         for name, member in self.members.items() if looks else ():
             asked = [index for index, case in enumerate(cases) if member.looks and name in case.claims]
@@ -233,7 +233,7 @@ class Budget(Observer):
         estimate: Estimate,
         costs: StepCosts,
     ) -> list[Share]:
-        """What a sequence drafts of the way that was chosen."""
+        """A sequence's share of the chosen plan."""
         shares, levels = [], way.trees[index].levels if way.trees else 0.0
         if way.found[index]:
             best = case.found.best(way.found[index])
@@ -241,10 +241,11 @@ class Budget(Observer):
         if levels:
             shape = self.pinned or TreeShape.chain(round(levels))
             if self.pinned is None and not way.chain:
-                # Beside others a node comes more seldom than its chance says, so time is worth as much more of these.
+                # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
                 pace = costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else costs.pace
                 shape = OPEN.limited(self._models[way.model].levels)
                 shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
-            first = case.found.best(way.first[index]) if way.first and way.first[index] else None
+            checked = min(way.first[index], shape.levels) if way.first else 0  # there is room for the draft alone
+            first = case.found.best(checked) if checked else None
             shares.append(Share(way.model, shape.limited(sequence.most_levels), first=first))
         return shares

@@ -1,16 +1,15 @@
-"""The chance that a drafted token comes, learnt from those that came: one estimator, whoever drafted.
+"""The chance that a drafted token is accepted, learnt from outcomes: one estimator for all drafters.
 
-A drafter claims a chance for each node, given the node before it. What the claim is worth is a line over it, in log
-odds, to which everything known of the node adds its part::
+A drafter claims a probability for each node, given its parent. The chance of such a claim is a line over it, in log
+odds, to which each known feature of the node adds its part::
 
-    log odds of coming = claim + sum over its features of (shift + stretch * claim)
+    log odds of acceptance = claim + sum over its features of (shift + stretch * claim)
 
     features   the source (a drafter, its way of sampling), the depth, the context (a salt, a text, a rank, a match)
 
-Claims are mostly right relative to each other, and too low or too high together: so a line and not a table, which takes
-a few steps to learn. What a feature adds is believed to be Gaussian. Every outcome moves the features that had a part
-in it, the ones that are less sure more (a Kalman filter of the logistic); and each grows less sure again, since texts
-change.
+Claims are mostly right relative to each other, and too low or too high together: so a line and not a table, since it is
+learnt in a few steps. What a feature adds has a Gaussian prior. Every outcome moves the features of its node, the
+uncertain ones more (a Kalman filter of the logistic); and each grows less certain again, since texts change.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from itertools import pairwise
 
 from foresay.spec.tree import DraftTree
 
-#: The variance of a shift and of a stretch at first; the share of it that returns with each outcome, and of what many
-#: texts share.
+#: The initial variance of a shift and of a stretch; the share of it that returns with each outcome, and for features
+#: that many texts share.
 _SHIFT, _STRETCH, DRIFT, _SLOW = 1.0, 0.03, 0.005, 0.001
-#: How far a feature may go: its stretch, and its shift.
+#: Limits of a feature: of its stretch, and of its shift.
 _MOST_STRETCH, _MOST_SHIFT = 0.95, 4.0
-#: Claims are read between these chances: nothing is certain.
+#: Claims are clamped to these probabilities: nothing is certain.
 _UNLIKELY, _SURE = 0.02, 0.98
-#: How unsure what many texts share is, and a cell of a table, beside one text's own; salts that are remembered.
+#: Variances of what many texts share, and of a table's cell, relative to one text's own; how many salts are kept.
 SHARED, CELL, _SALTS = 0.3, 0.7, 256
-#: Tokens that come in a row as a rule: a match in the wrong place is wrong all the way (:meth:`Claims.chances`).
+#: Usual tokens accepted in a row: a match at the wrong position is wrong all the way (:meth:`Claims.chances`).
 _LONG = 12
-#: What is claimed for a node whose drafter says nothing.
+#: The claim for a node whose drafter gives none.
 _UNTOLD = 0.7
-#: What is less likely than this is no candidate.
+#: A node with a lower chance is no candidate.
 LEAST = 0.04
 
 
 class Feature:
-    """What one fact about a node adds to its log odds. unsure: how far off it may be at first, beside a text's own.
-    stretch: the variance of that, 0 learns a shift alone. drift: the share of the doubt that returns with each outcome.
-    """
+    """What one fact about a node adds to its log odds. unsure: scales the initial variances, 1 for a text's own
+    feature. stretch: the variance of the stretch, 0 learns only a shift. drift: the share of the initial variance that
+    returns with each outcome."""
 
     __slots__ = ("_kept", "_of_shift", "_of_stretch", "_shift_back", "_stretch_back", "shift", "stretch")
 
@@ -56,7 +55,7 @@ class Feature:
         return self._of_shift + self._of_stretch * odds * odds
 
     def move(self, odds: float, off: float, whole: float) -> None:
-        """An outcome was this far off, as a share of all spread."""
+        """Learn from an outcome. off: its error in log odds over the total variance. whole: that variance."""
         by_shift, by_stretch = self._of_shift, self._of_stretch * odds
         self.shift = min(max(self.shift + by_shift * off, -_MOST_SHIFT), _MOST_SHIFT)
         self.stretch = min(max(self.stretch + by_stretch * off, -_MOST_STRETCH), _MOST_STRETCH)
@@ -65,7 +64,7 @@ class Feature:
 
 
 def chance_of(odds: float, features: Iterable[Feature]) -> float:
-    """What a claim with these log odds is worth."""
+    """The chance of a claim with these log odds."""
     total = odds
     for feature in features:
         total += feature.shift + feature.stretch * odds
@@ -73,7 +72,7 @@ def chance_of(odds: float, features: Iterable[Feature]) -> float:
 
 
 def learn(odds: float, features: Sequence[Feature], came: bool) -> None:
-    """A node with such a claim came, or another token did."""
+    """Learn whether a node with such a claim was accepted; else another token was emitted."""
     chance = chance_of(odds, features)
     noise = 1.0 / max(chance * (1.0 - chance), 1e-9)
     whole = noise + sum([feature.spread(odds) for feature in features])
@@ -83,20 +82,20 @@ def learn(odds: float, features: Sequence[Feature], came: bool) -> None:
 
 
 def odds_of(chance: float) -> float:
-    """The log odds of a claim; one that is certain counts as almost certain."""
+    """The log odds of a claim; a certain one counts as almost certain."""
     chance = min(max(chance, _UNLIKELY), _SURE)
     return math.log(chance / (1.0 - chance))
 
 
 class Cells:
-    """A table of claims, each corrected by its own outcomes. chances: by cell, as believed at first and by now."""
+    """A table of claims, each corrected by its own outcomes. chances: by cell, initially and now."""
 
     def __init__(self, chances: Iterable[float]) -> None:
         self.chances = list(chances)
         self._features: dict[int, tuple[float, Feature]] = {}
 
     def saw(self, cell: int, came: bool) -> None:
-        """A candidate of this cell came, or another token did."""
+        """Learn whether a candidate of this cell was accepted; else another token was emitted."""
         known = self._features.get(cell)
         if known is None:
             known = self._features[cell] = odds_of(self.chances[cell]), Feature(CELL, stretch=0.0)
@@ -106,21 +105,21 @@ class Cells:
 
 
 class Claims:
-    """What one drafter's claims are worth in one text. features: what it shares with others, then its own. run: tokens
-    in a row that were right by now."""
+    """The chances of one drafter's claims in one text. features: those shared with other texts, then its own. run: the
+    current number of correct tokens in a row."""
 
     def __init__(self, features: tuple[Feature, ...]) -> None:
         self.features, self.run = features, 0
 
     def chance(self, claim: float) -> float:
-        """Of a node, given the one before it."""
+        """The chance of a node, given its parent."""
         return chance_of(odds_of(claim), self.features)
 
     def chances(self, claims: Sequence[float]) -> list[float]:
-        """Of each node of a chain, by the claims of all, as far as any is likely enough.
+        """The chance of each node of a chain, from the claims of all, up to the last that is likely enough.
 
-        Their product says too much of deep nodes. So the share of those at depth d that comes is (L + r) / (L + r + d),
-        the rule of succession after r tokens in a row that were right.
+        Their product overestimates deep nodes. So the share accepted at depth d is (L + r) / (L + r + d), the rule of
+        succession after r correct tokens in a row.
         """
         chances, product, long = [], 1.0, _LONG + self.run
         last, given = -1.0, 0.0
@@ -134,23 +133,22 @@ class Claims:
         return chances
 
     def saw(self, claim: float, came: bool) -> None:
-        """A node with this claim came, or another token did."""
+        """Learn whether a node with this claim was accepted; else another token was emitted."""
         self.run = self.run + 1 if came else self.run // 2
         learn(odds_of(claim), self.features, came)
 
 
 class Salts:
-    """Where new texts begin: what those of all salts showed, and of each of the salts seen last. Salts are kept as
-    hashes that no other process has, and nothing of texts but how far claims were right. shared, own: how unsure what
-    many texts share is, and one text.
-    """
+    """The features that new texts start with: one shared by all salts, and one for each of the salts used last. Salts
+    are stored as hashes that only this process can compute, and of texts only how accurate claims were. shared, own:
+    scale the variances of what many texts share, and of one text."""
 
     def __init__(self, shared: float = SHARED, own: float = 1.0) -> None:
         self._shared, self._own, self._all = shared, own, Feature(shared, drift=_SLOW)
         self._of: OrderedDict[int, Feature] = OrderedDict()
 
     def claims(self, salt: str) -> Claims:
-        """For a new text."""
+        """Claims for a new text."""
         of_salt = self._of.pop(hash(salt), None) or Feature(self._shared, drift=_SLOW)
         self._of[hash(salt)] = of_salt
         if len(self._of) > _SALTS:
@@ -159,7 +157,7 @@ class Salts:
 
 
 def claimed(chain: DraftTree) -> list[float]:
-    """What the drafter says of each drafted node, given its parent."""
+    """The drafter's claim for each drafted node, given its parent."""
     if len(chain.chances) != len(chain):
         return [_UNTOLD] * (len(chain) - 1)
     return [chance / before if before else 0.0 for before, chance in pairwise(chain.chances)]

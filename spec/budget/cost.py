@@ -1,10 +1,10 @@
 """Seconds of a step: one curve for the target's pass, for every drafter and for what a step takes without drafts.
 
-All of it is a sum of parts (a number of rows, a token of context, a level of a draft), each measured at start-up
-(:mod:`foresay.server.engine.calibrate`). A start may have met a busy machine, and machines slow down and speed up. So
-how much longer a step took than expected moves its parts, the less sure ones more, and all others a little: they go at
-one pace. What was not seen for long grows less sure, and where a sum is unsure it is hoped to be low: so what only
-looks dear is tried, and known a step later.
+Each is a sum of parts (a number of rows, a token of context, a level of a draft), measured at start-up
+(:mod:`foresay.server.engine.calibrate`). The machine may have been busy then, and machines slow down and speed up. So
+if a step took longer than expected, its parts move, the less certain ones more, and all others a little: they share one
+pace. Parts not seen for long grow less certain, and an uncertain sum is taken at its optimistic end: so what only looks
+expensive is tried, and known a step later.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import numpy as np
 
 from foresay.spec.budget.experts import Experts, Floats
 
-#: When the curve is read again: after so many steps, and where the context moved by so many tokens.
+#: When the curve is computed again: after so many steps, and where the context changed by so many tokens.
 _REREAD, _MOVED_TOKENS = 16, 128
-#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the pace of all of
-#: them, and of what steps differ by that are alike; what a step adds to that of the pace, and of a part not seen again.
+#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of the common pace, and
+#: between equal steps; what a step adds to that of the pace, and to that of a part not seen again.
 _UNSURE, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 0.6, 0.02, 0.002, 2e-5
 _MOST_UNSURE = _UNSURE + _PACE
-#: What took longer by more than so many deviations counts as less sure: something else may have held the step up.
+#: A step that took longer by more than so many deviations counts less: something else may have delayed it.
 _MOST_OFF = 2.0
-#: Costs are hoped to be lower by so many deviations, as far as they are less sure than this.
+#: Costs are lowered by so many deviations, as far as these exceed the second value.
 _HOPE, _SURE = 2.0, 0.1
-#: Learning takes a tenth of a millisecond: after the first so many times it is done once in so many seconds of steps,
-#: of each size of these.
+#: Learning takes a tenth of a millisecond: after so many times it happens once in so many seconds of steps, for each
+#: size.
 _AT_FIRST, _LEARNING = 64, 0.05
-#: A pace so many times that of the last plain step is another one; a plain step is recent for so many seconds.
+#: The pace has changed if it differs by this factor from the last plain step's; the seconds that one stays recent.
 _ANOTHER, _RECENT = 1.5, 3600.0
-#: The least share of a step that is not its experts'.
+#: The least share of a step that does not depend on experts.
 _LEAST_ROWS = 0.05
-#: Levels of the deepest draft that a shape may have, none and one more.
+#: The levels of the deepest draft that a shape may have, plus one; and none.
 _LEVELS = 65
-#: The phases of a step that do not depend on who drafts.
+#: The phases of a step that do not depend on the drafter.
 _OF_THE_TARGET = ("forward", "draw", "commit")
 
 FEW = "no step without drafts was timed"
@@ -49,15 +49,15 @@ CHANGED = "the pace of this machine has changed since steps without drafts were 
 
 
 class PartCosts:
-    """The seconds of all parts as they were measured, and what steps showed of them since. steps: seen so far; moves:
-    how often that changed anything."""
+    """The seconds of all parts as measured, and as learnt from steps since. steps: seen so far; moves: how often that
+    changed anything."""
 
     def __init__(self) -> None:
         self.measured, self.now = np.zeros(0), np.zeros(0)
         self.covariance, self.steps, self.moves, self._drifted = np.zeros((0, 0)), 0, 0, 0
 
     def group(self, measured: Sequence[float]) -> CostGroup:
-        """Some more, which are asked for together."""
+        """Add parts that are used together."""
         at = slice(len(self.now), len(self.now) + len(measured))
         self.measured, self.now = (np.append(each, measured) for each in (self.measured, self.now))
         covariance = _PACE + _UNSURE * np.eye(at.stop)
@@ -66,7 +66,7 @@ class PartCosts:
         return CostGroup(self, at)
 
     def drift(self) -> None:
-        """What was not seen since is less sure, and all of it together."""
+        """Increase the variance of each part, and of the common pace, for the steps since the last call."""
         since, self._drifted = self.steps - self._drifted, self.steps
         if since:
             self.covariance += min(_PACE_DRIFT * since, _PACE)
@@ -78,8 +78,8 @@ class PartCosts:
 
 
 class CostGroup:
-    """Parts that are asked for together. Sums are told by how much of each part is in them: [parts], or [sums, parts].
-    learnt: how often from one. told: what was last read of drafts."""
+    """Parts that are used together. A sum is given by how much of each part it has: [parts], or [sums, parts]. learnt:
+    how many sums it learnt from. told: the seconds of drafts computed last."""
 
     def __init__(self, parts: PartCosts, at: slice) -> None:
         self.parts, self.at, self.learnt, self._spent = parts, at, 0, 0.0
@@ -88,16 +88,16 @@ class CostGroup:
 
     @property
     def now(self) -> Floats:
-        """Seconds of each."""
+        """Seconds of each part."""
         return self.parts.now[self.at]
 
     @property
     def variances(self) -> Floats:
-        """Of the log of each."""
+        """The variance of the log of each part."""
         return np.diagonal(self.parts.covariance)[self.at]
 
     def seconds(self, amounts: Floats, hope: bool = False, now: Floats | None = None) -> Floats:
-        """What each sum is expected to take; hope: at best. now: another belief of what each part takes."""
+        """The expected seconds of each sum; hope: at the optimistic end. now: other seconds of each part."""
         each = amounts * (self.now if now is None else now)
         sums: Floats = each.sum(-1)
         if hope:
@@ -108,8 +108,8 @@ class CostGroup:
         return sums
 
     def due(self, seconds: float, size: int) -> bool:
-        """Whether to learn from what took so many. size: of what is alike; what is seldom seen is learnt from when it
-        is. The time before it decides: by its own, what was held up would be chosen the most often."""
+        """Whether to learn from a sum that took this long. size: groups similar sums; a rare size is learnt from
+        whenever it occurs. The time before this sum decides: otherwise delayed steps would be chosen most often."""
         begun, self._spent = self._spent, self._spent + seconds
         since = begun - self._last.get(size, -math.inf)
         if not seconds or (self.learnt >= _AT_FIRST and since < _LEARNING * (1 - 1e-9)):
@@ -118,11 +118,11 @@ class CostGroup:
         return True
 
     def saw(self, amounts: Floats, seconds: float, first: bool = True) -> None:
-        """A sum took so many seconds: a Kalman filter of logs, in which each part counts by its share. first: whether
-        it tells of the first part too; else the second counts for both."""
+        """Learn from a sum's seconds: a Kalman filter of logs, in which each part counts by its share. first: whether
+        it shows the first part too; otherwise the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
         self.learnt, parts.moves = self.learnt + 1, parts.moves + 1
-        if expected <= 0.0:  # what was never measured is what it takes at first
+        if expected <= 0.0:  # without a measurement, the first value seen
             parts.now[self.at.start] = parts.measured[self.at.start] = seconds
             return
         parts.drift()
@@ -139,8 +139,8 @@ class CostGroup:
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of one draft as measured: for being asked, for each level, for each row of its passes beside one a level
-    (siblings, and tokens that were written while it rested), and for deciding after a level whether another one comes.
+    """Measured seconds of one draft: the call, each level, each row of its passes beyond one a level (siblings, and
+    tokens written while it rested), and the host's decision after each level whether to draft another.
     """
 
     start: float = 0.0
@@ -149,12 +149,12 @@ class DraftCost:
     deciding: float = 0.0
 
     def seconds(self, levels: float, more: float = 0.0, grown: bool = True) -> float:
-        """Of one draft. more: rows beside one a level. grown: the host decides after each level."""
+        """The seconds of one draft. more: rows beyond one a level. grown: the host decides after each level."""
         return float(of_draft(levels, more, grown) @ astuple(self))
 
 
 def of_draft(levels: float, more: float = 0.0, grown: bool = True) -> Floats:
-    """The parts of a draft."""
+    """How much of each part a draft has."""
     return np.array((1.0, levels, more, levels * grown))
 
 
@@ -163,7 +163,7 @@ _DRAFTS = np.array([[of_draft(levels, grown=grown) for levels in range(_LEVELS)]
 
 class DraftSeconds(NamedTuple):
     """What a model's drafts take in a step. first: before any level. levels: of chains and of trees that grow, by their
-    levels; row: of each row beside one a level."""
+    levels; row: each row beyond one a level."""
 
     first: float
     levels: tuple[list[float], list[float]]
@@ -179,20 +179,20 @@ class DraftSeconds(NamedTuple):
         return cls(row * unread, group.told, row)
 
     def seconds(self, levels: float, nodes: float, grown: bool) -> float:
-        """Of one draft."""
+        """The seconds of one draft."""
         return self.first + self.levels[grown][math.ceil(levels)] + self.row * max(0.0, nodes - levels)
 
     def next(self, levels: int) -> float:
-        """Of one more level of a tree that grows."""
+        """The seconds of one more level of a tree that grows."""
         return max(0.0, self.levels[True][levels + 1] - self.levels[True][levels])
 
 
 class CostModel:
-    """Seconds of a step by its rows: measured points, straight lines between them.
+    """Seconds of a step by its rows: measured points, interpolated linearly.
 
-    context: seconds that each token of context adds to a pass, by the rows of its sequence. experts: of a mixture, what
-    those woken take, which the curve has in it as it is given, for rows of one text.
-    siblings: by the rows of the table read last, what one more takes if it stands beside another, not below.
+    context: seconds that each token of context adds to a pass, by the rows of its sequence. experts: of a mixture; the
+    given curve includes the time of the experts that rows of one text activate. siblings: by the rows of the last
+    table, what one more row takes as a sibling rather than below another node.
     """
 
     def __init__(
@@ -210,8 +210,7 @@ class CostModel:
         if experts is not None:
             woken = experts.seconds * experts.chain(rows[-1], 1)[list(rows)]
             seconds = np.maximum(np.asarray(seconds) - woken, _LEAST_ROWS * np.asarray(seconds)).tolist()
-        # The last parts are the context and the experts: of a second that they were measured to take. More rows never
-        # take less.
+        # The last parts are the context and the experts, per second measured for them. More rows never take less.
         self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0, 1.0])
         points, added = zip(*(context or [(1, 0.0)]), strict=True)
         self._per_token = np.array(points), np.maximum.accumulate(added)
@@ -226,13 +225,13 @@ class CostModel:
         return [(rows, self.seconds(rows)) for rows in self._rows]
 
     def begun(self, root_seconds: float) -> None:
-        """At start-up a whole step of one sequence without drafts took so long; 0 if nobody measured."""
+        """Set what a whole step of one sequence without drafts took at start-up; 0 if that was not measured."""
         if root_seconds > 0:
             self._beside = max(0.0, root_seconds - float(self.parts.now[0]))
             self._plain = self._pace, self._clock()
 
     def drafts(self, cost: DraftCost) -> CostGroup:
-        """The parts of a drafter, which goes at the pace of all."""
+        """Add the parts of a drafter, which share the common pace."""
         return self.parts.group(astuple(cost))
 
     @property
@@ -248,8 +247,8 @@ class CostModel:
         return float(self._amounts(rows) @ self.parts.measured[self.group.at])
 
     def table(self, sequences: int, context: int, most: int, hope: bool = False) -> list[float]:
-        """Seconds of a step with 0, 1, .. ``most`` rows of so many sequences with so many tokens of context together,
-        that of more rows never less; read off now and then. hope: at best."""
+        """Seconds of a step with 0, 1, .. ``most`` rows for so many sequences with so many tokens of context together,
+        never decreasing; computed from time to time. hope: at the optimistic end."""
         self._asked += 1
         read_for = sequences, most, context // _MOVED_TOKENS
         if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._asked % _REREAD == 0:
@@ -265,7 +264,7 @@ class CostModel:
         return self._table
 
     def behind(self, rows: float, context: float) -> float:
-        """What so many tokens of context add to a step. rows: of one sequence."""
+        """The seconds that so many tokens of context add to a step. rows: of one sequence."""
         return float(self._added(np.array([rows]), context)[0] * self.group.now[-2])
 
     @property
@@ -273,14 +272,14 @@ class CostModel:
         return 0.0 if self.experts is None else self.experts.seconds
 
     def _amounts(self, rows: int, sequences: int = 1, context: int = 0, woken: float = 0.0) -> Floats:
-        """woken: experts; 0: as many as rows of one text wake."""
+        """woken: experts; 0: as many as rows of one text activate."""
         added = self._added(np.array([rows / sequences]), context)
         if self.experts is not None:
             woken = woken or float(self.experts.chain(rows, sequences)[-1])
         return np.concatenate((_weights(self._rows, 1 << rows.bit_length())[rows], added, [woken * self._of_one]))
 
     def _added(self, rows: Floats, context: float) -> Floats:
-        """Seconds that the context was measured to add."""
+        """Seconds that the context adds, as measured."""
         points, seconds = self._per_token
         added: Floats = context * np.interp(rows, points, seconds) * np.maximum(1.0, rows / points[-1])
         return added
@@ -295,17 +294,17 @@ class CostModel:
         woken: float = 0.0,
         kinds: Floats | None = None,
     ) -> float:
-        """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if nobody knows.
+        """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if unknown.
 
-        What held it up would have held up the other one too, so that is this step's own time, in the proportion of the
-        two on the curve. context: tokens of all. phases: its seconds. woken: experts; kinds: of its rows
+        A delay would have delayed the plain step too, so that is this step's own time in the proportion of the two on
+        the curve. context: tokens of all. phases: its seconds. woken: experts; kinds: of its rows
         (:func:`~foresay.spec.budget.experts.kinds`).
         """
         own, told = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
         self.parts.steps += 1
         if not drafted:
             self._plain = self._pace, self._clock()
-            told = sum(phases.values()) - phases.get("propose", 0.0)  # looking in vain is not plain decoding's time
+            told = sum(phases.values()) - phases.get("propose", 0.0)  # a vain lookup is not plain decoding's time
         elif self._plain[1] > -math.inf:
             told = own * self._share(rows, sequences, context, woken)
         if self.experts is not None and kinds is not None:
@@ -318,7 +317,7 @@ class CostModel:
         return told
 
     def _share(self, rows: int, sequences: int, context: int, woken: float) -> float:
-        """What a step without drafts takes, over one of so many rows that woke so many experts."""
+        """The time without drafts over that of a step of so many rows that activated so many experts."""
         key = rows, sequences, context // _MOVED_TOKENS, round(woken)
         if key not in self._shares:
             each = (sequences, sequences, context), (rows, sequences, context, woken)
@@ -329,7 +328,7 @@ class CostModel:
 
     @property
     def doubt(self) -> str:
-        """Why what a step would take without drafts may be wrong; "" if there is no reason to think so."""
+        """Why the estimate of a step without drafts may be wrong; "" if there is no reason to think so."""
         pace, at = self._plain
         if self._clock() - at > _RECENT:
             return OLD if at > -math.inf else FEW
@@ -337,9 +336,9 @@ class CostModel:
 
 
 def in_order(values: Floats, weights: Floats) -> Floats:
-    """None less than the one before, each as near to what it was as its weight says: of those in the wrong order the
-    mean (of logs), so that one that is too large does not make all behind it dear (pooling of adjacent violators,
-    Ayer et al. 1955)."""
+    """Non-decreasing values, each as near to its old one as its weight says: values in the wrong order become their
+    mean (of logs), so that one that is too large does not raise all after it (pooling of adjacent violators, Ayer et
+    al. 1955)."""
     if (values[1:] >= values[:-1]).all():
         return values
     pools: list[tuple[float, float, int]] = []

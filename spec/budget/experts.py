@@ -1,8 +1,8 @@
-"""How many experts of a mixture a step wakes, and what each takes.
+"""How many experts of a mixture a step activates, and what each takes.
 
-n rows that have nothing in common wake D = E (1 - (1 - k / E)^n) of E experts where each row is for k. Rows of a text
-have, so each counts there for a share of a row: a node below another, one beside another, and the root of another text.
-These three shares are learned from what steps woke: what D says of n is a sum of them (a Kalman filter).
+n independent rows activate D = E (1 - (1 - k / E)^n) of E experts if each row is for k. Rows of a text are not
+independent, so each counts as a share of a row: a node below another, a sibling, and the root of another text. These
+three shares are learnt from steps: the n that D was measured for is a sum of them (a Kalman filter).
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from foresay.spec.tree import DraftTree
 
 Floats = NDArray[np.float64]
 
-#: What a row is taken to count for before any step (below, beside, another text), how unsure that is, by how much what
-#: rows count for differs from step to step, and how fast it changes.
+#: The shares of a row at first (below, sibling, another text), their variance, the variance of each row's count between
+#: steps, and how fast the shares change.
 _SHARES, _UNSURE, _NOISE, _DRIFT = (0.5, 0.6, 0.8), 0.1, 0.02, 1e-5
 _LEAST, _NEARLY_ALL = 0.02, 0.97
 
 
 def kinds(sequences: int, trees: Sequence[DraftTree]) -> Floats:
-    """Rows of a step beside its first: below another, beside another, of another text."""
+    """Rows of a step besides its first: below another node, siblings, of another text."""
     below = sum(len(set(tree.parents[1:])) for tree in trees)
     drafted = sum(len(tree) - 1 for tree in trees)
     return np.array((below, drafted - below, sequences - 1), dtype=np.float64)
 
 
 class Experts:
-    """count: E. chosen: k. seconds: what one more that is woken takes a pass, in all layers together, as measured.
-    Numbers of woken experts are means of the layers."""
+    """count: E. chosen: k. seconds: what one more active expert takes in a pass, in all layers together, as measured.
+    Numbers of active experts are means over the layers."""
 
     def __init__(self, count: int, chosen: int, seconds: float) -> None:
         self.count, self.chosen, self.seconds = count, chosen, seconds
@@ -41,12 +41,12 @@ class Experts:
         self.shares, self._covariance = np.array(_SHARES), _UNSURE * np.eye(3)
 
     def woken(self, rows: Floats) -> Floats:
-        """Expected of so many rows of each kind beside the first, [..., 3]."""
+        """The expected number for so many rows of each kind besides the first, [..., 3]."""
         found: Floats = self.count * -np.expm1(self._log * (1.0 + rows @ self.shares))
         return found
 
     def saw(self, rows: Floats, woken: float) -> None:
-        """A step woke so many; where that is nearly all, nobody can tell what its rows counted for."""
+        """Learn from a step's number; one with nearly all experts shows nothing about the shares."""
         if not rows.any() or self._all or not 0.0 < woken < _NEARLY_ALL * self.count:
             return
         self._covariance += _DRIFT * np.eye(3)
@@ -57,12 +57,12 @@ class Experts:
         self._covariance -= np.outer(gains, gains / whole)
 
     def chain(self, most: int, sequences: int) -> Floats:
-        """Expected of 0, 1, .. ``most`` rows, each below the one before in one of so many texts."""
+        """The expected numbers for 0, 1, .. ``most`` rows, each below the one before in one of so many texts."""
         rows, zeros = np.arange(most + 1.0), np.zeros(most + 1)
         roots = np.minimum(rows, sequences)
         return self.woken(np.stack((rows - roots, zeros, np.maximum(roots - 1.0, zeros)), axis=1))
 
     def beside(self, chain: Floats) -> Floats:
-        """How many more one of as many rows wakes if it stands beside another, not below. chain: see above."""
+        """How many more each row activates as a sibling than below another node. chain: see :meth:`chain`."""
         more: Floats = (self.shares[1] - self.shares[0]) * (self.count - chain) * -self._log
         return more

@@ -1,4 +1,4 @@
-"""How often what mostly brings nothing is tried all the same, to see whether that still holds."""
+"""How often what mostly brings nothing is tried, to see whether that still holds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from foresay.spec.budget.weigh import CandidatePlan
 
-#: The share of the time that may be lost by asking models in vain, by choosing in vain, and by doing that more often
-#: while a text is new.
+#: The share of the time that may be lost by drafting with models in vain, by choosing in vain, and by choosing more
+#: often while a text is new.
 PROBING, CHOOSING, BEGINNING = 0.003, 0.01, 0.01
-#: So many choices in vain are spared; how far one step moves what is known of what they take and bring.
+#: How many choices in vain have no effect; how far one step moves the averages of what choosing takes and brings.
 _SPARED, _MOVED = 4, 1 / 16
 
 
 class Exploration:
-    """Owns what is saved up for each model, by its name: what an ask is expected to lose is saved beforehand, so the
-    dearer it is (a model that has long rested has much to catch up with), the more seldom."""
+    """The savings of each model, by its name: the expected loss of a try is saved beforehand, so the dearer a try is (a
+    model that rested for long has much to catch up with), the rarer."""
 
     def __init__(self) -> None:
         self._saved: dict[str, float] = {}
@@ -28,15 +28,15 @@ class Exploration:
         behind: Mapping[str, float],
         steps: int = 1,
     ) -> CandidatePlan:
-        """What to do in the place of the best way, which is the first, if enough is saved up for any; otherwise that.
+        """The plan to try instead of the best, which is the first, if enough is saved for any; otherwise the best.
 
-        pace: tokens in a second that time is worth. reading: seconds that catching up with what this step writes will
-        take each model, which is paid beside, up to as much again: else what has to be read might grow as fast as what
-        is saved. behind: seconds of catching up that are not in a model's way. steps: since this was asked last.
+        pace: tokens a second, the worth of time. reading: each model's seconds to catch up with what this step writes,
+        which are saved in addition, up to as much again: otherwise the unread text might grow as fast as the savings.
+        behind: seconds of catching up that a model's plan does not include. steps: since the last call.
         """
         best = ways[0]
         allowed = PROBING * best.seconds * steps
-        # Of each model its best; of the best way's own, its trees if those are chains, or the other way round.
+        # The best of each model; for the best plan's own model, its trees if that plan is chains, or the reverse.
         others = {way.model: way for way in reversed(ways[1:]) if way.model and way.kind[1] == best.kind[1]}
         for model, way in reversed(others.items()):
             more = min(allowed, reading[model] * steps) if model != best.model else 0.0
@@ -49,11 +49,11 @@ class Exploration:
 
 
 class Looks:
-    """Whether to look things up and choose anew in the next step, or to do what was chosen last. Choosing takes a tenth
-    of a millisecond or two: nothing beside a step of 10 ms, and most of one of 0.2. So where a few looks in a row
-    brought less than they took, the next ones come after 1, 2, 4, .. steps, as seldom as the share of the time that
-    choosing in vain may take asks for. Where looking pays it begins anew, and where another text begins, unless too
-    much time went into the beginnings of those before. share: what choosing takes, over all else in a step."""
+    """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes one or
+    two tenths of a millisecond: nothing next to a step of 10 ms, but most of one of 0.2. So if a few looks in a row
+    brought less than they took, the next ones follow after 1, 2, 4, .. steps, up to the limit on time spent choosing in
+    vain. This starts over where looking pays, and where another text begins, unless too much time was spent at the
+    beginnings of earlier ones. share: the time of choosing, over all else in a step."""
 
     def __init__(self) -> None:
         self.now = True
@@ -68,8 +68,8 @@ class Looks:
         return self.now
 
     def saw(self, seconds: Mapping[str, float], right: float) -> None:
-        """What a step took in which it was chosen, by its phases, and how many tokens of each sequence were found and
-        right: about as many steps were saved."""
+        """Learn from a step with a choice. seconds: by its phases. right: tokens that were found and accepted, per
+        sequence: about as many steps were saved."""
         chosen = seconds.get("plan", 0.0)
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
         self.share += _MOVED * (share - self.share)
@@ -79,6 +79,6 @@ class Looks:
         self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self.share / CHOOSING))
 
     def begin(self) -> None:
-        """Another text is written now."""
+        """Another text begins."""
         if self._saved >= 0.0:
             self._vain = self._left = 0

@@ -1,9 +1,9 @@
-"""Who can be asked to draft, what is known of each, and what of each text.
+"""The drafters of a budget, and statistics of each and of each text.
 
 ::
 
-    looks      proposes from the text alone, in microseconds: every step shows what it would say, and what was right
-    models     by what their trees promise (their chances add up to that), how often their first level comes, and chains
+    looks      proposes from the text alone, in microseconds: each step shows its proposals and which were correct
+    models     known by the sum of their trees' chances, how often their first level is accepted, and chains
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
 
-#: The deepest that a model is asked to draft, and that a text that was looked up is followed.
+#: The most levels drafted by a model, and by a lookup.
 MODEL_LEVELS, LOOKED_LEVELS = 12, 24
-#: The tree that a model is asked for, grown as far as it is worth it.
+#: The tree of a model, which grows as long as that is worth it.
 OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
-#: A model that was not the best in so many steps is at rest.
+#: A model that was not the best for so many steps rests.
 RESTING = 100
-#: What is expected of a tree before anybody knows, the chance of its first level, and as many trees as that counts: bad
-#: luck in the first ones should not put a model to rest. How far one tree moves it at least.
+#: Priors: the expected tree, the chance of its first level, and how many trees they count as, so that bad luck in the
+#: first ones does not make a model rest. The least weight of a new tree.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: How unsure a model's claims are of many texts, which its calibration knows, and of one: as far as texts differ. More,
-#: and three misses at a start put a model to rest for hundreds of steps.
+#: Prior variances of a model's claims over many texts, for which it is calibrated, and in one: as much as texts differ.
+#: With more, three misses at the start would make a model rest for hundreds of steps.
 _UNSURE = 0.03, 0.2
-#: What is left of a step in the pace of a text after one more: the last ten count most, or one lucky step would make
-#: time so dear that nothing is drafted behind it.
+#: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
+#: would make time so dear that nothing is drafted after it.
 _PACE_KEPT = 0.9
-#: As many plain steps a text begins with.
+#: A text's pace starts as that of so many plain steps.
 _BEGUN = 8.0
-#: Which share of what it promises a model keeps where what was looked up is wrong: the two are mostly right together.
+#: Which share of its expected tokens a model keeps where the found nodes are wrong: the two are mostly right together.
 _BESIDE = 0.65
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: what its claims were worth.
-    brings: what its trees promised lately, first: for their first level. idle: steps since it was last the best."""
+    """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
+    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best."""
 
     drafter: Drafter
     looks: bool
@@ -65,7 +65,7 @@ class Member:
 
     def __post_init__(self) -> None:
         self.costs, self.salts = PartCosts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
-        # Asked once: it takes longer than all that is asked of the drafter then.
+        # Checked once: that takes longer than the calls do.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
         self._chains = self.drafter if isinstance(self.drafter, Chains) else None
@@ -73,26 +73,26 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What settings, requests and traces call it."""
+        """Its name in settings, requests and traces."""
         return self.drafter.name
 
     @property
     def checks(self) -> bool:
-        """Whether it can go on from what others found."""
+        """Whether it can continue from what others found."""
         return self._checks is not None and self._checks.checks
 
     def check(self, sequence: SequenceState, found: DraftTree) -> None:
-        """Let it begin its next draft so."""
+        """Let its next draft start from what was found."""
         assert self._checks is not None, "it was asked"
         self._checks.check(sequence, found)
 
     @property
     def resting(self) -> bool:
-        """Whether it is asked so seldom that what was written need not be shown to it at once."""
+        """Whether it drafts so rarely that committed tokens need not be passed to it at once."""
         return not self.looks and self.idle > RESTING
 
     def rest(self, sequence: SequenceState) -> int:
-        """Tokens that it has to catch up with, beside the last one, before it can draft."""
+        """Tokens that it has to catch up with, besides the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
 
     def grows(self, tree: DraftTree) -> bool:
@@ -100,7 +100,7 @@ class Member:
         return self._chains is None or bool(tree.grown)
 
     def chain(self, sequence: SequenceState, claims: Claims) -> list[float]:
-        """The chances of a chain's nodes; none where nobody knows them."""
+        """The chances of a chain's nodes; none where they are unknown."""
         if self._chains is None:
             return []
         chances = self._chains.chain_chances(sequence, min(sequence.most_levels, self.levels))
@@ -108,15 +108,15 @@ class Member:
         return [min(1.0, kept * chance) for chance in chances]
 
     def tree(self, sequence: SequenceState, claims: Claims) -> ExpectedTree:
-        """What its next tree brings."""
+        """The expected next tree."""
         tokens, nodes, deep = self.brings
         levels = min(sequence.most_levels, self.levels)
         return ExpectedTree(min(claims.chance(self.first) / self.first * tokens, levels), nodes, min(deep, levels))
 
     def saw(self, part: DraftTree, tree: DraftTree, accepted: int, claims: Claims) -> None:
-        """A tree that it drafted was verified alone, so many nodes of it accepted. part: all that it drafted.
+        """Learn from a tree of its own, verified without nodes of others. accepted: nodes. part: all that it drafted.
 
-        Which of its nodes come is mostly luck, while what their chances add up to says nearly the same with less of it.
+        Which of its nodes are accepted is mostly luck, while the sum of their chances says nearly the same with less.
         """
         told, first = len(tree.chances) == len(tree), self.first
         if told:
@@ -130,7 +130,7 @@ class Member:
             self.first += step * ((first if told else accepted > 0) - self.first)
 
     def find(self, sequences: Sequence[SequenceState]) -> list[DraftTree | None]:
-        """What looking up finds for each of them; None for nothing."""
+        """What a lookup finds for each of them; None for nothing."""
         shapes = [_chain(min(self.levels, sequence.most_levels)) for sequence in sequences]
         if self._looks_up is not None:
             return self._looks_up.find(sequences, shapes)
@@ -138,18 +138,18 @@ class Member:
 
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
-        """One that looks things up in the text, or in what the request brought along."""
+        """A lookup: it proposes from the text, or from what the request supplies."""
         return cls(drafter, True, levels)
 
     @classmethod
     def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
-        """One that computes."""
+        """A drafter that computes."""
         return cls(drafter, False, levels, cost)
 
 
 class Found(NamedTuple):
-    """What was looked up for a text. proposed: each draft as it was, and the claims of its drafter. tree: the likely
-    nodes of all, with the chances they are believed to have; None for none. names: of those who have any."""
+    """What was looked up for a text. proposed: each original draft, and the claims of its drafter. tree: the likely
+    nodes of all, with their estimated chances; None for none. names: the drafters that have any."""
 
     proposed: Sequence[tuple[Claims, DraftTree]] = ()
     tree: DraftTree | None = None
@@ -157,7 +157,7 @@ class Found(NamedTuple):
 
     @classmethod
     def of(cls, proposed: Sequence[tuple[Claims, DraftTree]]) -> Found:
-        """Of what was proposed."""
+        """Merge proposals."""
         likely = []
         for claims, chain in proposed:
             chances = [chance for chance in claims.chances(claimed(chain)) if chance >= LEAST]
@@ -168,23 +168,23 @@ class Found(NamedTuple):
 
     @property
     def chances(self) -> list[float]:
-        """Of the nodes, likeliest first."""
+        """The chances of the nodes, likeliest first."""
         return [] if self.tree is None else sorted(self.tree.chances[1:], reverse=True)
 
     @property
     def first(self) -> float:
-        """The chance that a node at depth 1 comes."""
+        """The chance that a node at depth 1 is accepted."""
         if self.tree is None:
             return 0.0
         return min(1.0, sum(c for c, p in zip(self.tree.chances, self.tree.parents, strict=True) if p == 0))
 
     def best(self, nodes: int) -> DraftTree:
-        """So many of them, the likeliest."""
+        """A tree of so many of the likeliest nodes."""
         assert self.tree is not None, "nothing was found"
         return merge([self.tree], nodes + 1).tree
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """What came says what was right."""
+        """Learn from the emitted tokens which nodes were correct."""
         for claims, chain in self.proposed:
             for claim, token, came in zip(claimed(chain), chain.tokens[1:], emitted, strict=False):
                 claims.saw(claim, token == came)
@@ -192,16 +192,15 @@ class Found(NamedTuple):
                     break
 
 
-#: Of a step in which nobody found anything.
+#: Of a step in which nothing was found.
 NOTHING = Found()
 
 
 @dataclass(slots=True, eq=False)
 class SequenceStats:
-    """One text. members: that may draft for it, by name; claims: what theirs are worth in it. found: of the step
-    planned; length: of the text then; seconds: expected of it, choosing included; looked: whether anything that was
-    found is drafted in it. asked: how often models were asked only to be seen. came, spent: tokens and seconds of the
-    last steps."""
+    """One text. members: its possible drafters, by name; claims: of each. found: of the step planned; length: of the
+    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. asked: how
+    often models were only explored. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
@@ -215,15 +214,15 @@ class SequenceStats:
 
     @classmethod
     def begun(cls, sequence: SequenceState, members: Mapping[str, Member]) -> SequenceStats:
-        """A new one. What a request predicts itself is drafted whatever it says of others."""
+        """For a new text. The request's own prediction may always draft, whatever its draft method."""
         allowed = {n: m for n, m in members.items() if n != PREDICTION and sequence.draft_method in ("", n)}
         if sequence.prediction and PREDICTION in members:
             allowed[PREDICTION] = members[PREDICTION]
         return cls(allowed, {name: member.salts.claims(sequence.salt) for name, member in allowed.items()})
 
     def pace(self, plain: float) -> float:
-        """Tokens in a second of late; at least one in a step that takes ``plain``, as without drafts, as which it also
-        begins: one lucky step is no pace."""
+        """Recent tokens a second; at least one per step that takes ``plain``, as without drafts. It also starts there,
+        so that one lucky step sets no pace."""
         if not self.spent:
             self.came, self.spent = _BEGUN, _BEGUN * plain
         return max(self.came / self.spent, 1.0 / plain)
@@ -236,7 +235,7 @@ class SequenceStats:
         return Estimate(self.found.chances, trees, _BESIDE * (1.0 - self.found.first), chains)
 
     def learn(self, result: VerifyResult) -> None:
-        """See what was right of all that was proposed, verified or not."""
+        """Learn from all that was proposed, verified or not."""
         emitted, tree = result.emitted, result.tree
         assert tree is not None, "a text that goes on has a tree"
         if self.length == len(result.scheduled.sequence.tokens) - len(emitted):  # else it was planned for another step

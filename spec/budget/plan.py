@@ -1,5 +1,5 @@
-"""What each sequence's tree is asked of: drafters by name, how much of each, and why. Plain values: whoever sees to it
-(:mod:`foresay.drafters.combined`) needs nothing else."""
+"""What to draft for each sequence: drafters by name, how much of each, and why. Plain values:
+:mod:`foresay.drafters.combined` needs nothing else to carry them out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from foresay.spec.names import NONE, together
 from foresay.spec.trace import NOT_PAYING, Weighed
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
-#: What one step counts among the last ones, and by how much a new leader must be ahead.
+#: The weight of one step among the last ones, and by how much a new leader must be ahead.
 _STEP, _AHEAD = 1 / 64, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one drafter is asked for. tree: what it proposed already, where looking cost nothing. first: what others
-    found, which it checks and goes on from."""
+    """What one drafter drafts. tree: what it proposed already, where looking up is free. first: what others found,
+    which it checks and continues from."""
 
     drafter: str
     shape: TreeShape
@@ -30,8 +30,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Why:
-    """Why a step drafts what it does, all its sequences together. ways: the choice first, then what it was preferred
-    to. looked: who found nodes. probe: it is asked to be seen, not because it is the best."""
+    """Why a step drafts what it does, for all its sequences. ways: the choice first, then the alternatives. looked: the
+    lookups that found nodes. probe: it is explored, not the best."""
 
     ways: tuple[CandidatePlan, ...]
     looked: tuple[str, ...]
@@ -39,12 +39,12 @@ class Why:
 
     @property
     def weighed(self) -> list[Weighed]:
-        """The ways in numbers, for people."""
+        """The alternatives in numbers, to display."""
         return [Weighed(self._name(way), way.nodes, way.tokens, 1000 * way.seconds) for way in self.ways]
 
     @cached_property
     def choice(self) -> str:
-        """Who drafts, such as ``suffix+draft_model``; ``none`` for nobody."""
+        """The drafters in use, such as ``suffix+draft_model``; ``none`` without any."""
         return self._name(self.ways[0])
 
     def _name(self, way: CandidatePlan) -> str:
@@ -63,15 +63,15 @@ class Why:
 
 
 class Leader:
-    """Who drafts most of the time, told when that changes and not at every step. name: "" before anybody does. news:
-    why another one leads since the last step; "" mostly."""
+    """The drafters in use most of the time, reported when they change and not at every step. name: "" at first. news:
+    why they changed in the last step; mostly ""."""
 
     def __init__(self) -> None:
         self.name, self.news = "", ""
         self._shares: dict[str, float] = {}
 
     def see(self, why: Why) -> None:
-        """What a step does."""
+        """Record a step's choice."""
         choice, self.news = why.choice, ""
         for name in self._shares:
             self._shares[name] *= 1 - _STEP
@@ -82,8 +82,8 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be drafted for one sequence. shares: by whom, and how much of each. shape: what they have room in, as
-    far as a tree may have nodes."""
+    """What to draft for one sequence. shares: by drafter, and how much of each. shape: room for all shares, up to a
+    tree's most nodes."""
 
     shares: tuple[Share, ...] = ()
     why: Why | None = None
@@ -91,7 +91,7 @@ class Plan:
 
     @classmethod
     def of(cls, shares: Sequence[Share], why: Why | None = None) -> Plan:
-        """With room for all of them."""
+        """A plan with room for all of them."""
         widths, left = [], MAX_NODES - 1
         for column in zip_longest(*(share.shape.widths for share in shares), fillvalue=0):
             if width := min(sum(column), left):

@@ -1,8 +1,8 @@
-"""The best of the ways of drafting that there are in a step, by the tokens expected for the time it takes.
+"""The best draft plan of a step, by the tokens expected for the time it takes.
 
-A step of S sequences emits S tokens and those of its drafted nodes that are accepted; each adds its chance. Time is
-worth the pace at which tokens came lately: where they come in bursts (a text that is copied with edits) a step between
-two should be short, rather than buy dearly what the next one brings for nothing.
+A step of S sequences emits S tokens plus the accepted ones of its drafted nodes; each adds its chance. Time is worth
+the recent pace of tokens: where they come in bursts (a text that is copied with edits), a step between two bursts
+should be short, rather than buy at a high price what the next one brings for nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from foresay.spec.budget.cost import DraftSeconds
 from foresay.spec.price import Price, worth
 from foresay.spec.tree import TreeShape
 
-#: The shares of a usual tree that are weighed, and that of its tokens which each brings: the likeliest come first.
+#: The sizes of trees that are weighed, relative to the usual, and their share of its tokens: the likeliest come first.
 _SIZES = ((1.0, 1.0), (0.5, 0.75), (0.25, 0.44))
 
 
 class ExpectedTree(NamedTuple):
-    """What is expected of a model's tree: accepted nodes, verified ones, and levels drafted."""
+    """The expectation of a model's tree: accepted nodes, verified ones, and levels drafted."""
 
     tokens: float = 0.0
     nodes: float = 0.0
@@ -34,8 +34,8 @@ NO_TREE = ExpectedTree()
 
 
 class Estimate(NamedTuple):
-    """What could be drafted for one sequence: looked-up nodes by their chances, likeliest first; the tree and the chain
-    of each model, of a chain each node's chance. beside: the share of a tree's tokens that comes beside found nodes."""
+    """What could be drafted for one sequence: found nodes' chances, likeliest first; the tree and the chain of each
+    model, of a chain each node's chance. beside: the share of a tree's tokens that remains next to found nodes."""
 
     found: Sequence[float] = ()
     trees: Mapping[str, ExpectedTree] = {}
@@ -44,10 +44,10 @@ class Estimate(NamedTuple):
 
 
 class CandidatePlan(NamedTuple):
-    """A way of drafting. model: "" for what was found alone. found: of each sequence, how many found nodes; trees: what
-    is expected of the model's. tokens, seconds, nodes: of the step. worth: tokens beyond those that come in the same
-    time at the pace. chain: whether the model drafts chains, without a stop, rather than trees that grow. first: of
-    each sequence, how many found nodes the model checks in its first pass and goes on from; empty: none."""
+    """One option of what to draft. model: "" for found nodes only. found: how many found nodes for each sequence;
+    trees: the model's expected ones. tokens, seconds, nodes: of the step. worth: tokens beyond those that the same time
+    brings at the pace. chain: whether the model drafts chains without checks between levels, rather than trees that
+    grow. first: how many found nodes of each sequence the model checks first and continues from, or empty."""
 
     model: str
     found: tuple[int, ...]
@@ -61,15 +61,14 @@ class CandidatePlan(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """Which drafters take part: the model, and whether anything found does."""
+        """Which drafters take part: the model, and whether any lookup does."""
         return self.model, any(self.found)
 
 
 class StepCosts(NamedTuple):
-    """seconds: of a step by its rows; no more rows than it knows are taken. drafts: of each model. pace: tokens in a
-    second that time is worth. siblings: by rows, what one more takes if it stands beside another, not below (of a
-    mixture, whose experts it may have for itself). checks: the models that go on from what was found, once they have
-    checked it."""
+    """seconds: of a step by its rows; their number limits a plan's rows. drafts: of each model. pace: tokens a second,
+    the worth of time. siblings: by rows, what one more takes as a sibling rather than below another node (of a mixture,
+    since it may activate its own experts). checks: the models that check found nodes and continue from them."""
 
     seconds: Sequence[float]
     drafts: Mapping[str, DraftSeconds]
@@ -85,7 +84,7 @@ class StepCosts(NamedTuple):
         chain: bool = False,
         first: Sequence[Sequence[float]] = (),
     ) -> CandidatePlan:
-        """One of this size. first: found nodes that the model checks."""
+        """A plan of this size. first: found nodes that the model checks."""
         drafted = sum([tree.nodes for tree in trees])
         nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
         spent = self.seconds[len(found) + nodes]
@@ -102,14 +101,14 @@ class StepCosts(NamedTuple):
     def _drafting(
         self, model: str, levels: float, nodes: float, grown: bool, first: Sequence[Sequence[float]] = ()
     ) -> float:
-        """Seconds of a draft. What is right of found nodes that are checked spares a pass each: as many as in the
-        sequence with least of them."""
+        """Seconds of a draft. Each correct one of the found nodes that are checked saves a pass: as many as in the
+        sequence with the fewest."""
         passes = max(1.0, levels - min(map(sum, first), default=0.0))
         return self.drafts[model].seconds(passes, nodes - levels + passes + sum(map(len, first)), grown)
 
     def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
-        """Of a sequence's tree in this way, which may have so many nodes, but no more than its part of all rows: one
-        pass drafts a level for all of them."""
+        """The price of a sequence's tree in this plan, with up to so many nodes, but no more than its part of all rows:
+        one pass drafts a level for all sequences."""
         tree, nodes = way.trees[index], min(nodes, len(self.seconds) // len(way.found))
         levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
         level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
@@ -122,7 +121,7 @@ class StepCosts(NamedTuple):
         return Price.of(pace, level, seconds, levels, round(tree.nodes))
 
     def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
-        """Of all found nodes the likeliest that are worth their rows."""
+        """The likeliest of all found nodes that are worth their rows."""
         rows, every = len(estimates), [(c, i) for i, estimate in enumerate(estimates) for c in estimate.found]
         every.sort(reverse=True)
         prices = [self.pace * (spent - self.seconds[rows]) for spent in self.seconds[rows:]]
@@ -130,7 +129,7 @@ class StepCosts(NamedTuple):
         return [estimate.found[: taken[index]] for index, estimate in enumerate(estimates)]
 
     def tree(self, model: str, estimates: Sequence[Estimate], found: Sequence[Sequence[float]]) -> CandidatePlan:
-        """Its trees as usual or smaller, beside what was found."""
+        """Its trees as usual or smaller, next to what was found."""
         ways = []
         for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 or any(found) else 1]:
             pairs = zip(estimates, found, strict=True)
@@ -170,7 +169,7 @@ class StepCosts(NamedTuple):
 
 
 def weigh(estimates: Sequence[Estimate], costs: StepCosts) -> list[CandidatePlan]:
-    """The best of each way of drafting, the choice first, no draft always among them."""
+    """The best plan of each kind, the choice first; no draft is always among them."""
     nothing, found = [()] * len(estimates), costs.found(estimates)
     ways = [costs.way(nothing), *([costs.way(found)] if any(found) else [])]
     for model in costs.drafts:
@@ -186,7 +185,7 @@ def weigh(estimates: Sequence[Estimate], costs: StepCosts) -> list[CandidatePlan
 
 
 def weigh_pinned(estimates: Sequence[Estimate], costs: StepCosts, shape: TreeShape) -> list[CandidatePlan]:
-    """The same where the shape is given: only who drafts it is chosen, and somebody does who has anything to say."""
+    """The same with a given shape: only the drafter is chosen, and one that can propose anything always drafts."""
     nothing, nodes = [()] * len(estimates), shape.nodes - 1
     ways = [costs.way(nothing), costs.way([estimate.found[:nodes] for estimate in estimates])]
     for model in costs.drafts:

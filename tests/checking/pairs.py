@@ -222,6 +222,8 @@ FAULTY = {
     "self_in_no_fewer_bits": Case("self:int8", ("no larger than its copy's",), {"quantize": "int8"}),
     "self_quantised": Case("self", ("files are quantised",), target_broken=says(quantization_config=FP8)),
     "chain_of_itself": Case("self > self", ("expected a draft model, a head, ngram or suffix before >, not self",)),
+    "chain_of_ones_own": Case("mine:Drafter > self", ("expected a draft model, a head, ngram or suffix before >",)),
+    "chain_without_a_first": Case("> self", ("expected a drafter on each side of >",)),
     "chain_before_another": Case("self > suffix", ("expected a drafter, >, and self",)),
     "self_in_what": Case("self:int2", ("expected self, or self:int4",)),
     "no_medusa": Case("medusa:draft", ("holds no head",)),

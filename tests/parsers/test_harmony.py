@@ -73,6 +73,8 @@ CASES: dict[str, tuple[str, list[Part]]] = {
     "no tag at all": ("Hello", [TextPart("Hello")]),
     "a tool of its own": ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [ReasoningPart("1 + 1")]),
     "cut in a header": (f"{ANALYSIS}Hm.{NEXT}<|channel|>fin", [ReasoningPart("Hm.")]),
+    "cut in a recipient": (" to=functions.get", []),
+    "a tag where none belongs": ("<|channel|>final<|message|>A<|message|>B<|end|>", [TextPart("A<|message|>B")]),
 }  # fmt: skip
 
 
@@ -194,6 +196,26 @@ async def test_an_effort_that_the_template_does_not_know_is_left_out(tokenizer) 
         body = await (await client.post("/v1/responses", json=asked)).json()
         assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning.effort")]
         assert "Reasoning: medium" in prompt_of(engine, tokenizer)
+
+
+async def test_headers_hold_no_stop_string(tokenizer) -> None:
+    engine = engine_saying(tokenizer, ANSWERED)
+    async with served(engine, tokenizer) as client:
+        for stop, content in ("l", "It is sunny."), ("su", "It is "):
+            _, body = await ask(client, stop=stop)
+            assert body["choices"][0]["message"]["content"] == content
+
+
+async def test_a_call_may_follow_text_that_is_continued(tokenizer) -> None:
+    engine, begun = engine_saying(tokenizer, "lo"), {"role": "assistant", "content": "Hel"}
+    async with served(engine, tokenizer) as client:
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        status, _ = await ask(client, [USER, begun], **STRICT, **more)
+    (request,) = engine.requests
+    assert status == 200 and request.grammar is not None
+    matcher = LLMatcher(from_tokenizer(tokenizer._templates), request.grammar.text)
+    tokens = tokenizer.encode(f"lo{CALL}{ARGUMENTS}", add_special_tokens=False)
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
 
 
 async def test_codex_calls_and_goes_on_over_responses(tokenizer) -> None:

@@ -49,12 +49,15 @@ ASKED: list[tuple[str, Any, Json]] = [
         "timings.predicted_n": 4, "timings.draft_n": any, "timings.draft_n_accepted": any}),
     ("/completions", NATIVE | {"return_tokens": True, "n_probs": 1},
         {"completion_probabilities.3.id": any, "completion_probabilities.3.top_logprobs.0.id": any, "tokens.3": any}),
-    ("/completion", NATIVE | {"response_fields": ["content"]}, {"error.param": "response_fields"}),
+    # What editors send, as llama.vim does, to have a prompt read beforehand.
+    ("/completion", NATIVE | {"n_predict": 0, "response_fields": [""], "t_max_predict_ms": 1, "n_indent": 4},
+        {"content": "", "stop_type": "limit", "tokens_predicted": 0, "warnings.0.param": "response_fields",
+         "warnings.1.param": "t_max_predict_ms", "warnings.2.param": "n_indent"}),
+    ("/completion", NATIVE | {"lora": [{"id": 0}]}, {"error.param": "lora"}),
     ("/tokenize", {"content": "Hi", "add_special": True, "with_pieces": True}, {"tokens.0.piece": "H"}),
     ("/completion", NATIVE | {"n_predict": 30, "json_schema": SCHEMA}, {"content": '{"a": 1}', "stop_type": "eos"}),
     ("/completion", NATIVE | {"n_predict": 9, "grammar": 'root ::= "yes" | "no"'}, {"stop_type": "eos"}),
     ("/completion", NATIVE | {"repeat_penalty": 1.1, "repeat_last_n": 64}, {"error.param": "repeat_last_n"}),
-    ("/completion", NATIVE | {"n_predict": 0}, {"error.param": "n_predict"}),
     ("/completion", NATIVE | {"mirostat": 2}, {"error.param": "mirostat"}),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, {"error.param": "input_prefix"}),
     ("/props", None,
@@ -118,14 +121,17 @@ INFILLS = [("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix
 @pytest.mark.parametrize("names", INFILLS, ids=lambda names: names[0])
 async def test_infill_in_the_tokens_of_the_model(tmp_path, names):
     target = saying(tmp_path, "return a +", " b;", special=names)
-    asked = {"input_prefix": "def f", "prompt": "(", "input_suffix": "end", "input_extra": [{"text": "x"}], "seed": 1}
+    asked = {"input_prefix": "def f", "prompt": "(", "input_extra": [{"text": "x"}], "seed": 1}
+    asked["input_suffix"] = f"end{names[0]}"
     with LiveServer(tmp_path / "log", target, "--draft", "ngram") as live:
         async with aiohttp.ClientSession(live.wait_for_url()) as http:
             _, whole = await answer(http, "/infill", asked)
             *pieces, last = await events(http, "/infill", **asked)
             _, cut = await answer(http, "/infill", asked | {"n_predict": 1})
+            _, read = await answer(http, "/tokenize", {"prompt": whole["prompt"]})
     before, hole, after = names
-    assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{after}"
+    assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{before}{after}"
+    assert whole["tokens_evaluated"] > read["count"], "what a file spells is no control token"
     assert (whole["content"], whole["stop_type"]) == ("return a + b;", "eos")
     assert "".join(piece["content"] for piece in pieces) == whole["content"] and last["stop"]
     assert (cut["content"], cut["stop_type"]) == ("return a +", "limit")

@@ -24,7 +24,7 @@ from foresay.verifier.model_runner import ModelRunner
 
 #: Sequences of a whole step, and how many of them at most draft in one; a larger batch runs in parts.
 SIZES, DRAFTING = (1, 2, 4, 8, 16), 4
-#: Rows of a captured pass over whatever trees there are, up to a whole tree.
+#: Rows of a captured pass over any trees, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
 #: Rows of captured passes over one chunk of a prompt, up to a step's limit; read when an engine is created.
 CHUNKS = (128, 512)
@@ -50,8 +50,8 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
 class Captured:
     """One step of one bucket, ready to be launched. The steps of a bucket share their state.
 
-    with_stop: the same step with a stop, where requests edit their logits; None where there is no such. drafting: what
-    part of its time drafting is expected to take, since nobody sees where it ends; 0 where nobody wants to know.
+    with_stop: the same step with a stop, where requests edit their logits; None without one. drafting: drafting's
+    expected share of its time, since its end is not visible; 0 where it is not needed.
     """
 
     step: SpeculativeStep
@@ -83,7 +83,7 @@ def widths(max_tokens: int, page_size: int) -> list[int]:
 
 def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
     """The passes over trees that are captured for an engine with at most ``max_seqs``, the smallest first: a larger one
-    runs op by op."""
+    runs in eager mode."""
     most = min(max_seqs, MAX_NODES)
     found = {
         Sizes(rows, sequences, pages, rows)
@@ -121,7 +121,7 @@ def buckets(
         reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
             state = StepState(size, pages, page_size, reach, device, model.store.windows)
-            # What was found alone has no name: the host knows those trees beforehand, so in parts they wait once too.
+            # A tree of found nodes only has no name: the host knows it beforehand, so in parts it waits once too.
             stops = [not each.shape.levels or (size == 1 and bool(each.name)) for each in proposers]
             pairs = zip(proposers, stops, strict=True)
             steps = [SpeculativeStep(model, each, state, sample, logits if stop else None) for each, stop in pairs]

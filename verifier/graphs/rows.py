@@ -99,7 +99,7 @@ class TextEnds:
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
 
     def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False) -> StaticRows:
-        """The rows; the roots' logits are wanted. known: maps the text's tokens to the model's. live: see
+        """The rows; the roots' logits are requested. known: maps the text's tokens to the model's. live: see
         :func:`rows_of`."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
         nodes = Nodes(end.tokens if known is None else known(end.tokens), self._numbers, self._words, self._depths)

@@ -129,7 +129,7 @@ class GraphStepRunner(StepRunner):
         return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
     def _bucket(self, sequences: list[SequenceState]) -> Sequence[Captured]:
-        """The smallest that takes so many sequences and their tables, the step ahead included."""
+        """The smallest with room for these sequences and their tables, including the step ahead."""
         for (size, pages), steps in self.buckets.items():
             rows = max(map(reach, steps))
             if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):

@@ -51,8 +51,7 @@ def sampled_ids(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tens
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A step's outcome for the host. table: int64[S, 1 + 4 N], for each sequence path length, path, tokens, parents,
-    samples.
-    more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
+    samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
 
     table: Tensor
     more: Sequence[Tensor] = ()
@@ -101,9 +100,9 @@ class _Passed:
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; the outcome is then in ``out``.
 
-    Where a request changes its logits or wants to know them, it is launched in :meth:`with_stop`: at the stop ``seen``
-    holds the trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of
-    ``logits``, which many steps may share. logits: fp32[M, V]; None where it is always launched whole.
+    Where a request changes or reads its logits, it is launched in :meth:`with_stop`: at the stop ``seen`` holds the
+    trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of ``logits``,
+    which many steps may share. logits: fp32[M, V]; None where it is always launched whole.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
-#: What LFM2's and Granite 4's checkpoints call what all others call otherwise.
+#: Tensor names of LFM2's and Granite 4's checkpoints that differ from all others'.
 _CALLED = {
     "model.embedding_norm.": "model.norm.",
     ".operator_norm.": ".input_layernorm.",
@@ -51,7 +51,7 @@ _CALLED = {
     ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
     ".shared_mlp.output_linear.": ".mlp.down_proj.",
 }
-#: And Nemotron-H's, whose layers are one of these each.
+#: And Nemotron-H's, whose layers have one of these each.
 _ALONE = tuple(
     (re.compile(pattern), ours)
     for pattern, ours in (
@@ -264,7 +264,7 @@ def header_names(directory: Path) -> list[str]:
             return list(_index(directory))
         with (directory / SINGLE).open("rb") as file:
             return list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
-    except (ModelError, OSError, ValueError, MemoryError, OverflowError):  # whoever loads it says what is wrong
+    except (ModelError, OSError, ValueError, MemoryError, OverflowError):  # loading the model reports what is wrong
         return []
 
 
@@ -279,7 +279,7 @@ def final_norm_digest(directory: Path) -> str:
             numbers = np.array(GgufFile.read((directory / LINK).readlink()).floats(_GGUF_NAME), np.float32)
         else:
             numbers = _of_safetensors(directory)
-    except (ModelError, OSError, ValueError, KeyError, TypeError):  # whoever loads it says what is wrong
+    except (ModelError, OSError, ValueError, KeyError, TypeError):  # loading the model reports what is wrong
         return ""
     return hashlib.sha256(numbers.tobytes()).hexdigest()
 

@@ -76,7 +76,7 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Of what a row goes through in its first layer that has an MLP."""
+        """The inner width of the first layer with an MLP or experts that a row passes through."""
         inside = (one for layer in self.stack.layers for one in (layer.mlp, layer.mixer))
         return next(one.width for one in inside if isinstance(one, MLP | Experts))
 
@@ -278,7 +278,7 @@ def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
 
 
 def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
-    """The same, for whole texts."""
+    """The same with full attention in all layers."""
     return tuple(replace(shape, window=None) for shape in window_shapes(model))
 
 

@@ -77,10 +77,10 @@ class PackedExperts:
 @dataclass(slots=True)
 class PackedLayer:
     """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
-    and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; of a recurrent layer its rates, as qkv is
-    all else that it reads. delta: a recurrent layer's other weights; taps: those of a convolution alone, fp32[T, C].
-    experts: of a layer that has some, of which all have a part in gate_up and down. Of an MLP alone, qkv and output are
-    that."""
+    and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
+    rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
+    convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
+    only an MLP, qkv and output are its products."""
 
     qkv: Linear
     output: Linear
@@ -99,7 +99,7 @@ class PackedLayer:
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
-        """Into its MLP or experts and back, of a layer that has some."""
+        """The products into and out of a layer's MLP or experts, if it has any."""
         assert self.gate_up is not None and self.down is not None, "it has some"
         return self.gate_up, self.down
 
@@ -152,7 +152,7 @@ def _taps(stored: Tensor) -> Tensor:
 
 
 def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
-    """What a recurrence whose heads remember has besides its products."""
+    """The other weights of a gated delta rule or a Mamba-2 scan, besides its products."""
     match node:
         case GatedDelta():
             taps, norm = _taps(vectors[TAPS]), vectors[f"{HEAD_NORM}.weight"]
@@ -168,15 +168,14 @@ def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
 
 
 def _order(node: Mamba2, device: torch.device) -> Tensor:
-    """int64[C + V]: which of values, keys, queries and gates (that order is the files') queries, keys, values, gates
-    are."""
+    """int64[C + V]: the index in files (values, keys, queries, gates) of each of queries, keys, values, gates."""
     values, keys = node.values, node.keys
     parts = torch.arange(node.channels + values, device=device).split((values, keys, keys, values))
     return torch.cat([parts[at] for at in (2, 1, 0, 3)])
 
 
 def _rates_apart(node: Mamba2, weights: LayerWeights) -> LayerWeights:
-    """The same, with steps as a product of their own, and the rest in the order of any recurrence."""
+    """The same, with the product of steps separate, and the rest in the order of all recurrences."""
     whole = weights.matrices[MIXED]
     order = (_order(node, whole.device) + node.values) % (node.channels + node.values)  # gates come first
     steps = torch.arange(len(order), len(order) + node.value_heads, device=order.device)

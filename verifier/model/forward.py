@@ -1,9 +1,9 @@
-"""The decoder's pass over static rows: op by op, captured in a GPU's graph, or recorded for a CPU.
+"""The decoder's pass over static rows: in eager mode, captured in a GPU's graph, or recorded for a CPU.
 
 A product may be cut into segments (split K), which the op that reads it adds up. The residual add and the norm are one
 op, as are norm, rotation and storing of heads, and the MLP's gate is fused into its product.
 
-Legend: R rows, H hidden width, V vocabulary, W rows whose logits are wanted.
+Legend: R rows, H hidden width, V vocabulary, W rows whose logits are requested.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def forward(
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
-    woken: each mixture's spans are appended; their first number is how many of its experts had rows.
-    Returns fp32[W, V] logits of the wanted rows and the requested features, each [R, H], including padding rows.
+    woken: each mixture's spans are appended; their first number is how many of its experts had rows. Returns fp32[W, V]
+    logits of the requested rows and the requested features, each [R, H], including padding rows.
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
@@ -84,7 +84,7 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
 
 
 def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None) -> Tensor | SplitKSums:
-    """[R, H]: what an MLP makes of its rows, or experts."""
+    """[R, H]: the output of an MLP, or of experts, for normalised rows."""
     if layer.experts is not None:
         found = experts(layer, layer.experts, normed, count, woken)
         return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
@@ -111,7 +111,7 @@ def experts(
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:
-    """What is added to the residual stream: a product, normalised if the model does that."""
+    """The term to add to the residual stream: a product, normalised if the model does that."""
     return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
 
 

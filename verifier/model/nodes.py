@@ -184,18 +184,18 @@ TAPS, DECAY, SHIFT, HEAD_NORM = (
     "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
 )  # fmt: skip
 SHORT_TAPS = "conv.conv.weight"
-#: Of Mamba-2 the module.
+#: The module of Mamba-2 in files.
 SCAN = "mamba"
-#: What files of a recurrence keep as the logarithm of its opposite.
+#: Parameters that files store as the logarithm of their negation.
 DECAYS = (DECAY, f"{SCAN}.A_log")
 
 
 @dataclass(frozen=True, slots=True)
 class Remembering:
-    """A recurrence whose heads have a matrix S each that remembers which value came with which key.
+    """A recurrence whose heads each have a matrix S that associates keys with values.
 
-    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. key_heads: each is that of as many of
-    the ``value_heads``, side by side. norm: of what heads put out.
+    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Each of ``key_heads`` serves the same
+    number of adjacent ``value_heads``. norm: of the heads' output.
     """
 
     key_heads: int
@@ -228,10 +228,10 @@ class Remembering:
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta(Remembering):
-    """Gated DeltaNet: of each row, with a key k and a query q of length 1, S is multiplied by the row's decay, learns
-    k * share * (v - what it remembers of k), and is asked for q. What heads put out is normed, each by itself, and
-    gated. tiled: in files a key is that of every ``key_heads``-th head. by_key: files have queries, keys, values and
-    gates of each key side by side, and rates.
+    """Gated DeltaNet: for each row, with a key k and a query q of length 1, S is multiplied by the row's decay, then
+    k * share * (v - S k) is added; the output is S q. It is normalised, each head by itself, and gated. tiled: in files
+    a key serves every ``key_heads``-th head. by_key: files have queries, keys, values and gates grouped by key, and
+    rates too.
     """
 
     tiled: bool = False
@@ -258,15 +258,15 @@ class GatedDelta(Remembering):
 
 @dataclass(frozen=True, slots=True)
 class Mamba2(Remembering):
-    """Mamba-2: of each row, with a step t of each head, S is multiplied by e^(decay * t), learns k * t * v, and is
-    asked for q; skip * v is added. What heads put out is gated and then normed, heads of one key together. Files have
-    one product: gates, values, keys, queries, steps. biased: whether the convolution has a bias.
+    """Mamba-2: for each row, with a step t of each head, S is multiplied by e^(decay * t), then k * t * v is
+    added; the output is S q + skip * v. It is gated and then normalised, heads of one key together. Files have one
+    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias.
     """
 
     biased: bool = True
 
     def products(self, hidden: int) -> tuple[Product, ...]:
-        """Into its heads, and out of them."""
+        """The products into its heads, and out of them."""
         whole = self.values + self.channels + self.value_heads
         return (
             Product(MIXED, {f"{SCAN}.in_proj": whole}, hidden),
@@ -306,7 +306,7 @@ class ShortConv:
         yield Vector(SHORT_TAPS, self.channels, wide=True, more=(1, self.taps))
 
 
-#: What keeps a state of a text, not keys and values of its tokens.
+#: Layers that keep a state of a text, not keys and values of its tokens.
 Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
@@ -454,8 +454,8 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention, or a recurrence, and an MLP, or experts, each added to the residual stream; or one of these alone,
-    which is the mixer then, an MLP too.
+    """Attention or a recurrence, and an MLP or experts, each added to the residual stream; or only one of these, which
+    is then the mixer, even an MLP.
 
     norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
     share: the factor of both before they are added.
@@ -513,7 +513,7 @@ class Stack:
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """That of its recurrent layers, which are all alike; None if there are none."""
+        """The recurrence of its recurrent layers, which are all alike; None if there are none."""
         return next((one.mixer for one in self.layers if not isinstance(one.mixer, Attention | MLP)), None)
 
     @property

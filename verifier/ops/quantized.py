@@ -19,7 +19,7 @@ have no steps); values of four bits with minimums have no sign::
 
     weight[o, k] = values[o, k] * (scales[o, g] * steps[o, s]) - minimums[o, g] * minimum_steps[o, s]
 
-Floats of four bits (e2m1: a sign, two bits of the exponent, one behind the point) have scales of eight: powers of two
+Floats of four bits (e2m1: a sign, two bits of the exponent, one of the fraction) have scales of eight: powers of two
 (e8m0, MXFP4) or e4m3 (NVFP4)::
 
     weight[o, k] = e2m1(values[o, k]) * scales[o, g]
@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-#: Floats of 8 bits: a sign, 4 of the exponent, 3 behind the point; no infinities.
+#: Floats of 8 bits: a sign, 4 of the exponent, 3 of the fraction; no infinities.
 FP8 = torch.float8_e4m3fn
 #: Only powers of two: an 8-bit exponent.
 E8M0 = torch.float8_e8m0fnu

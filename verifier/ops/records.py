@@ -92,12 +92,12 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of a pass's rows and keys, and the units of work.
+    """The positions of a pass's rows, the slots of their keys, and the units of work.
 
     positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
     positions of the texts. info, int32[R, 3]: a row's sequence, how many leading positions of that it attends to, nodes
     of its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span
-    after the last; spans of these rows, in all; the place of their parts, if they are several units, else -1; how many
+    after the last; spans of these rows, in all; the index of their parts, if they are several units, else -1; how many
     groups of rows come before. number: int64[1], how many units there are.
     """
 
@@ -112,7 +112,7 @@ class Places:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """The places of rows and their keys. All tensors are on one device; no shape depends on their content.
+    """The positions of rows and slots of their keys. All tensors are on one device; no shape depends on their content.
 
     tables: int32[S, P], page ids; entries no row reaches may hold anything. page_size: slots of a page.
     lengths: int32[S], committed tokens: their keys are in slots 0 .. length - 1 of the sequence.
@@ -122,7 +122,7 @@ class AttentionMetadata:
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    places: what :func:`foresay.verifier.ops.attention.find_places` found; None: nothing was looked for.
+    places: the result of :func:`foresay.verifier.ops.attention.find_places`; None: it was not called.
     """
 
     tables: Tensor
@@ -157,11 +157,11 @@ SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The places of each expert's rows, which are consecutive.
+    """The positions of each expert's rows, which are consecutive.
 
     places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
-    have rows; the total cost; the place after the last; then for each with rows its number, its first place, the one
-    after its last, and the cost of those before it.
+    have rows; the total cost; the position after the last; then for each with rows its number, its first position, the
+    one after its last, and the cost of those before it.
     """
 
     places: Tensor
@@ -170,8 +170,8 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a recurrent layer of Mamba-2 has besides, fp32: bias [C] of the convolution; skip [H], how much of a row's
-    own values each head puts out too. parts: of a row, each of which is normed by itself."""
+    """The other weights of a Mamba-2 scan, fp32: bias [C] of the convolution; skip [H], the factor of a row's own
+    values that each head adds to its output. parts: how many of a row are normalised, each by itself."""
 
     bias: Tensor
     skip: Tensor
@@ -181,8 +181,8 @@ class Scan:
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
     """Of a recurrent layer, fp32: taps [T, C] of the convolution, the current row's last; decay [H], below 0, and its
-    shift [H]; norm [D] of what each head puts out. tiled: that is put out of the first head of each key, then of the
-    second, and so on; False: of all heads of a key, then of the next. scan: Mamba-2's; norm is [V] then."""
+    shift [H]; norm [D] of each head's output. tiled: the output has the first heads of all keys first, then all second
+    ones; False: the heads of each key are adjacent. scan: Mamba-2's; norm is [V] then."""
 
     taps: Tensor
     decay: Tensor
@@ -323,7 +323,7 @@ class Kept(NamedTuple):
     words: Tensor
 
 
-#: Fills the places after a path.
+#: Fills the entries after a path.
 NO_NODE = -1
 
 

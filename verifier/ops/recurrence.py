@@ -1,5 +1,5 @@
 """Recurrent layers over texts and trees alike, and how a path of their nodes is committed: gated delta rules and
-Mamba-2's scans, whose heads have states, and short convolutions, of which rows are kept and no more.
+Mamba-2 scans, whose heads have states, and short convolutions, which keep only rows.
 
 One order of computation: in fp32, row by row along a path, every sum in a fixed order, so that a prompt in one pass, in
 chunks, token by token, and a node of a tree and its commit have equal bits (docs/recurrent.md). A pass reads committed
@@ -38,11 +38,11 @@ def gated_delta(
     """The output of a layer's heads for every row, normalised and gated: [R, V] of ``dtype``.
 
     mixed: fp32[R, C + V], queries, keys and values before the convolution, and gates. rates: fp32[R, 2 H], how much
-    each head learns, how much it forgets. Of Mamba-2 fp32[R, H], both: queries and keys are taken as they come, values
-    are learned whatever is remembered of their keys, and what heads put out is gated before it is normed. layer: one of
-    a store; states and tails are read where sequences go on from, and written where they stop; records are written.
-    count: int64[1], of how many rows, read when it runs (of compiled kernels; None: all). What comes of padding is not
-    defined.
+    each head learns, and how much it forgets; for Mamba-2 fp32[R, H], both: queries and keys are not normalised, values
+    are added whatever the state has for their keys, and the heads' output is gated before it is normalised. layer: one
+    of a store; states and tails are read where sequences continue, and written where they stop; records are written.
+    count: int64[1], the number of rows, read when it runs (of compiled kernels; None: all). The output of padding is
+    undefined.
     """
     paged, scan, (_, count_of, tiles, _, lanes) = rows.paged, weights.scan, layer.states.shape
     heads = mixed.new_zeros(len(mixed), count_of, tiles * lanes)
@@ -163,7 +163,7 @@ def _learned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) 
 
 
 def _scanned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of Mamba-2."""
+    """The same for Mamba-2."""
     heads, tiles, dim, lanes = state.shape
     keys = (len(made) - heads * tiles * lanes) // 2
     step = functional.softplus(rates + weights.shift)

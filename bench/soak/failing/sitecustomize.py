@@ -13,7 +13,7 @@ if "foresay.server.host.process" in sys.orig_argv:
     asked: list[int] = []
 
     def failing(engine: Engine) -> list[Delta]:
-        """A step, or what was asked for."""
+        """A step, or the failure that was requested."""
         if asked:
             raise RuntimeError("a step was made to fail")
         return step(engine)

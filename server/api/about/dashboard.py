@@ -1,8 +1,8 @@
 """The page that shows what speculation does, and what fills it.
 
 The feed is one event a second with everything that changes. Each reader has a task of its own that waits for it. While
-a reader does not read, nothing is made for it, nothing piles up but what its socket holds, and nobody else notices;
-after a while it is hung up on.
+a reader does not read, no events are made for it, only its socket's buffer fills, and other readers are unaffected;
+after a while it is disconnected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Replacing the engine of a running server: ``POST /admin/reload``.
 
-It goes on with other settings of its engine, other weights, or another model (docs/resumption.md)::
+It continues with other engine settings, other weights, or another model (docs/resumption.md)::
 
-    the same model     another engine gets ready, and whatever runs goes on in it at the next token
-    another one        gets ready beside it, and has the new requests; whatever runs ends in the engine that has it
+    the same model     another engine gets ready, and running requests continue in it at the next token
+    another model      gets ready next to it, and gets the new requests; running ones end in their own engine
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def timings(choices: Sequence[Choice]) -> shared.Timings | None:
         return None
     told = usage(choices)
     cached, written = told.prompt_tokens_details.cached_tokens, told.completion_tokens
-    read, later = told.prompt_tokens - cached, written - len(choices)  # the first token of each comes with the prompt
+    read, later = told.prompt_tokens - cached, max(0, written - len(choices))  # first tokens come with the prompt
     prompt_ms = _milliseconds(max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known)))
     decode_ms = _milliseconds(max(one.decode_seconds for one in known))
     drafting = speculative_decoding(choices, "summary")

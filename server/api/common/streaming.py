@@ -75,7 +75,7 @@ class Spread:
         self._waiting = deque((-inf, piece) for _, piece in self._waiting)
 
     def due(self, now: float) -> Piece | None:
-        """What is due by now, in one piece."""
+        """All that is due, in one piece."""
         pieces = []
         while self._waiting and self._waiting[0][0] <= now:
             pieces.append(self._waiting.popleft()[1])

@@ -249,7 +249,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
 
 
 def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, Any], tuple[Warned, ...]]:
-    """What the template is given beside messages and tools; and what is left out of it."""
+    """The template's arguments besides messages and tools; and what is left out of them."""
     bounds.check_bytes(body.chat_template_kwargs, bounds.MOST_TEMPLATE_BYTES, "chat_template_kwargs")
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     given = effort | (body.chat_template_kwargs or {})
@@ -263,7 +263,7 @@ def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, An
 def _told(
     service: Service, body: ChatRequest, offer: conversation.Offer
 ) -> tuple[list[dict[str, Any]], tuple[Warned, ...]]:
-    """The conversation as the model's template takes it; and what is not told as was asked."""
+    """The conversation in the form of the model's template; and what differs from the request."""
     text, noted = service.opened()[0], tuple[Warned, ...]()
     messages = conversation.messages(body)
     if text.chat_format.channels:

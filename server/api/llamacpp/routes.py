@@ -16,7 +16,7 @@ from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leased
-from foresay.server.api.common.turns import answered, completion_choices
+from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.api.llamacpp import schemas
 from foresay.server.host.models.models import MODELS, ServedModel
@@ -113,7 +113,8 @@ def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
     if body.repeat_penalty is not None:
         fields["repetition_penalty"] = body.repeat_penalty
     if body.n_predict is not None:
-        fields["max_tokens"] = body.n_predict if body.n_predict >= 0 else None
+        # A completion of no tokens is one that echoes; these answers have no echo.
+        fields |= {"max_tokens": body.n_predict if body.n_predict >= 0 else None, "echo": body.n_predict == 0}
     if body.grammar or body.json_schema is not None:
         fields["structured_outputs"] = {"grammar": body.grammar or None, "json": body.json_schema}
     return fields
@@ -135,23 +136,28 @@ async def _native(
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
         request = validation.converted({"prompt": tokens, **fields}, CompletionRequest)
         choices = names.warned(await completion_choices(service, request, [tokens]))
+        ignored = [one for one in validation.not_followed(body) if one.path[0] not in _SHARED]
+        choices[0].warnings = (*choices[0].warnings, *ignored)
         return await answered(http, service, request, choices, Native)
 
 
 async def _prompt(service: Service, body: Any) -> list[int]:
     if not isinstance(body.prompt, str):
         return list(body.prompt)
-    room = Room("prompt", service.opened()[1].max_model_len)
+    room = room_for(service, body, "prompt")
     return await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
 
 
 async def _infilled(service: Service, body: Any) -> list[int]:
-    before, hole, after = infill_tokens(service.opened()[0].tokenizer)
+    """The tokenizer's own beginning, then both texts, in which a control token's name is text."""
+    tokenizer = service.opened()[0].tokenizer
+    before, hole, after = infill_tokens(tokenizer)
     extra = "".join(f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n\n" for one in body.input_extra or ())
     room = Room("input_prefix", service.opened()[1].max_model_len)
     texts = (extra + body.input_prefix + body.prompt, body.input_suffix)
-    prefix, suffix = [await service.encode(text, False, room=room) for text in texts]
-    return [before, *prefix, hole, *suffix, after]
+    prefix, suffix = [await service.encode(tokenizer.as_text(text), False, room=room) for text in texts]
+    begun = await service.encode("", body.add_special_tokens is not False)
+    return [*begun, before, *prefix, hole, *suffix, after]
 
 
 #: Models' tokens before the prefix, before the suffix, and before the text between them.

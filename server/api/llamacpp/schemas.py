@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.shared import GenerationRequest, RequestWarning, Timings, not_done
+from foresay.server.schemas.shared import GenerationRequest, RequestWarning, Timings, not_done, not_followed
 from foresay.server.schemas.tokens import TopLogprob
 from foresay.spec.sampling import Logprobs, RepetitionPenalty
 
@@ -17,7 +17,8 @@ HERE = "/completion"
 
 class NativeRequest(GenerationRequest, kw_only=True):
     """What ``POST /completion`` and ``/infill`` share: the sampling fields that completions have, some under
-    llama.cpp's names. n_predict: most tokens to write; below 0, as many as fit. n_probs: as completions' logprobs.
+    llama.cpp's names. n_predict: most tokens to write; below 0, as many as fit; 0: the prompt is only read, for the
+    requests that follow. n_probs: as completions' logprobs.
     """
 
     n_predict: int | None = None
@@ -29,11 +30,17 @@ class NativeRequest(GenerationRequest, kw_only=True):
     return_tokens: bool | None = None
 
     n: Annotated[int | None, not_done(1, by=HERE)] = None
-    response_fields: Annotated[Any, not_done([], by=HERE)] = None
     post_sampling_probs: Annotated[Any, not_done(False, by=HERE)] = None
-    t_max_predict_ms: Annotated[Any, not_done(0, -1, by=HERE)] = None
-    n_indent: Annotated[Any, not_done(0, by=HERE)] = None
     lora: Annotated[Any, not_done([], by=HERE)] = None
+
+    response_fields: Annotated[list[str] | None, not_followed([], said="answers have all their fields")] = None
+    t_max_prompt_ms: Annotated[
+        int | None, not_followed(0, -1, said="prompts are read whole, however long it takes")
+    ] = None
+    t_max_predict_ms: Annotated[int | None, not_followed(0, -1, said="n_predict bounds what is written, not time")] = (
+        None
+    )
+    n_indent: Annotated[int | None, not_followed(0, said="lines may be indented less")] = None
 
 
 class NativeCompletion(NativeRequest, kw_only=True):

@@ -56,7 +56,7 @@ class ResponseItems(Items[ResponseEvent]):
         """Events for a growing item; none for a custom tool, whose input is known only when its arguments are
         complete."""
         taken, self.logprobs = self.logprobs, []
-        if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are nobody's
+        if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are dropped
             self._told += taken
             return [_delta(item, more, logprobs=taken)] if more else []
         return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []

@@ -72,7 +72,7 @@ async def _length(service: Service, body: schemas.CompactRequest, items: Sequenc
 
 def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
     """The number of items that are always left out, and the indices of all that can be, in order; the index of a user
-    message stands for everything before it."""
+    message means everything before it."""
     asked = [place for place, item in enumerate(items) if item.role == "user"]
     last = asked[-1] if asked else 0
     thoughts = [place for place, item in enumerate(items) if item.type == "reasoning"]

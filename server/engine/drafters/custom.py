@@ -1,6 +1,6 @@
 """``--draft package.module:Class``: a user's own drafter, found by import (docs/drafters.md).
 
-Whoever configures the server names the module; no code from a model's repository is run.
+The server's configuration names the module; no code from a model's repository is run.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Entry:
         return self
 
     def beside(self, others: Collection[str]) -> Self:
-        """The same where these are asked for too, by what names them: models, the one itself among them."""
+        """The same next to other drafters. others: their parts of ``--draft``, including its own."""
         return self
 
     def configured(self, config: EngineConfig) -> Self:

@@ -16,7 +16,6 @@ from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.drafters.head import Head
 from foresay.server.engine.parameters import item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Unfit, target_directory
@@ -65,7 +64,7 @@ class Own(Entry):
 
     @property
     def spared(self) -> Entry | None:
-        """Who drafts for it."""
+        """The drafter before it."""
         return self._with
 
     @property
@@ -78,9 +77,9 @@ class Own(Entry):
         return replace(self, shared=self.first is not None and self.first.asked in others)
 
     def behind(self, first: Entry, part: str) -> Self:
-        """The same with another drafter before it, as ``part`` of ``--draft`` says. Raises ConfigurationError for a
+        """The same with another drafter before it, by ``part`` of ``--draft``. Raises ConfigurationError for a
         kind that cannot be."""
-        if not isinstance(first, DraftModel | Head) and not first.looks:
+        if isinstance(first, Own) or not first.names:
             raise ConfigurationError(
                 f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.asked}"
             )
@@ -130,7 +129,7 @@ class Own(Entry):
         return (self.model,) if self._with is None else (self.model, *self._with.shapes(target))
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Who drafts for it: the copy reads the target's."""
+        """The drafter before it: the copy reads the target's states."""
         return () if self._with is None else self._with.with_states(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
@@ -162,7 +161,7 @@ class Own(Entry):
         return made
 
     def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """About who drafts for it."""
+        """The doubts about the drafter before it."""
         return "" if self._with is None else self._with.doubts(drafter.before, target, pool, directory)
 
     @property

@@ -3,7 +3,7 @@
 ::
 
     Models        names, leases, life                    what the routes use
-    └── Residency which are in, who waits, who leaves    the only one that loads and unloads
+    └── Residency loaded models, waiting requests        the only one that loads and unloads
         └── Model one model: settings, engine, service   loads on command
 
 A server without ``[models.NAME]`` has one model, which is loaded at the start. docs/models.md is the description.

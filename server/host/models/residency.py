@@ -126,7 +126,7 @@ class Residency:
                 self._changed.set()
 
     def _prepared(self, resident: Resident) -> asyncio.Future[None]:
-        """Done when the model is ready to be loaded; the same for all who wait."""
+        """Done when the model is ready to be loaded; the same for all that wait."""
         if resident.preparing is None:
             resident.preparing = asyncio.create_task(self._prepare(resident))
             resident.preparing.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.catalog.formats import FORMATS, PLACE, TAG, TOOL_FORMATS, ToolFormat, Way
+from foresay.server.catalog.formats import FORMATS, PLACE, TAG, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.schema import guided
@@ -213,7 +213,7 @@ def strict_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar | None:
     allowed = len(offer.functions) == len(offer.listed)
     if allowed and not any(function.strict for function in offer.functions):
         return None
-    start = _start(TOOL_FORMATS[form], tokens)
+    start = _start(FORMATS[form], tokens)
     if start is None:
         if not allowed:
             raise InvalidRequest("tool_choice", "this model's tool calls cannot be told from text before they are made")

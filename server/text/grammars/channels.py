@@ -14,6 +14,7 @@ from foresay.spec.request import Grammar
 
 def channel_grammar(answer: Grammar | None, offer: Offer, tokens: Tokens) -> Grammar | None:
     """What all messages must match; None: they may be anything. answer: what the last one must, if it calls nothing."""
+    answer = None if offer.required else answer
     free = len(offer.functions) == len(offer.listed) and not any(one.strict for one in offer.functions)
     if answer is None and free and not offer.required:
         return None
@@ -21,11 +22,11 @@ def channel_grammar(answer: Grammar | None, offer: Offer, tokens: Tokens) -> Gra
     ends = [] if offer.required else [f'{channel} "final" {message} {"TEXT?" if answer is None else "@answer"}']
     grammars = list[dict[str, str]]()
     if offer.functions:
-        held = offer if offer.required or answer is not None else loosened(offer)
+        held = loosened(offer) if answer is None and not offer.required else offer
         calls = tool_call_grammar(HARMONY, held, tokens)
         ends.append("@calls")
         grammars.append({"name": "calls", "lark_grammar": calls.text})
-    if answer is not None and not offer.required:
+    if answer is not None:
         grammars.append(named(answer, "answer"))
     rules = (
         f"start: before* ({' | '.join(ends)})",

@@ -67,6 +67,8 @@ class DeclaredParser:
     any may be made; parallel: whether more than one.
     """
 
+    heading = False
+
     def __init__(
         self,
         regions: Regions,
@@ -234,15 +236,14 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
         form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
         if self.channels:
-            answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
             script = partial(harmony.messages, harmony.begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)
         tags = (*(form.tags if offer.functions else ()), *form.wraps, *(self.thinks or ()))
         if not any(tags):
             return PlainText()
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}
-        answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
         return ScriptParser(answer, partial(output, form, self.thinks, opened), markers)
 
     def opened_by(self, prompt: str, continues: bool) -> bool:

@@ -18,8 +18,10 @@ from functools import partial
 from foresay.server.text.parsers.parser import Call, ParsedAnswer
 from foresay.server.text.parsers.script import OutputOver, Reader, Script
 
-_START, _CHANNEL, _MESSAGE, _CALL = "<|start|>", "<|channel|>", "<|message|>", "<|call|>"
+_START, _MESSAGE, _CALL = "<|start|>", "<|message|>", "<|call|>"
 _ENDS = ("<|end|>", "<|return|>", _CALL)
+#: A message ends at these; it may lack its own end.
+_AFTER = (*_ENDS, _START, "<|channel|>")
 _ON = re.compile(r"<\|channel\|>\s*(\w+)")
 _FOR = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -45,20 +47,18 @@ def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) ->
 
 
 def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
-    """A message's header. Output without any tag is text."""
+    """A message's header. Output without any tag is text, unless it begins to name a recipient."""
     found = ""
     try:
         while (atom := (yield from reader.read())) != _MESSAGE:
             found += atom
+            answer.heading = answer.heading or len(atom) > 1
     except OutputOver:
-        if found and not _tagged(found):
+        if found and not answer.heading and not found.lstrip().startswith("to="):
             answer.text(found)
         raise
+    answer.heading = False
     return found
-
-
-def _tagged(text: str) -> bool:
-    return any(tag in text for tag in (_START, _CHANNEL, *_ENDS))
 
 
 def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, answer: ParsedAnswer) -> Script[str]:
@@ -70,7 +70,7 @@ def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, an
     answer.thinking = thinks and on is not None and on[1] == "analysis"
     kind = "reasoning" if answer.thinking else "text"
     tell = answer.reasoning if answer.thinking else answer.text
-    while len(atom := (yield from reader.read())) == 1:
+    while (atom := (yield from reader.read())) not in _AFTER:
         tell(said[kind] + atom)
         said[kind] = ""
     answer.thinking, said[kind] = False, "\n\n"
@@ -80,7 +80,7 @@ def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, an
 def _call(name: str, reader: Reader, call: Call) -> Script[None]:
     """The body of a call, in any format."""
     call.named(name)
-    while len(atom := (yield from reader.read())) == 1:
+    while (atom := (yield from reader.read())) not in _AFTER:
         call.write(atom)
     reader.unread(atom)
     call.close()

@@ -82,7 +82,7 @@ class ParsedAnswer:
         parallel: bool = True,
     ) -> None:
         self.said: list[Part] = []
-        self.thinking = False
+        self.thinking = self.heading = False
         self.offered = offered or {}
         self.calls = 0
         self._identify, self._parallel = identify, parallel
@@ -195,6 +195,11 @@ class ScriptParser:
     def thinking(self) -> bool:
         """Whether the output so far ends in the middle of reasoning."""
         return self._answer.thinking
+
+    @property
+    def heading(self) -> bool:
+        """Whether the output so far ends between messages."""
+        return self._answer.heading
 
     def feed(self, text: str) -> list[Part]:
         """More text."""

@@ -27,7 +27,7 @@ def granite(fields: Fields) -> Stack:
 
 
 def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Mixer] = ()) -> Stack:
-    """Layers that have this behind their attention, or what ``own`` has of each; absent: they see everything."""
+    """Layers of attention, or of the mixers in ``own``, each followed by ``inner``."""
     return _stack(fields, own or [granite_attention(fields, read_rope(fields))] * layer_count(fields), inner)
 
 
@@ -41,7 +41,7 @@ def granite_swa(fields: Fields) -> Stack:
 
 
 def granite_attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention:
-    """Whose scores are multiplied by what config.json says."""
+    """Attention with the score multiplier of config.json."""
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     return attention(fields, rope, scale=fields.number("attention_multiplier", 1.0), biases=has, **more)
 

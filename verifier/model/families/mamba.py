@@ -35,16 +35,16 @@ from foresay.verifier.model.nodes import (
 )
 from foresay.verifier.model.rope_config import read_rope
 
-#: Numbers that kernels take at once.
+#: How many numbers kernels process at once.
 _LANES = 16
-#: How JSON has infinity, as Python writes it or transformers.
+#: Infinity in JSON, as written by Python or by transformers.
 _BOUNDLESS = ([float("inf")], [{"__float__": "Infinity"}])
-#: Of GGUF files alone: gates of MLPs and what they are for are two tensors; and what one beside experts is called.
+#: For GGUF files: gate and up matrices of shared MLPs are separate tensors; and the name of one next to experts.
 _APART, _SHARED = "shared_mlp_apart", "mlp.shared"
 
 
 def granite_hybrid(fields: Fields) -> Stack:
-    """Layers that attend have no positions unless that is asked for. Behind each an MLP, and perhaps experts too."""
+    """Granite 4: attention has no positions unless requested; an MLP follows each mixer, next to experts if any."""
     rope = read_rope(fields) if fields.get("position_embedding_type") == "rope" else None
     fused, beside = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
     inner: MLP | Experts = MLP(fields.integer("shared_intermediate_size", 1024), mlp(fields).activation, fused=fused)
@@ -55,7 +55,7 @@ def granite_hybrid(fields: Fields) -> Stack:
 
 
 def _mixers(fields: Fields, attends: Attention, scans: Mamba2, alone: MLP | None = None) -> Sequence[Mixer]:
-    """By ``layer_types``, in the words of transformers 4 or 5. alone: layers may be this."""
+    """The mixers by ``layer_types``, in the names of transformers 4 or 5. alone: an MLP that layers may consist of."""
     kinds: dict[str, Mixer] = {
         "attention": attends, "full_attention": attends, "mamba": scans, "linear_attention": scans,
         **({} if alone is None else {"mlp": alone}),
@@ -70,12 +70,12 @@ def _mixers(fields: Fields, attends: Attention, scans: Mamba2, alone: MLP | None
     return own
 
 
-#: Nemotron-H's letters of its layers.
+#: Nemotron-H's letters for its layers.
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def nemotron_h(fields: Fields) -> Stack:
-    """Each layer is one of Mamba-2's, or attends without positions, or is an MLP without gates."""
+    """Nemotron-H: each layer is a Mamba-2 scan, attention without positions, or an MLP without gates."""
     fields.refuse("use_bias", "mamba_proj_bias", "mlp_bias")
     norm, pattern = NormKind(fields.number("layer_norm_epsilon", 1e-5)), fields.get("hybrid_override_pattern")
     if fields.get("layers_block_type") is None and isinstance(pattern, str):
@@ -156,7 +156,7 @@ def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
-#: What llama.cpp calls parts of Mamba-2.
+#: llama.cpp's names of the parts of Mamba-2.
 _NAMES = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",

@@ -61,7 +61,7 @@ _FURTHER = {
 }
 #: Suffixes of the names of convolutions.
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
-#: What files have in two dimensions, and is of one.
+#: The suffix of tensors with two dimensions in files and one here.
 _FLAT = (".mamba.A_log", ".mamba.D", ".mamba.norm.weight")
 #: Tensors that are part of the configuration.
 CONFIGURATION = (FREQUENCIES, *FACTORS.values())
@@ -236,13 +236,13 @@ def _head_dim(fields: Fields, absent: int) -> int:
 
 
 def _inner(fields: Fields) -> Any:
-    """Of an MLP; mixtures need not have any."""
+    """The inner width of an MLP; None if a mixture has none."""
     key = "feed_forward_length"
     return fields.get(key) if fields.get("expert_count") else _one(fields, key, None)
 
 
 def _one(fields: Fields, key: str, absent: int | None) -> int:
-    """A number that there may be one of for each layer, if all are the same; 0 where a layer has none."""
+    """A number that may be listed by layer, if all are the same except for 0, in layers without it."""
     found = fields.get(key)
     if isinstance(found, list) and len(kinds := set(found) - {0}) == 1:
         (found,) = kinds
@@ -250,7 +250,7 @@ def _one(fields: Fields, key: str, absent: int | None) -> int:
 
 
 def _rms_epsilon(fields: Fields) -> float | None:
-    """None for families with another kind of norm."""
+    """The epsilon of RMS norms; None for families with another kind of norm."""
     key = "attention.layer_norm_rms_epsilon"
     return None if fields.get("attention.layer_norm_epsilon") is not None else fields.number(key)
 

@@ -189,7 +189,7 @@ class Language:
         return self.made(F32, lambda value: self.k.softcapped(value, cap), x)
 
     def sqrt_rn(self, x: Block) -> Block:
-        """The root."""
+        """The square root."""
         return self.made(F32, self.k.sqrt, x)
 
     def cast(self, value: Any, of: ir.Type) -> Any:
@@ -274,7 +274,7 @@ class Language:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def load(self, pointer: Pointer, mask: Mask = True, other: float | None = None) -> Block:
-        """The loaded values; ``other`` where the mask does not hold."""
+        """The loaded values; ``other``, or 0, where the mask does not hold."""
         if mask is False:
             return self.full((), other or 0, pointer.of)
         stores, of = self._stores.get(pointer.name, 0), pointer.of
@@ -368,7 +368,7 @@ class Language:
         return self.kept(made, vectors=False) if made.shape else made
 
     def cumsum(self, x: Block, axis: int) -> Block:
-        """Cumulative sums."""
+        """Cumulative sums along the only axis."""
         assert axis == 0 and not self.vectors, "number by number"
         total = self.k.variable(self.k.constant(0, x.dtype))
 

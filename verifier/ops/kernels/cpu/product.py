@@ -164,12 +164,12 @@ class ProductKernel:
         """The same for ``rows`` rows: row by row, vector by vector."""
 
     def _rows(self, row: Value, rows: int) -> list[Value]:
-        """Where the inputs of each row begin."""
+        """The address of each row's inputs."""
         of = OF_TORCH[self.shape.compute]
         return [self.k.at(self.x, (row + number) * self.inner, of) for number in range(rows)]
 
     def _steps(self, steps: Value) -> Iterator[Value]:
-        """The order of the terms."""
+        """The terms' steps, in order."""
         with self.k.loop(0, steps) as step:
             yield step
 

@@ -2,13 +2,13 @@
 
 ::
 
-    convolve    row by row: the convolution, keys and queries of length 1 (Mamba-2's are as they come), shares and
-                decays; what nodes leave of these
-    remember    head by head and 16 values at a time, row by row: the state goes on, and is asked; a state of that part,
-                ``D`` vectors of 16, stays in the first cache
-    finish      row by row and head by head, or part by part: the norm, and the gate, behind it or before
-    replay      as remember, of records, without being asked
-    short       row by row: a convolution by itself, of what was let in
+    convolve    row by row: the convolution, keys and queries of length 1 (Mamba-2's unchanged), shares and decays;
+                and the records of nodes
+    remember    head by head and 16 values at a time, row by row: update the state and multiply it by the query; the
+                state of that part, ``D`` vectors of 16, stays in the first-level cache
+    finish      row by row and head by head, or part by part: the norm, and the gate, after it or before
+    replay      as remember, from records, without queries
+    short       row by row: a convolution by itself, of the gated input
 
 Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node continues from the state of its parent:
 each thread keeps a state part for each node of one tree. The bits do not depend on the other rows and sequences, or on
@@ -364,7 +364,7 @@ def _remembering(heads: int, keys: int, dim: int, values: int, scans: bool) -> K
 def _finishing(
     heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype, scans: bool
 ) -> Kernel:
-    """heads: or, of Mamba-2, parts."""
+    """heads: how many parts of a row are normalised, each by itself: heads, or Mamba-2's parts."""
     k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
     out, mixed, norm, done = (k.pointer(at) for at in range(4))
     with k.share(k.counted(4) * heads) as unit:

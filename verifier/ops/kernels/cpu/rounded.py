@@ -5,12 +5,12 @@
     packed    unsigned numbers: signed ones have an offset of 8 (4 bits) or 128 (8 bits)
               8 bits   [O / B][K / 4][B][4] bytes
               4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7; floats
-                       (e2m1) as codes, for which a table has twice what they are, and 12 more
+                       (e2m1) as codes, which a table maps to twice their values plus an offset of 12
     rows      rounded, in tiles as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] for pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies pairs of bytes into 16
-bits, which can hold the sums of a piece with 4 bits; 8 bits are multiplied as two halves. Sums begin with a correction
-for the offset of unsigned numbers.
+bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves. Sums begin with
+a correction for the offset of unsigned numbers.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
@@ -33,8 +33,8 @@ from foresay.verifier.ops.linear import GROUP, LEAST
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
 from foresay.verifier.ops.records import turns_of
 
-#: Numbers of rows with their own code (others are padded), at most the last of them at once, with 32 wide registers,
-#: and without; and vectors of outputs with them.
+#: Numbers of rows with their own code (others are padded), of which the last is multiplied at once: with 32 wide
+#: registers, and without; and vectors of outputs with these registers.
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
@@ -155,7 +155,7 @@ class _RoundedProduct(IntegerProduct):
         ]
 
     def _bytes_of(self, line: Value) -> Iterator[list[Value]]:
-        """Words of four numbers, vector by vector; with 8 bits on AVX2 the low halves of all, then the high ones."""
+        """Words of four numbers, vector by vector; with 8 bits or floats on AVX2 all low halves, then the high ones."""
         k, low = self.k, 0x0F0F0F0F
         for step in range(self.size // (self.shape.block * _WORD)):
             at = step * self.shape.block
@@ -181,7 +181,7 @@ class _RoundedProduct(IntegerProduct):
         return k.bits(self._by_halves("llvm.x86.avx2.pshuf.b", I8, numbers, k.bits(words, numbers.type)), words.type)
 
     def _dot(self, total: Value, weights: Value, inputs: Value) -> Value:
-        """Add four products in each lane, or two and two."""
+        """Add four products in each lane; without byte dots, two in each half of it."""
         bytes_of = [self.k.bits(each, vector(I8, _WORD * LANES)) for each in (weights, inputs)]
         if not self.one:
             return total + self._by_halves("llvm.x86.avx2.pmadd.ub.sw", I16, *bytes_of)

@@ -3,11 +3,11 @@
 ::
 
     keys     of 16 positions, transposed: [D / 2][16][2] if pairs of bf16 are multiplied, else [D][16] of fp32; a
-             score's terms run over D in order, those of even and of odd steps separately
+             score's terms run over D in order, even and odd ones in separate sums if their number is even
     values   [positions / 2][D][2], or [positions][D] of fp32; added position by position, or pair by pair
 
 Queries are processed up to six at a time, and blocks of 16 positions two at a time if registers are wide: their sums
-are in registers, and this does not change any of them. Memory two blocks ahead is prefetched, in storage order: all
+are in registers, and none depends on how many there are. Memory two blocks ahead is prefetched, in storage order: all
 heads of a slot. Quantised rows are widened when they are rearranged, each number multiplied by its head's scale.
 
 Legend: D head dim.
@@ -55,8 +55,8 @@ class Piece:
     1, the ones [first, first + count) of the ``all`` queries that a head has.
 
     span: the position where the span begins; low is a multiple of 16. begin, end: none of them attends to positions
-    outside; begins, ends: by row. apart: consecutive rows that end within the piece; else 1. text, path: the addresses
-    of the slots of positions below ``base`` and of those from there on.
+    outside; begins, ends: by row. apart: the number of rows, if they end within the piece one after the other; else 1.
+    text, path: the addresses of the slots of positions below ``base`` and of those from there on.
     """
 
     heads: tuple[Value, Value]
@@ -316,7 +316,7 @@ class Spans:
     def _mixed(
         self, piece: Piece, which: tuple[Value, Value], queries: range, first: Value, part: Value, vectors: range
     ) -> None:
-        """Some vectors of some queries. which: the kv head, and the position after which they attend to nothing."""
+        """Some vectors of some queries. which: the kv head, and the end of the positions that they attend to."""
         k, together, (head, end) = self.k, self._together(), which
         places = [k.at(part, (first + query) * part_of(self.dim), F32) for query in queries]
         sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
