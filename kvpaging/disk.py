@@ -45,7 +45,7 @@ _DTYPES = {
     torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int8: "I8",
     torch.float8_e4m3fn: "F8_E4M3",
 }  # fmt: skip
-_ROWS, _WINDOW, _STATE = _KINDS = ("rows", "window", "state")
+_ROWS, _WINDOW, _STATE = "rows", "window", "state"
 #: Files are removed until this many eighths of the limit are used, and listed again once another eighth is filled.
 _LEFT, _EIGHTHS = 7, 8
 #: Uses within this many ns count as simultaneous; then a page deeper in a text counts as this much older.
@@ -113,8 +113,8 @@ class DiskPages:
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
         self._touched = dict[int, Future[None]]()
-        target, *others = stores
-        kinds = [*((target, kind) for kind in _KINDS), *((key, _ROWS) for key in others)]
+        target = next(iter(stores))
+        kinds = [*((key, _ROWS) for key in stores), (target, _WINDOW), (target, _STATE)]
         self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
             each.mkdir(mode=0o700, parents=True, exist_ok=True)

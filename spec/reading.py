@@ -14,8 +14,6 @@ from foresay.spec.sequence import SequenceState
 
 #: Seconds it may take in each step: while others decode, and otherwise (cancellations and health checks wait for it).
 _DECODING, _OTHERS = 0.002, 0.1
-
-
 #: The number of pages after which reading is compared with computing.
 _KNOWN = 8
 
