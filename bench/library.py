@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from foresay.verifier.model.config import FINAL_NORM
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.nodes import BEFORE, DOWN, GATE_UP, OUTPUT, QKV
+from foresay.verifier.model.nodes import BEFORE
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
 
 

@@ -21,7 +21,8 @@ from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, NormKind, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Stack
+from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig
 from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.model_runner import ModelRunner

@@ -19,19 +19,8 @@ from torch.nn import functional
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import (
-    DOWN,
-    GATE_UP,
-    HEAD_GATE,
-    MLP,
-    OUTPUT,
-    QKV,
-    SINKS,
-    Activation,
-    Attention,
-    Layer,
-    NormKind,
-)
+from foresay.verifier.model.nodes import MLP, SINKS, Activation, Attention, Layer
+from foresay.verifier.model.products import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import RopeConfig
 

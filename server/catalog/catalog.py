@@ -12,7 +12,8 @@ import msgspec
 
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.nodes import Attention, NormKind, Stack
+from foresay.verifier.model.nodes import Attention, Stack
+from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
 from foresay.verifier.model.wheel import Wheel

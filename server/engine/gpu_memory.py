@@ -30,7 +30,8 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
-from foresay.verifier.model.nodes import GATE_UP, QKV, Layer
+from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.products import GATE_UP, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 

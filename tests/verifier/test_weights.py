@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.nodes import DECAYS
+from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.weights import ModelWeights, load
 from tests.verifier.families import FAMILIES, less_one, make
 from tests.verifier.reading import Reader, load_decoder, random_tokens

@@ -21,8 +21,9 @@ from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.nodes import OUTPUT, QKV, Experts, HeadNorm, Layer, Product
+from foresay.verifier.model.nodes import Experts, HeadNorm, Layer
 from foresay.verifier.model.predicting import LAST, MIXES, beside
+from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.stored import stack_slot
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.quantized import QuantizedMatrix

@@ -15,9 +15,11 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Product, Recurrence, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Stack
+from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
+from foresay.verifier.model.recurrences import Recurrence
 from foresay.verifier.model.rope_config import RopeConfig, YarnScaling
 
 log = logging.getLogger("foresay.models")

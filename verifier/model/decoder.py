@@ -14,31 +14,28 @@ from torch import Tensor
 
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import (
-    DECAY,
+from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer
+from foresay.verifier.model.products import (
     DOWN,
     GATE_UP,
     HEAD_GATE,
-    HEAD_NORM,
     MIXED,
-    MLP,
     OUTPUT,
     QKV,
     RATES,
-    SCAN,
     SHARED_DOWN,
     SHARED_GATE_UP,
+    NormKind,
+)
+from foresay.verifier.model.recurrences import (
+    DECAY,
+    HEAD_NORM,
+    SCAN,
     SHIFT,
     SHORT_TAPS,
-    SINKS,
     TAPS,
-    Attention,
-    Experts,
     GatedDelta,
-    Layer,
     Mamba2,
-    Mixer,
-    NormKind,
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart

@@ -16,103 +16,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from foresay.verifier.model.products import (
+    DOWN,
+    GATE_UP,
+    HEAD_GATE,
+    MODULES,
+    OUTPUT,
+    QKV,
+    SHARED_DOWN,
+    SHARED_GATE_UP,
+    NormKind,
+    Product,
+    Stacked,
+    Vector,
+)
+from foresay.verifier.model.recurrences import Recurrence
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
 #: An MLP's activation; "relu2" has no gates: it is squared ReLU. "clamped" is gpt-oss's: both halves are clamped at 7,
 #: and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
 Activation = Literal["silu", "gelu", "relu2", "clamped"]
-
-#: Products of a layer: queries, keys and values; gates of heads; the output of attention; gate and up of the MLP; down.
-QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
-#: Of a recurrent layer: queries, keys, values and output gates; the learning rates and decays of heads.
-MIXED, RATES = "mixed", "rates"
-#: Of a mixture layer, whose experts are GATE_UP and DOWN: the shared MLP that all rows use.
-SHARED_GATE_UP, SHARED_DOWN = "shared_gate_up", "shared_down"
-#: The modules stacked in each product, as Llama's checkpoints name them.
-MODULES = {
-    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    HEAD_GATE: ("self_attn.gate_proj",),
-    OUTPUT: ("self_attn.o_proj",),
-    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    DOWN: ("mlp.down_proj",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """A tensor in files that holds a product of all experts, [E, O, K], or their biases, [E, O]; or, for MXFP4, its
-    codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
-
-    name: of the tensor. turns: which of the product's parts (gate, up) it has. transposed: it is [E, K, O].
-    interleaved: rows of the turns alternate. holds: which of these it is.
-    """
-
-    name: str
-    turns: tuple[int, ...] = (0,)
-    transposed: bool = False
-    interleaved: bool = False
-    holds: Literal["weight", "bias", "blocks", "scales"] = "weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A fused product of a layer. name: see above. rows: of each of its modules in files, in stacking order. inner:
-    width of its input. bias: whether each module has one. experts: how many experts have one each, of which a row uses
-    ``chosen``; 0: there is one for all rows. stacked: what files may have instead of the modules' tensors.
-    """
-
-    name: str
-    rows: Mapping[str, int]
-    inner: int
-    bias: bool = False
-    experts: int = 0
-    chosen: int = 0
-    stacked: tuple[Stacked, ...] = ()
-
-    @property
-    def outer(self) -> int:
-        """Width of its output."""
-        return sum(self.rows.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """A one-dimensional parameter. wide: kept in fp32, whatever the compute dtype. less_one: files store it minus one
-    (GGUF's do not). more: further dimensions."""
-
-    name: str
-    size: int
-    wide: bool = False
-    less_one: bool = False
-    more: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """All its dimensions."""
-        return self.size, *self.more
-
-
-@dataclass(frozen=True, slots=True)
-class NormKind:
-    """How vectors are normalised: RMS norm, or, ``centred``, LayerNorm.
-
-    weighted: whether there is a weight, and bias: a bias. wide: they are applied in fp32, before the result is rounded.
-    less_one: files store weights minus one.
-    """
-
-    eps: float = 1e-6
-    centred: bool = False
-    weighted: bool = True
-    bias: bool = False
-    wide: bool = False
-    less_one: bool = False
-
-    def vectors(self, module: str, size: int) -> Iterator[Vector]:
-        """Its parameters, for a module of that name and vectors of that size."""
-        if self.weighted:
-            yield Vector(f"{module}.weight", size, self.wide, self.less_one)
-        if self.bias:
-            yield Vector(f"{module}.bias", size, self.wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,135 +102,6 @@ class Attention:
 SINKS = "self_attn.sinks"
 #: Modules of experts, as most checkpoints name them.
 EXPERT_MODULES = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-#: Of a recurrent layer: the convolution, decays and their shifts, the norm of the heads' output.
-TAPS, DECAY, SHIFT, HEAD_NORM = (
-    "linear_attn.conv1d.weight", "linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm"
-)  # fmt: skip
-SHORT_TAPS = "conv.conv.weight"
-#: The module of Mamba-2 in files.
-SCAN = "mamba"
-#: Parameters that files store as the logarithm of their negation.
-DECAYS = (DECAY, f"{SCAN}.A_log")
-
-
-@dataclass(frozen=True, slots=True)
-class Remembering:
-    """A recurrence whose heads each have a matrix S that associates keys with values.
-
-    Queries, keys and values go through a convolution of ``taps`` rows and SiLU. Each of ``key_heads`` serves the same
-    number of adjacent ``value_heads``. norm: of the heads' output.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    norm: NormKind
-
-    @property
-    def keys(self) -> int:
-        """Width of all keys, and of all queries."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """Width of all values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """The convolution's channels."""
-        return 2 * self.keys + self.values
-
-    @property
-    def record(self) -> int:
-        """Numbers of a node's record: its keys, the updates of its values, and its decays."""
-        return self.keys + self.values + self.value_heads
-
-
-@dataclass(frozen=True, slots=True)
-class GatedDelta(Remembering):
-    """Gated DeltaNet: for each row, with a key k and a query q of length 1, S is multiplied by the row's decay, then
-    k * share * (v - S k) is added; the output is S q. It is normalised, each head by itself, and gated. tiled: in files
-    a key serves every ``key_heads``-th head. by_key: files have queries, keys, values and gates grouped by key, and
-    rates too.
-    """
-
-    tiled: bool = False
-    by_key: bool = False
-
-    def products(self, hidden: int) -> tuple[Product, ...]:
-        """The products into its heads, their rates, and out of them."""
-        mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
-        if self.by_key:
-            mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
-        into = (
-            Product(name, {f"linear_attn.in_proj_{kind}": size for kind, size in rows.items()}, hidden)
-            for name, rows in ((MIXED, mixed), (RATES, rates))
-        )
-        return *into, Product(OUTPUT, {"linear_attn.out_proj": hidden}, self.values)
-
-    def vectors(self) -> Iterator[Vector]:
-        """Its other parameters."""
-        yield Vector(TAPS, self.channels, wide=True, more=(1, self.taps))
-        yield Vector(DECAY, self.value_heads, wide=True)
-        yield Vector(SHIFT, self.value_heads, wide=True)
-        yield from self.norm.vectors(HEAD_NORM, self.value_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba2(Remembering):
-    """Mamba-2: for each row, with a step t of each head, S is multiplied by e^(decay * t), then k * t * v is
-    added; the output is S q + skip * v. It is gated and then normalised, heads of one key together. Files have one
-    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias.
-    """
-
-    biased: bool = True
-
-    def products(self, hidden: int) -> tuple[Product, ...]:
-        """The products into its heads, and out of them."""
-        whole = self.values + self.channels + self.value_heads
-        return (
-            Product(MIXED, {f"{SCAN}.in_proj": whole}, hidden),
-            Product(OUTPUT, {f"{SCAN}.out_proj": hidden}, self.values),
-        )
-
-    def vectors(self) -> Iterator[Vector]:
-        """Its other parameters."""
-        yield Vector(f"{SCAN}.conv1d.weight", self.channels, wide=True, more=(1, self.taps))
-        if self.biased:
-            yield Vector(f"{SCAN}.conv1d.bias", self.channels, wide=True)
-        for name in ("A_log", "dt_bias", "D"):
-            yield Vector(f"{SCAN}.{name}", self.value_heads, wide=True)
-        yield from self.norm.vectors(f"{SCAN}.norm", self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConv:
-    """A depthwise convolution of ``taps`` rows (LFM2).
-
-    Each row has three parts: the convolution's input is the first times the last, and its output is multiplied by the
-    second. The state of a text is the convolution's last input rows; it has no heads.
-    """
-
-    channels: int
-    taps: int
-
-    value_heads = key_dim = value_dim = record = 0
-
-    def products(self, hidden: int) -> tuple[Product, ...]:
-        """The products into its parts, and out of it."""
-        into = Product(MIXED, {"conv.in_proj": 3 * self.channels}, hidden)
-        return into, Product(OUTPUT, {"conv.out_proj": hidden}, self.channels)
-
-    def vectors(self) -> Iterator[Vector]:
-        """Its taps."""
-        yield Vector(SHORT_TAPS, self.channels, wide=True, more=(1, self.taps))
-
-
-#: Layers that keep a state of a text, not keys and values of its tokens.
-Recurrence = GatedDelta | Mamba2 | ShortConv
 
 
 @dataclass(frozen=True, slots=True)

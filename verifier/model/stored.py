@@ -18,7 +18,7 @@ from foresay.verifier.model.checkpoint import E4M3, FLOATS
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Stacked
+from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, MXFP4, PACKED, Scheme
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 

@@ -26,8 +26,10 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import DECAYS, Layer, Stacked, Vector
+from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
+from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
 
 #: Called with the share that has been read, from 0 to 1.

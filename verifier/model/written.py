@@ -23,7 +23,7 @@ from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Stacked
+from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
 from foresay.verifier.model.stored import turns_of_stack
 from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places, stacked

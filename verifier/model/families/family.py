@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
-from foresay.verifier.model.nodes import MLP, Activation, Attention, NormKind, Stack
+from foresay.verifier.model.nodes import MLP, Activation, Attention, Stack
+from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 
 #: More than any model has: each takes memory long before the weights are read.

@@ -25,7 +25,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, SANDWICH, HeadNorm, Layer, NormKind, Stack
+from foresay.verifier.model.nodes import SANDWICH, HeadNorm, Layer, Stack
+from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 

@@ -17,7 +17,8 @@ from foresay.verifier.model.families.family import (
     ropes_by_theta,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, OUTPUT, QKV, Attention, Experts, Layer, Mixer, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Mixer, Stack
+from foresay.verifier.model.products import OUTPUT, QKV
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, mlp
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Attention, HeadNorm, Layer, NormKind, ShortConv, Stack
+from foresay.verifier.model.nodes import Attention, HeadNorm, Layer, Stack
+from foresay.verifier.model.products import NormKind
+from foresay.verifier.model.recurrences import ShortConv
 from foresay.verifier.model.rope_config import read_rope
 
 #: How many numbers kernels process at once.

@@ -19,7 +19,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import HeadNorm, Layer, Stack
+from foresay.verifier.model.products import OUTPUT, QKV
 from foresay.verifier.model.rope_config import QueryScaling, read_rope
 
 

@@ -19,20 +19,9 @@ from foresay.verifier.model.families.family import (
 from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
 from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import (
-    MLP,
-    OUTPUT,
-    QKV,
-    Attention,
-    Experts,
-    Layer,
-    Mamba2,
-    Mixer,
-    NormKind,
-    Norms,
-    Router,
-    Stack,
-)
+from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Mixer, Norms, Router, Stack
+from foresay.verifier.model.products import OUTPUT, QKV, NormKind
+from foresay.verifier.model.recurrences import Mamba2
 from foresay.verifier.model.rope_config import read_rope
 
 #: How many numbers kernels process at once.

@@ -20,21 +20,8 @@ from foresay.verifier.model.families.family import (
 from foresay.verifier.model.families.granite import granite_stack, granite_values
 from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, window_by_layer
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import (
-    DOWN,
-    GATE_UP,
-    GGUF_STACKS,
-    MLP,
-    OUTPUT,
-    QKV,
-    SINKS,
-    Experts,
-    HeadNorm,
-    Layer,
-    Router,
-    Stack,
-    Stacked,
-)
+from foresay.verifier.model.nodes import GGUF_STACKS, MLP, SINKS, Experts, HeadNorm, Layer, Router, Stack
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, Stacked
 from foresay.verifier.model.rope_config import read_rope
 
 #: config.json's names of the number of experts.

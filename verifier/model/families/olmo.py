@@ -18,7 +18,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import AFTER, OUTPUT, QKV, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import AFTER, HeadNorm, Layer, Stack
+from foresay.verifier.model.products import OUTPUT, QKV
 from foresay.verifier.model.rope_config import read_rope
 
 

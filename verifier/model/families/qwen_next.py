@@ -8,7 +8,8 @@ from typing import Any
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, mlp, rms_norm
 from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, sparse
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, GatedDelta, HeadNorm, Layer, Router, Stack
+from foresay.verifier.model.nodes import MLP, Attention, Experts, HeadNorm, Layer, Router, Stack
+from foresay.verifier.model.recurrences import GatedDelta
 from foresay.verifier.model.rope_config import read_rope
 
 #: How many numbers kernels process at once.

@@ -17,7 +17,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import OUTPUT, QKV, HeadNorm, Layer, NormKind, Norms, Stack
+from foresay.verifier.model.nodes import HeadNorm, Layer, Norms, Stack
+from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 _GLM_NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
