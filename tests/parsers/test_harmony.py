@@ -196,6 +196,10 @@ async def test_an_effort_that_the_template_does_not_know_is_left_out(tokenizer) 
         body = await (await client.post("/v1/responses", json=asked)).json()
         assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning.effort")]
         assert "Reasoning: medium" in prompt_of(engine, tokenizer)
+        off = {"type": "disabled"}
+        switched: dict[str, Any] = {"model": "toy", "max_tokens": 99, "messages": [USER], "thinking": off}
+        body = await (await client.post("/v1/messages", json=switched)).json()
+        assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "thinking")]
 
 
 async def test_headers_hold_no_stop_string(tokenizer) -> None:

@@ -165,15 +165,16 @@ class Conversation:
         return {"tools": [_tool(tool, at) for at, tool in shown]} | _choice(body.tool_choice)
 
     def _thinking(self) -> Json:
-        """Whether the model is to reason; ignored for one that cannot."""
-        asked = self._body.thinking
+        """Whether the model is to reason; ignored, with a warning, for one that cannot, or always does."""
+        asked, able = self._body.thinking, self._chat_format
         if asked is None:
             return {}
-        if asked.type != "disabled" and self._chat_format.thinks is None:
-            if asked.type == "enabled":
+        always = able.thinks is not None and "enable_thinking" not in able.words
+        if always if asked.type == "disabled" else able.thinks is None:
+            if asked.type != "adaptive":
                 self.warnings += (warning("hint_left_out", "thinking", value=asked.type),)
             return {}
-        return thinking(self._chat_format, asked.type != "disabled", "thinking")
+        return thinking(able, asked.type != "disabled", "thinking")
 
     def _effort(self) -> Json:
         """How much the model is to reason and write."""
