@@ -151,8 +151,11 @@ class DiskPages:
     def touched(self) -> Iterator[None]:
         """Touch the memory that the pages on disk would fill, a run at a time: the system takes half a second to clear
         that of a prompt of 8,000 tokens."""
-        folder, ending = self._folder / self._files[0].key, f".{_ROWS}"
-        pages = min(sum(each.name.endswith(ending) for each in os.scandir(folder)), self._pool.num_pages - 1)
+        try:
+            names = os.listdir(self._folder / self._files[0].key)
+        except OSError:  # someone may have removed the folder
+            return
+        pages = min(sum(name.endswith(f".{_ROWS}") for name in names), self._pool.num_pages - 1)
         for run in range(-(-pages // _RUN)):
             self._touch(run).result()
             yield

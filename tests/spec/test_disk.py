@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -263,3 +264,15 @@ def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path
     made.scheduler = made.engine.scheduler = Scheduler(made.pool, made.prefix, TreeShape(()), CostModel([1], [1e-9]), 4)
     made.answer(PROMPT, GREEDY)
     assert made.traces[0].disk == {"read": 32, "slow": 32}
+
+
+def test_memory_is_touched_for_what_is_on_disk_unless_somebody_removed_it(model: TableModel, tmp_path: Path) -> None:
+    made = house(model, tmp_path, "a")
+    assert made.prefix is not None and (disk := made.prefix.disk) is not None
+    assert list(disk.touched()) == []
+    made.answer(PROMPT, GREEDY)
+    idle(made)
+    assert list(disk.touched()) == [None]
+    shutil.rmtree(tmp_path / "a")
+    assert list(disk.touched()) == []
+    assert made.answer(PROMPT, GREEDY) is not None
