@@ -142,7 +142,7 @@ def measure(
                     kept[name].append(completion)
                     crowded.append(engines[name].crowded)
     drafters = {name: engine.info.drafter for name, engine in engines.items()}
-    return _told(kept, drafters, mean(crowded), len(prompts)) | {
+    return _report(kept, drafters, mean(crowded), len(prompts)) | {
         "rounds": config.rounds,
         "max_tokens": config.max_tokens or engines[NONE].usual_tokens,
         "temperature": sampling_params(config).temperature,
@@ -151,7 +151,9 @@ def measure(
     }
 
 
-def _told(kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int) -> dict[str, Any]:
+def _report(
+    kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int
+) -> dict[str, Any]:
     """The report of the rounds. kept: the answers by way of drafting, in the order of the rounds."""
     plain = kept.pop(NONE)
     ways = [_way(name, drafted, plain, crowded) | {"drafter": drafters[name]} for name, drafted in kept.items()]
@@ -241,9 +243,9 @@ def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
 
 def _head(report: dict[str, Any]) -> str:
     """What was measured."""
-    asked, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
+    requested, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
     shown = ", ".join(written) if len(written) <= _SHOWN else f"{mean(report['written']):.1f} on average"
-    prompts = f"{counted(report['prompts'], 'prompt')} of {counted(asked, 'token')} (written: {shown})"
+    prompts = f"{counted(report['prompts'], 'prompt')} of {counted(requested, 'token')} (written: {shown})"
     measured = f"{prompts}, {counted(report['rounds'], 'round')}"
     return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {measured}"
 

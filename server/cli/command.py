@@ -40,7 +40,7 @@ class Command:
     passes_on: bool = False
 
 
-def told(name: str, error: BaseException) -> int:
+def report_error(name: str, error: BaseException) -> int:
     """Print what went wrong; returns the exit status: 2 for wrong settings, 1 otherwise."""
     print(f"foresay {name}: {error}", file=sys.stderr)
     return USAGE_ERROR if isinstance(error, ConfigurationError) else 1

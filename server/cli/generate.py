@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import Command
-from foresay.server.cli.progress import say, stopping
+from foresay.server.cli.progress import note, stopping
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
@@ -58,12 +58,12 @@ def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -
     """If no model was named, say that this is the toy, and how to name another, such as a running server's."""
     if config.target != "bundled" or "target" in arguments:
         return
-    said, target = "smollm2 is a small real model", "smollm2"
+    description, target = "smollm2 is a small real model", "smollm2"
     for served in _served():
         if served["root"] != "bundled":
-            said, target = f"the server at {URL} has {served['id']}", served["root"]
+            description, target = f"the server at {URL} has {served['id']}", served["root"]
             break
-    say(f"no model is named, so this is the toy; {said}: foresay {command} {target}")
+    note(f"no model is named, so this is the toy; {description}: foresay {command} {target}")
 
 
 def _served() -> list[dict[str, str]]:
@@ -91,9 +91,9 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         completion = _writer(arguments.chat)(stream, False)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            say(f"{line} | {drawn(config)}")
+            note(f"{line} | {drawn(config)}")
         for report in engine.shadowed():
-            say(shadow_summary(report))
+            note(shadow_summary(report))
     return 0
 
 

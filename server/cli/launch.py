@@ -196,18 +196,18 @@ def _health(url: str) -> dict[str, Any] | None:
     try:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=ANSWER_SECONDS) as answer:
-                told = json.loads(answer.read())
+                error_body = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                told = json.loads(error.read())
-        told["engine_starts"]
+                error_body = json.loads(error.read())
+        error_body["engine_starts"]
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             return None
         raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
     except (OSError, HTTPException, ValueError, TypeError, KeyError):
         raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
-    return dict(told)
+    return dict(error_body)
 
 
 # -- its model ---------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from foresay.server.cli import (
     train,
 )
 from foresay.server.cli.check import command as check
-from foresay.server.cli.command import USAGE_ERROR, Command, told
+from foresay.server.cli.command import USAGE_ERROR, Command, report_error
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names
@@ -276,7 +276,7 @@ def _obey(words: Sequence[str]) -> int:
     try:
         return _run(command, words[1:])
     except ForesayError as error:
-        return told(command.name, error)
+        return report_error(command.name, error)
 
 
 if __name__ == "__main__":

@@ -112,11 +112,11 @@ def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> 
     return {weights: needed(target, weights, draft, machine) for weights in WEIGHTS}
 
 
-def _size(place: Path | None) -> int:
+def _size(directory: Path | None) -> int:
     """Bytes of a file, or of all files of a directory."""
-    if place is None:
+    if directory is None:
         return 0
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    files = [directory] if directory.is_file() else [file for file in directory.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
@@ -167,8 +167,8 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
     out, shape = console(), target.shape
     out.print(f"{_name(target)}", style="bold")
     out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
-    place = on_disk(target)
-    out.print(f"  on disk: {bytes_in_words(_size(place))}" if place else "  not on disk yet")
+    directory = on_disk(target)
+    out.print(f"  on disk: {bytes_in_words(_size(directory))}" if directory else "  not on disk yet")
     out.print(f"This machine: {machine}.\n")
     rows = [("alone", None), *((f"with {draft.id}", draft) for draft in target.drafts)]
     title = "GiB of memory in"

@@ -124,9 +124,11 @@ def answers(
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
             with error:
-                told = json.loads(error.read())["error"]
-            told = {"message": told, "type": ""} if isinstance(told, str) else told  # the format of Ollama's routes
-            yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
+                error_body = json.loads(error.read())["error"]
+            error_body = (
+                {"message": error_body, "type": ""} if isinstance(error_body, str) else error_body
+            )  # the format of Ollama's routes
+            yield {"status": "error", "error": {"message": error_body["message"], "type": error_body["type"]}}
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         words = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)

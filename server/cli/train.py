@@ -157,12 +157,12 @@ def run(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
-    from foresay.server.cli.progress import Stages, say
+    from foresay.server.cli.progress import Stages, note
     from foresay.server.host.child import PASSIVE
 
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
-    say(plan(arguments, len(prompts)))
+    note(plan(arguments, len(prompts)))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)
@@ -264,13 +264,13 @@ def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings
     )
 
 
-def _device(asked: str) -> str:
+def _device(device: str) -> str:
     import torch
 
-    if asked == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -293,7 +293,7 @@ def _trained(
 
     from foresay.drafters.training.run import Run
     from foresay.drafters.training.teacher import Teacher
-    from foresay.server.cli.progress import Stages, say
+    from foresay.server.cli.progress import Stages, note
     from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -305,7 +305,7 @@ def _trained(
             stages("loading the target")
             teacher = Teacher(directory, device, dtype)
         if warning := unasked(prompts, teacher.tokenizer.chat_template is not None):
-            say(warning)
+            note(warning)
         return Run(settings, teacher, work)()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):

@@ -93,7 +93,7 @@ class TokenEngine(Protocol):
         ...
 
 
-class Watched(Protocol):
+class StatusSource(Protocol):
     """An engine that reports its status. info: None until first ready."""
 
     @property
@@ -107,7 +107,7 @@ class Watched(Protocol):
         ...
 
 
-class ServedEngine(TokenEngine, Watched, Protocol):
+class ServedEngine(TokenEngine, StatusSource, Protocol):
     """The engine interface that a server needs."""
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:

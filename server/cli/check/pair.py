@@ -144,7 +144,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if not drafters:
         notes.ok("draft", f"{NONE}: plain decoding", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
-    positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
+    positions = [one.look_at(notes, target, for_people(Resolved(one.option, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
 
 
@@ -195,7 +195,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
     text = f"{bytes_in_words(found.total)} of {there}: {found.described}"
     facts = {
         "weights": dict(found.weights),
-        **found.beside,
+        **found.overhead,
         "kv_cache": found.kv_bytes,
         "kv_tokens": found.tokens,
         "kv_token_bytes": found.token_bytes,
@@ -238,8 +238,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
-        size, told = kept_kv.room(config, target.device)
-        notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
+        size, note = kept_kv.room(config, target.device)
+        notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
     return "" if drafts_well else recommended(config.target, target)
 
 

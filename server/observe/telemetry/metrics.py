@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import foresay
-from foresay.server.engine.generation import Watched
+from foresay.server.engine.generation import StatusSource
 from foresay.server.observe.telemetry.counts import Connections, Histogram, SelfCheckCounts, Startup
 from foresay.server.observe.telemetry.report import Gauges, Replica
 from foresay.server.observe.telemetry.window import Window
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     totals: Window
     minute: Window
     gauges: Gauges
-    engine: Watched
+    engine: StatusSource
     startup: Startup
     connections: Connections
     self_check: SelfCheckCounts

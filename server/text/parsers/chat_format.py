@@ -107,7 +107,7 @@ class DeclaredParser:
 
     def flush(self) -> list[Part]:
         """The output has ended."""
-        return [] if self._lost else self._told(lambda: self._regions.finalize()[1])
+        return [] if self._lost else self._parsed(lambda: self._regions.finalize()[1])
 
     def _read(self, text: str) -> list[Part]:
         if self.complete:
@@ -115,9 +115,9 @@ class DeclaredParser:
         if self._lost:
             return [TextPart(text)]
         self._pending += text
-        return self._told(lambda: self._regions.feed(text))
+        return self._parsed(lambda: self._regions.feed(text))
 
-    def _told(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
+    def _parsed(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
         try:
             return [part for event in events() for part in self._parts(event)]
         except (ValueError, TypeError, KeyError, AttributeError):
