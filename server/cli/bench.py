@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
 from foresay.server.settings.units import counted
@@ -73,8 +73,14 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
 
 
+@command(BenchConfig, _add_bench_arguments)
 def bench(config: BenchConfig, arguments: Namespace) -> int:
-    """Measure, and print a table or, if requested, JSON."""
+    """Measure what speculation gives on this machine.
+
+    foresay bench
+    foresay bench --draft ngram --temperature 0 --rounds 10
+    foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1
+    """
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
     from foresay.server.settings.resolved import check_names
@@ -291,20 +297,6 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
     yield f"the fastest: {shlex.join(['foresay', 'serve', config.target, *flags])}"
 
 
-BENCH = Command(
-    "bench",
-    "measure what speculation gives on this machine",
-    (
-        "foresay bench",
-        "foresay bench --draft ngram --temperature 0 --rounds 10",
-        "foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1",
-    ),
-    BenchConfig,
-    bench,
-    _add_bench_arguments,
-)
-
-
 # -- foresay selfcheck -------------------------------------------------------------------------------------------------
 
 
@@ -313,8 +305,13 @@ def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
+@command(SamplingConfig, _add_selfcheck_arguments)
 def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
-    """Write every prompt with the drafter and plainly; 0 if all tokens are the same, 1 if not."""
+    """Decode prompts with and without drafts, and compare every token.
+
+    foresay selfcheck
+    foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7
+    """
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
     from foresay.server.cli.selfcheck_prompts import check, rows, sentence
@@ -360,16 +357,3 @@ def _samplings(config: SamplingConfig) -> list[SamplingParams]:
 
 def _show(report: SelfCheckReport, as_json: bool, lines: Sequence[str]) -> None:
     print(msgspec.json.encode(report).decode() if as_json else "\n".join(lines), file=sys.stdout, flush=True)
-
-
-SELFCHECK = Command(
-    "selfcheck",
-    "decode prompts with and without drafts, and compare every token",
-    (
-        "foresay selfcheck",
-        "foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7",
-    ),
-    SamplingConfig,
-    selfcheck,
-    _add_selfcheck_arguments,
-)

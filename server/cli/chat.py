@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
 from foresay.server.cli.progress import note, stopping
 from foresay.server.settings.config import SamplingConfig
@@ -270,8 +270,13 @@ def _timed(statistics: Statistics) -> str:
     return f"{statistics.decode_seconds:.2f} s after the first pass, {count}{rate}"
 
 
+@command(SamplingConfig, _add_chat_arguments)
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
-    """Answer until the end of input."""
+    """Talk to a model in the terminal.
+
+    foresay chat
+    foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7
+    """
     from foresay.server.cli.progress import loaded
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -296,13 +301,3 @@ def _converse(conversation: ChatSession, engine: Engine, read: Callable[[], str 
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0
-
-
-CHAT = Command(
-    "chat",
-    "talk to a model in the terminal",
-    ("foresay chat", "foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7"),
-    SamplingConfig,
-    chat,
-    _add_chat_arguments,
-)

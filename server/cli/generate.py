@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.progress import note, stopping
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
@@ -75,8 +75,14 @@ def _served() -> list[dict[str, str]]:
         return []
 
 
+@command(SamplingConfig, _add_generate_arguments)
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
-    """Generate, and print the text or the JSON line."""
+    """Continue one prompt.
+
+    foresay generate --prompt "Once upon a time" --max-tokens 100
+    foresay generate --prompt "How many is 3 times 12?" --chat --temperature 0 --json
+    foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"
+    """
     prompt = _prompt(arguments.prompt)
 
     from foresay.server.cli.progress import loaded, shadow_summary, summary
@@ -134,17 +140,3 @@ def _json_line(engine: Engine, completion: Completion) -> str:
     info = engine.info
     models = {"target": info.target, "drafter": info.drafter, "dtype": info.dtype, "exact_reason": info.exact_reason}
     return msgspec.json.encode(msgspec.to_builtins(completion) | models).decode()
-
-
-GENERATE = Command(
-    "generate",
-    "continue one prompt",
-    (
-        'foresay generate --prompt "Once upon a time" --max-tokens 100',
-        'foresay generate --prompt "How many is 3 times 12?" --chat --temperature 0 --json',
-        'foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"',
-    ),
-    SamplingConfig,
-    generate,
-    _add_generate_arguments,
-)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.fields import nearest
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
@@ -42,8 +42,14 @@ def _add_models_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
 
 
+@command(None, _add_models_arguments, name="models")
 def show(config: None, arguments: Namespace) -> int:
-    """Print the catalog, or one target of it."""
+    """List known models, the memory they take, and what fits this machine.
+
+    foresay models
+    foresay models Qwen/Qwen3-8B
+    foresay models --json
+    """
     import msgspec
 
     from foresay.server.catalog.catalog import known_targets
@@ -222,13 +228,3 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
-
-
-MODELS = Command(
-    "models",
-    "list known models, the memory they take, and what fits this machine",
-    ("foresay models", "foresay models Qwen/Qwen3-8B", "foresay models --json"),
-    None,
-    show,
-    _add_models_arguments,
-)

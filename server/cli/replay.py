@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,8 +48,13 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
+@command(None, _add_arguments, name="replay")
 def run(config: None, arguments: Namespace) -> int:
-    """Read a trace, draft again, and print the results."""
+    """Draft again with lookups on a recorded trace.
+
+    foresay replay trace.jsonl
+    foresay replay trace.jsonl --json
+    """
     if not Path(arguments.file).is_file():
         raise ConfigurationError(f"{arguments.file}: no such file")
     from foresay.server.engine.drafters.registry import LOOKUPS
@@ -141,13 +146,3 @@ def _shown(rows: list[Row], requests: int) -> str:
         drafted = row.drafted / max(row.steps, 1)
         lines.append(f"{row.draft:<12} {row.tokens_per_step:>11.2f} {drafted:>12.1f} {accepted:>8}")
     return "\n".join(lines)
-
-
-COMMAND = Command(
-    "replay",
-    "draft again with lookups on a recorded trace",
-    ("foresay replay trace.jsonl", "foresay replay trace.jsonl --json"),
-    None,
-    run,
-    _add_arguments,
-)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foresay.drafters.training.settings import HELD_OUT
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.server.settings.units import counted
@@ -151,8 +151,14 @@ def _add_learning(parser: ArgumentParser) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
+@command(None, _add_arguments, name="train")
 def run(config: None, arguments: Namespace) -> int:
-    """Train; the table of held-out acceptance and the verdict go to stdout."""
+    """Train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model.
+
+    foresay train eagle3 --prompts prompts.txt --out my-head
+    foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft
+    foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads
+    """
     if not arguments.prompts.exists():
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
@@ -350,17 +356,3 @@ def farewell(settings: Settings, out: Path) -> str:
             f"check it:  foresay check {target}--draft {draft} --probe",
         ]
     )
-
-
-COMMAND = Command(
-    name="train",
-    summary="train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model",
-    examples=(
-        "foresay train eagle3 --prompts prompts.txt --out my-head",
-        "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
-        "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads",
-    ),
-    config=None,
-    run=run,
-    add_arguments=_add_arguments,
-)

@@ -92,19 +92,15 @@ class DrafterShapes(Protocol):
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs."""
-        ...
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """Those of them that keep recurrent states of their own, if they have such layers."""
-        ...
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes that it keeps for each token of the KV cache."""
-        ...
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Bytes of its weights, by model."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

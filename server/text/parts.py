@@ -52,34 +52,27 @@ class OutputParser(Protocol):
     @property
     def markers(self) -> frozenset[int]:
         """Token ids that are passed to :meth:`marker` instead of becoming text."""
-        ...
 
     @property
     def thinking(self) -> bool:
         """Whether the output so far ends in the middle of reasoning."""
-        ...
 
     @property
     def heading(self) -> bool:
         """Whether the output so far ends between messages, in text that is part of none: no stop string is in it."""
-        ...
 
     @property
     def complete(self) -> bool:
         """Whether the answer ends here, as at a stop string."""
-        ...
 
     def feed(self, text: str) -> list[Part]:
         """Take more text; returns the parts that are now certain."""
-        ...
 
     def marker(self, token: int) -> list[Part]:
         """A marker token between the text so far and what follows."""
-        ...
 
     def flush(self) -> list[Part]:
         """The output has ended: what was held back."""
-        ...
 
 
 class PlainText:

@@ -57,26 +57,21 @@ class Loadable(Protocol):
     @property
     def footprint(self) -> Footprint | None:
         """What it holds when loaded; None until first planned."""
-        ...
 
     async def prepare(self) -> None:
         """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
-        ...
 
     async def load(self, reserved: dict[str, int]) -> None:
         """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoPlace if only for lack of memory.
 
         reserved: bytes that other models hold, by device.
         """
-        ...
 
     async def pause(self) -> None:
         """Return when its memory is free; running requests wait for the successor."""
-        ...
 
     async def unload(self) -> None:
         """Return when its memory is free; running requests fail."""
-        ...
 
 
 class NoMemory(ForesayError):

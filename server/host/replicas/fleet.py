@@ -41,20 +41,16 @@ class Cluster(Protocol):
     async def open(self, config: ServeConfig, progress: Progress) -> None:
         """Make sure that there are replicas with these settings, or soon will be; :class:`ForesayError` if there cannot
         be."""
-        ...
 
     async def addresses(self) -> list[Address]:
         """The replicas that take requests. :class:`ForesayError` if none ever will be."""
-        ...
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
         """Replace the replicas one by one with these settings; returns the deployment's number. weights: they may write
         a different text."""
-        ...
 
     async def close(self) -> None:
         """Disconnect; this server uses no replica any more."""
-        ...
 
 
 class Fleet(Supervised):

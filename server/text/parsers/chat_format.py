@@ -53,11 +53,9 @@ class Regions(Protocol):
 
     def feed(self, text: str) -> list[Event]:
         """Take more text; returns events."""
-        ...
 
     def finalize(self) -> tuple[dict[str, Any], list[Event]]:
         """The output has ended: the message, and the last events."""
-        ...
 
 
 class DeclaredParser:
