@@ -82,8 +82,8 @@ async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokeniz
     async with shown(ScriptedEngine([5], run=3), tokenizer, color_scheme=theme) as (service, visit):
         page = visit.page
         await sound(page, theme)
-        for number in range(200):
-            service.telemetry.step(replace(step(number), woken=12.5))  # of a mixture: one chart more
+        for _ in range(200):
+            service.telemetry.step(replace(step(), woken=12.5))  # of a mixture: one chart more
         for seed in range(9):
             await asked(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
         await expect(page.locator("#requests tr[data-id]")).to_have_count(8)

@@ -16,11 +16,7 @@ import pytest
 from foresay.server.cli.progress import TICK_SECONDS, Stages
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.server.terminal import Terminal
 
 
 def shown(text: str) -> str:
