@@ -40,9 +40,9 @@ from foresay.verifier.ops.records import Gate, turns_of
 class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
     scales: of their own dtype. zeros, minimums: int8 or None; minimums without steps are fp16. steps, minimum_steps:
-    fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
-    are rounded, and data has the layout of :mod:`~foresay.verifier.ops.kernels.cpu.rounded`. experts: how many, whose
-    weights are consecutive; 0: a single weight.
+    fp16, fp32 of e2m1, or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied.
+    rounds: whether inputs are rounded, and data has the layout of :mod:`~foresay.verifier.ops.kernels.cpu.rounded`.
+    experts: how many, whose weights are consecutive; 0: a single weight.
     """
 
     data: Tensor
@@ -123,7 +123,7 @@ class PackedIntegers:
         scales = rows(self.scales)
         assert scales is not None, "all groups have scales"
         if self.e2m1:
-            return QuantizedMatrix(packed(numbers), scales, None, 4, self.inner)
+            return QuantizedMatrix(packed(numbers), scales, None, 4, self.inner, steps=rows(self.steps))
         if self.rounds:
             numbers = numbers - _more(self.bits, self.signed)
         elif not self.signed:
