@@ -89,10 +89,7 @@ class PackedIntegers:
         # Numbers are widened once for eight rows; four-bit ones are in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
         form = _Form(weight.bits, pairs, weight.floats, rounds)
-        numbers = weight.codes() if weight.e2m1 else weight.numbers().view(torch.int8)
-        if rounds and not weight.e2m1:
-            numbers = numbers + _more(weight.bits, weight.signed)
-        data = in_turns(lambda part: _packed(part, form, block), numbers, gated, experts)
+        data = in_turns(lambda part: _packed(_numbers(part, rounds), form, block), weight, gated, experts)
         bits = weight.scales.view(torch.uint8) if weight.e2m1 else weight.scales
         scales = in_turns(lambda part: in_blocks(part, block), bits, gated, experts).view(weight.scales.dtype)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
@@ -195,6 +192,14 @@ class _Form:
     pairs: bool
     floats: bool
     rounds: bool
+
+
+def _numbers(weight: QuantizedMatrix, rounds: bool) -> Tensor:
+    """int8[O, K]: as they are packed."""
+    if weight.e2m1:
+        return weight.codes()
+    numbers = weight.numbers().view(torch.int8)
+    return numbers + _more(weight.bits, weight.signed) if rounds else numbers
 
 
 def _more(bits: int, signed: bool) -> int:
