@@ -110,18 +110,44 @@ AS_FILES_HAVE_IT = {
     "granite_hybrid": GRANITE_HYBRID,
     "granite_hybrid_moe": GRANITE_HYBRID,
     "nemotron_h": {"mamba_head_dim": 128},
+    "nemotron_h_moe": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "mamba_head_dim": 128,
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "falcon_h1": {"mamba_d_ssm": 512},
+    "falcon_h1_norm": {"mamba_d_ssm": 512},
+    "qwen3_next": {
+        "linear_value_head_dim": 64,
+        "mlp_only_layers": [],
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "qwen3_next"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))
 def test_every_family(tmp_path, family) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if family == "llama2" else 2}
     assert_close(tmp_path, family, q4_k_m, **heads, **AS_FILES_HAVE_IT.get(family, {}))
+
+
+def test_a_file_of_qwen3_next_has_the_bits_of_its_checkpoint(tmp_path) -> None:
+    """Its rates are grouped by key as there, while its other inputs are not."""
+    make("qwen3_next", tmp_path / "plain", mlp_only_layers=[])
+    wanted = reader(tmp_path / "plain").alone(TOKENS)
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
+    assert torch.equal(reader(resolve(tmp_path / "x.gguf")).alone(TOKENS), wanted)
 
 
 @pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])
