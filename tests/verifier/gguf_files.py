@@ -200,10 +200,10 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
         raw = raw[0] if there.endswith("_inp_shexp.weight") else raw
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
-    writer.add_tensor(
-        there,
-        (-turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
-    )
+    found = -turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one
+    if isinstance(scan := config.stack.recurrence, Mamba2) and name.endswith((".A_log", ".D", ".mamba.norm.weight")):
+        found = found.view(-1, scan.values // scan.key_heads if name.endswith("weight") else 1)
+    writer.add_tensor(there, found.numpy())
     return tensor
 
 

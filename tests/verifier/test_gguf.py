@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from foresay.server.engine.parameters import packed_bytes
+from foresay.verifier.model.checkpoint import SINGLE, _names
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
-from foresay.verifier.model.gguf.config import config_of
+from foresay.verifier.model.gguf.config import config_of, theirs
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.weights import matrix_of
 from foresay.verifier.model.hub import resolve
@@ -142,12 +144,31 @@ def test_every_family(tmp_path, family) -> None:
     assert_close(tmp_path, family, q4_k_m, **heads, **AS_FILES_HAVE_IT.get(family, {}))
 
 
-def test_a_file_of_qwen3_next_has_the_bits_of_its_checkpoint(tmp_path) -> None:
-    """Its rates are grouped by key as there, while its other inputs are not."""
+@pytest.mark.parametrize("older", [False, True])
+def test_a_file_of_qwen3_next_has_the_bits_of_its_checkpoint(tmp_path, monkeypatch, older) -> None:
+    """Its rates are grouped by key as there; its other inputs only in older files."""
+    if older:
+        monkeypatch.setattr("tests.verifier.gguf_files._by_kind", lambda directory, config, tensors: tensors)
     make("qwen3_next", tmp_path / "plain", mlp_only_layers=[])
     wanted = reader(tmp_path / "plain").alone(TOKENS)
     convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
     assert torch.equal(reader(resolve(tmp_path / "x.gguf")).alone(TOKENS), wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"), [("falcon_h1_norm", "FALCON_H1"), ("nemotron_h", "NEMOTRON_H"), ("lfm2", "LFM2")]
+)
+def test_names_are_those_that_the_converter_gives(tmp_path, family, architecture) -> None:
+    make(family, tmp_path)
+    kind = gguf.MODEL_ARCH[architecture]
+    file = GgufFile(tmp_path, {"general.architecture": gguf.MODEL_ARCH_NAMES[kind]}, {})
+    known = gguf.get_tensor_name_map(kind, 5)
+    with safe_open(tmp_path / SINGLE, "pt") as tensors:
+        for ours, name in _names(tensors.keys()).items():
+            theirs_there = name.replace("dt_bias", "dt_proj.bias")
+            if family == "nemotron_h":
+                theirs_there = theirs_there.replace("model.layers", "backbone.layers")
+            assert theirs(ours, file) == known.get_name(theirs_there, (".weight", ".bias"))
 
 
 @pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])

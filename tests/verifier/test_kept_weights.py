@@ -86,7 +86,8 @@ def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "granite_hybrid"]
+    "family",
+    ["gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "nemotron_h_moe", "falcon_h1"],
 )
 def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
     make(family, tmp_path)

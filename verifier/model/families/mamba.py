@@ -274,6 +274,8 @@ _NEMOTRON_NAMES = {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     **{f"ffn_{kind}_shexp": f"mlp.shared_experts.{kind}_proj" for kind in ("up", "down")},
 }
+#: The norm before the MLP has no suffix.
+_FALCON_NAMES = {**_NAMES, "ffn_norm": "post_attention_layernorm.weight"}
 _FALCON = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 
 FAMILIES = {
@@ -291,5 +293,5 @@ FAMILIES = {
             mixture="nemotron_h_moe",
         ),
     ),
-    "FalconH1ForCausalLM": Family("Falcon-H1", falcon_h1, _FALCON, Gguf("falcon-h1", _NAMES, values=_of_falcon)),
+    "FalconH1ForCausalLM": Family("Falcon-H1", falcon_h1, _FALCON, Gguf("falcon-h1", _FALCON_NAMES, values=_of_falcon)),
 }

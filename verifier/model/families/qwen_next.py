@@ -28,7 +28,7 @@ def qwen3_5_moe(fields: Fields) -> Stack:
 
 
 def qwen3_next(fields: Fields) -> Stack:
-    """Files group the recurrence's inputs by key head; GGUF's only its rates."""
+    """Files group the recurrence's inputs by key head; newer GGUF files only its rates."""
     return _hybrid(fields, sparse(fields, _experts(fields)), (RATES,) if fields.flag(_APART, False) else (MIXED, RATES))
 
 
@@ -128,10 +128,10 @@ _MIXTURE_NAMES = {**_NAMES, **_SHARED_NAMES, "ffn_gate_inp_shexp": f"{_SHARED}_g
 _MIXTURE_GGUF = Gguf("qwen35moe", _MIXTURE_NAMES, experts=True, shared=True, values=_of_gguf)
 _NEXT_GGUF = Gguf(
     "qwen3next",
-    {**_MIXTURE_NAMES, "ssm_ba": "linear_attn.in_proj_ba"},
+    {**_MIXTURE_NAMES, "ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
     experts=True,
     shared=True,
-    values=lambda fields, head_dim: {**_of_gguf(fields, head_dim), _TILED: False, _APART: True},
+    values=lambda fields, head_dim: {**_of_gguf(fields, head_dim), _TILED: False},
 )
 _MIXTURE = {**_DEFAULTS, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512}
 

@@ -161,6 +161,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "linear_rates_apart": "blk.0.attn_gate.weight" in file.tensors,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
