@@ -239,7 +239,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.record or found.channels)
-    widths += max((_copied(model, layer.mlp) for layer in model.stack.layers), default=0)
+    widths += max((_copied(model, layer.inner) for layer in model.stack.layers), default=0)
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 
