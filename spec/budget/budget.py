@@ -32,9 +32,6 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
-#: Drafts of each model before the measurements and priors of start-up are trusted, and how many of these in one text:
-#: texts differ, and the machine may be busy at start-up.
-_FIRST_ASKS, _IN_A_TEXT = 16, 4
 #: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
@@ -66,6 +63,7 @@ class Budget(Observer):
         self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
         self._kept = 0  # steps since the last choice
+        self._drafts = False  # whether the best plan drafts with a model
         self._found = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
 
     @property
@@ -99,8 +97,7 @@ class Budget(Observer):
                 right += result.accepted * case.looked
         if self.timed and results and not (trace.prefill_rows or trace.aside):
             if self._looks.now:
-                drafts = self.why is not None and bool(self.why.ways[0].model)
-                self._looks.saw(trace.seconds, right / len(results) - self._found, drafts)
+                self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts)
             if drafted := trace.seconds.get("propose", 0.0):
                 self._timed(drafted, [result.tree for result in results if result.tree is not None])
 
@@ -173,11 +170,12 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs, cases)
+        chosen = self._explored(ways, costs)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
         self.leader.see(why)
+        self._drafts = bool(ways[0].model)
         self._found = costs.seconds[len(able) + sum(chosen.found)] / costs.seconds[len(able)] - 1.0
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + self._kept
@@ -203,16 +201,8 @@ class Budget(Observer):
         pace = sum([case.pace(seconds[1]) for case in cases])
         return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
-    def _explored(
-        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
-    ) -> CandidatePlan:
+    def _explored(self, ways: Sequence[CandidatePlan], costs: StepCosts) -> CandidatePlan:
         """The best plan, or one that is explored."""
-        if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
-            for way in ways:
-                if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
-                    for case in cases:
-                        case.asked += 1
-                    return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}

@@ -11,7 +11,7 @@ from foresay.spec.budget.weigh import CandidatePlan
 PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.003, 0.01, 0.005
 #: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
 #: step moves the averages of what choosing takes and brings.
-_VAIN, _SPARED, _MOVED = 10, 4, 1 / 16
+_VAIN, _SPARED, _MOVED = 16, 4, 1 / 16
 
 
 class Exploration:
@@ -60,6 +60,7 @@ class Looks:
         self.now = True
         self.share = self._brought = self._saved = 0.0  # saved: steps
         self._vain = self._left = 0
+        self._drafts = False
 
     def due(self) -> bool:
         """Whether to choose in the step that is planned."""
@@ -75,6 +76,8 @@ class Looks:
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
         self.share += _MOVED * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
+        if drafts != self._drafts:  # a change may be an error, so it is looked at sooner
+            self._drafts, self._vain = drafts, self._vain // 2
         pays = self._brought >= self.share
         vain = right <= 0.0 or not pays
         self._vain, self._saved = (self._vain + 1, self._saved - share) if vain else (0, 1.0)
