@@ -30,6 +30,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.products import GATE_UP, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
@@ -57,6 +58,7 @@ def plan_gpu(
     fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         lacking = {"recurrent layers": model.stack.recurrence is not None}
+        lacking["multi-head latent attention"] = any(isinstance(one, Latent) for one in model.stack.attentions)
         lacking["experts"] = model.stack.experts is not None
         for what in (name for name, has in lacking.items() if has):
             fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"

@@ -8,6 +8,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, Unfit
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 
 #: State pages of a running text (its state, its mark and two spares), and of checkpoints, if prefixes are reused.
@@ -27,7 +28,12 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
 
 def kv_kind(model: ModelConfig, asked: str) -> str:
     """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value; for ``auto``, config.json
-    decides (``kv_cache_scheme``)."""
+    decides (``kv_cache_scheme``). Raises Unfit where it cannot be quantised."""
+    if any(isinstance(one, Latent) for one in model.stack.attentions):
+        if asked != "auto":
+            fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {asked}"
+            raise Unfit(fault, "leave --kv-dtype and --draft-kv-dtype out")
+        return asked
     return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
 
 

@@ -23,7 +23,10 @@ from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
 RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "granite_hybrid", "granite_hybrid_moe", "nemotron_h")
-MORE_MIXTURES = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next", "granite_hybrid_moe")
+MORE_MIXTURES = (
+    "olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next", "granite_hybrid_moe", "deepseek_v2",
+    "deepseek_v3",
+)  # fmt: skip
 MAX_TOKENS = 12
 
 

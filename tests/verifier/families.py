@@ -16,6 +16,10 @@ from transformers import (
     ArceeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -26,6 +30,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -242,6 +248,21 @@ GLM4_MOE = {
     "routed_scaling_factor": 1.8,
     "use_qk_norm": True,
 }
+#: Latents: all widths differ, and queries of one family are narrowed first.
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+}
+MSCALE = {**YARN, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.8}
 GPT_OSS = {
     **LOCAL,
     "head_dim": 32,
@@ -332,6 +353,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**LATENT, "q_lora_rank": None}),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE},
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, {**LATENT, "kv_lora_rank": 32, "v_head_dim": 64}),
 }
 
 

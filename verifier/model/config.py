@@ -272,7 +272,7 @@ class KVShape:
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps and attends to."""
     return tuple(
-        KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
+        KVShape(one.kv_heads, one.head_dim, one.kept_value, one.window)
         if isinstance(one, Attention)
         else KVShape(0, 0, 0, state=None if isinstance(one, MLP) else one)
         for one in (layer.mixer for layer in model.stack.layers)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foresay.verifier.model.absorbed import PackedLatent
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer
 from foresay.verifier.model.products import (
@@ -77,7 +79,7 @@ class PackedLayer:
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
-    only an MLP, qkv and output are its products."""
+    only an MLP, qkv and output are its products; with a latent, qkv makes only that."""
 
     qkv: Linear
     output: Linear
@@ -93,6 +95,7 @@ class PackedLayer:
     delta: DeltaWeights | None = None
     taps: Tensor | None = None
     experts: PackedExperts | None = None
+    latent: PackedLatent | None = None
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
@@ -106,7 +109,10 @@ class PackedLayer:
         alone = layer.mixer if isinstance(layer.mixer, MLP) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
-        if isinstance(layer.mixer, Attention):
+        latent = None
+        if isinstance(layer.mixer, Latent):
+            latent, weights = PackedLatent.of(layer.mixer, weights, dtype, rounds)
+        elif isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
@@ -140,6 +146,7 @@ class PackedLayer:
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
+            latent,
         )
 
 
@@ -301,7 +308,7 @@ class Decoder:
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
         kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
-            (rope, scaling): RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype, scaling)
+            (rope, scaling): RopeTable(rope, config.attention.turning, max_positions, self.device, self.dtype, scaling)
             for rope, scaling in kinds
         }
 
@@ -340,4 +347,5 @@ class Decoder:
         """Every matrix of the model except routers, the output head last."""
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
         beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
-        return [*(one for products in inside for one in products if one is not None), *beside, self._head]
+        latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
+        return [*(one for products in inside for one in products if one is not None), *beside, *latent, self._head]

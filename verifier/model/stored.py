@@ -78,7 +78,30 @@ def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
         turns, kinds = [[_part(how, one) for one in turn] for turn in turns], ("U8",)
     outer, inner = sum(int(turn[0].shape[0]) for turn in turns), turns[0][0].shape[1:]
     shape = (*inner, outer) if how.transposed else (outer, *inner)
-    return TensorSlot((len(turns[0]), *shape), kinds, partial(_put_stack, how, turns))
+    shape = (len(turns[0]), *shape) if how.among is None else (len(turns[0]) * how.among[2], *shape[1:])
+    return TensorSlot(shape, kinds, lambda found: _put_stack(how, turns, of_product(how, found)))
+
+
+def together(one: TensorSlot, other: TensorSlot | None) -> TensorSlot:
+    """A tensor that is read by two products; None: by one."""
+    if other is None:
+        return one
+
+    def put_both(found: Matrix) -> Tensor | None:
+        kept = (slot.put(found) for slot in (one, other))
+        return next((each for each in list(kept) if each is not None), None)
+
+    return TensorSlot(one.shape, one.kinds, put_both)
+
+
+def of_product(how: Stacked, found: Matrix) -> Matrix:
+    """The part of a tensor of several products that is this one's: [E, rows, K]."""
+    if how.among is None:
+        return found
+    first, behind, every = how.among
+    whole = found if isinstance(found, Tensor) else found.plain()
+    part: Tensor = whole.unflatten(0, (-1, every))[:, first:behind]
+    return part
 
 
 def _part(how: Stacked, one: Matrix) -> Tensor:

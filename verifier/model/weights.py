@@ -30,7 +30,7 @@ from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored, together
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -118,7 +118,9 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
         for name, matrix in places(config, weights)
         if name not in inside
         for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
-    } | {name: stack_slot(how, parts) for name, how, parts, _ in stacks}
+    }
+    for name, how, parts, _ in stacks:
+        found[name] = together(stack_slot(how, parts), found.get(name))
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:

@@ -94,17 +94,17 @@ def granite_moe(fields: Fields) -> Stack:
 
 def glm4_moe(fields: Fields) -> Stack:
     """GLM-4.5: the first layers are dense, scores are sigmoids, one expert is shared."""
-    norm, router = rms_norm(fields), _corrected(fields)
+    norm, router = rms_norm(fields), corrected(fields)
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
-    inside = experts(fields, router, OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
     return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
 
 
-def _corrected(fields: Fields) -> Router:
+def corrected(fields: Fields) -> Router:
     """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
     groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if groups[0] > 1 and fields.integer("n_routed_experts") % groups[0]:
@@ -118,7 +118,8 @@ def _corrected(fields: Fields) -> Router:
     )
 
 
-def _shared(fields: Fields) -> MLP | None:
+def shared(fields: Fields) -> MLP | None:
+    """The MLP that stands for all shared experts."""
     count = fields.integer("n_shared_experts", 1, minimum=0)
     return MLP(fields.integer(OWN_WIDTH) * count) if count else None
 

@@ -1,0 +1,93 @@
+"""Families with multi-head latent attention: DeepSeek's, and those with its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foresay.verifier.model.families.family import Family, layer_count, mlp, rms_norm
+from foresay.verifier.model.families.mixtures import OWN_WIDTH, corrected, experts, shared
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.nodes import Layer, Router, Stack
+from foresay.verifier.model.products import NormKind
+from foresay.verifier.model.rope_config import YarnScaling, read_rope
+
+
+def _attention(fields: Fields) -> Latent:
+    fields.refuse("attention_bias")
+    rope = read_rope(fields, interleaved=fields.flag("rope_interleave", True))
+    latent, plain, turning, value = (
+        fields.integer(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    if turning % 2:
+        raise fields.error(f"qk_rope_head_dim {turning} is odd; the rotary embedding needs pairs")
+    scale = (plain + turning) ** -0.5
+    match rope.parameters:
+        case YarnScaling(mscale_all_dim=share) as yarn if share is not None:
+            scale *= yarn.mscale_of(share) ** 2
+    rank = None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
+    heads = fields.integer("num_attention_heads")
+    return Latent(
+        heads, 1, latent + turning, scale, rope, latent=latent, plain=plain, value=value, rank=rank, inner=NormKind()
+    )
+
+
+def _stack(fields: Fields, router: Router, dense: list[bool]) -> Stack:
+    """dense: which layers have no experts."""
+    norm, own = rms_norm(fields), _attention(fields)
+    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
+    return Stack(tuple(Layer(own, mlp(fields) if each else inside, norm) for each in dense), norm)
+
+
+def _first_dense(fields: Fields) -> list[bool]:
+    """The first layers have no experts."""
+    first = fields.integer("first_k_dense_replace", 0, minimum=0)
+    if fields.integer("moe_layer_freq", 1) != 1:
+        raise fields.error("moe_layer_freq other than 1 is not supported")
+    return [layer < first for layer in range(layer_count(fields))]
+
+
+def deepseek_v2(fields: Fields) -> Stack:
+    """DeepSeek-V2-Lite: scores are a softmax of all experts, and not normalised."""
+    if fields.get("topk_method") not in (None, "greedy"):
+        raise fields.error(f"topk_method {fields.get('topk_method')!r} is not supported; supported: greedy")
+    fields.refuse("mlp_bias")
+    return _stack(
+        fields, Router(normalised=False, scale=fields.number("routed_scaling_factor", 1.0)), _first_dense(fields)
+    )
+
+
+def deepseek_v3(fields: Fields) -> Stack:
+    """DeepSeek-V3, R1; Kimi K2: scores are sigmoids, with a correction for the choice."""
+    return _stack(fields, corrected(fields), _first_dense(fields))
+
+
+def glm4_moe_lite(fields: Fields) -> Stack:
+    """GLM-4.7-Flash: DeepSeek-V3's layers."""
+    kinds = fields.get("mlp_layer_types")
+    if kinds is None:
+        return deepseek_v3(fields)
+    if not isinstance(kinds, list) or len(kinds) != layer_count(fields) or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.error(f"mlp_layer_types must list dense or sparse for each layer, got {kinds!r}")
+    return _stack(fields, corrected(fields), [kind == "dense" for kind in kinds])
+
+
+_V2: dict[str, Any] = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_shared_experts": 2,
+    "n_routed_experts": 64, "moe_intermediate_size": 1407,
+}  # fmt: skip
+_V3: dict[str, Any] = {
+    **_V2, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+    "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+_GLM: dict[str, Any] = {
+    **_V3, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64, "moe_intermediate_size": 1536,
+    "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek_v2, _V2),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek_v3, _V3),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", glm4_moe_lite, _GLM),
+}
