@@ -98,9 +98,9 @@ def of_product(how: Stacked, found: Matrix) -> Matrix:
     """The part of a tensor of several products that is this one's: [E, rows, K]."""
     if how.among is None:
         return found
-    first, behind, every = how.among
+    first, end, every = how.among
     whole = found if isinstance(found, Tensor) else found.plain()
-    part: Tensor = whole.unflatten(0, (-1, every))[:, first:behind]
+    part: Tensor = whole.unflatten(0, (-1, every))[:, first:end]
     return part
 
 

@@ -193,7 +193,7 @@ def join_latents(
     slots: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Write each head's two parts, the second one rotated, behind one another; returns ``out``.
+    """Write each head as its two parts, the second one rotated; returns ``out``.
 
     plain: [R, N * C]. turning: [R, N * P]. out: [.., N, C + P]; slots: int64[R], where there each row goes, as in
     :func:`rotate_and_store`; None: it is [R, N, C + P]. All of one dtype and contiguous. count: see there.

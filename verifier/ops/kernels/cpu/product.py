@@ -36,7 +36,7 @@ _SUMS, _ROWS = 24, 6
 class ProductShape:
     """The parameters of a kernel. compute, out: dtypes of inputs and outputs. experts: the weight is that of several
     experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.Sorted`). heads: the weight is that of
-    so many heads, each of which has its own inputs and outputs of a row, one behind the other; 0: it is of all."""
+    so many heads, each of which has its own inputs and outputs, adjacent in a row; 0: it is of all."""
 
     block: int
     compute: torch.dtype
