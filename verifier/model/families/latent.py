@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from foresay.verifier.model.families.family import Family, layer_count, mlp, rms_norm
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, corrected, experts, shared
+from foresay.verifier.model.families.family import Family, Gguf, layer_count, mlp, rms_norm
+from foresay.verifier.model.families.mixtures import GLM_NAMES, OWN_WIDTH, corrected, experts, glm_values, shared
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Layer, Router, Stack
@@ -51,15 +51,19 @@ def deepseek_v2(fields: Fields) -> Stack:
     """DeepSeek-V2-Lite: scores are a softmax of all experts, and not normalised."""
     if fields.get("topk_method") not in (None, "greedy"):
         raise fields.error(f"topk_method {fields.get('topk_method')!r} is not supported; supported: greedy")
-    fields.refuse("mlp_bias")
-    return _stack(
-        fields, Router(normalised=False, scale=fields.number("routed_scaling_factor", 1.0)), _first_dense(fields)
-    )
+    fields.refuse("mlp_bias", "norm_topk_prob")
+    return _stack(fields, _of_softmax(fields), _first_dense(fields))
+
+
+def _of_softmax(fields: Fields) -> Router:
+    normalised = fields.flag("norm_topk_prob", False)
+    return Router(normalised=normalised, scale=fields.number("routed_scaling_factor", 1.0))
 
 
 def deepseek_v3(fields: Fields) -> Stack:
     """DeepSeek-V3, R1; Kimi K2: scores are sigmoids, with a correction for the choice."""
-    return _stack(fields, corrected(fields), _first_dense(fields))
+    router = _of_softmax if fields.get("scoring_func") == "softmax" else corrected  # of GGUF files with both kinds
+    return _stack(fields, router(fields), _first_dense(fields))
 
 
 def glm4_moe_lite(fields: Fields) -> Stack:
@@ -86,8 +90,38 @@ _GLM: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
+
+def _values(fields: Fields, turning: int) -> dict[str, Any]:
+    """Files of the architecture may be of any of these models. turning: the rotated numbers of a head."""
+    length, share = fields.integer("attention.key_length_mla"), fields.get("rope.scaling.yarn_log_multiplier")
+    softmax = fields.integer("expert_gating_func", 1, minimum=0) < 2
+    return {
+        **glm_values(Fields({**fields.values, "expert_gating_func": 2}, fields.where), turning),
+        "scoring_func": "softmax" if softmax else "sigmoid",
+        "q_lora_rank": fields.get("attention.q_lora_rank") or None,
+        "kv_lora_rank": fields.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": length - turning,
+        "qk_rope_head_dim": turning,
+        "v_head_dim": fields.integer("attention.value_length_mla"),
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": dict.fromkeys(("mscale", "mscale_all_dim"), 10 * share) if share else {},
+    }
+
+
+_NAMES = {
+    **{f"attn_{theirs}": f"self_attn.{ours}" for theirs, ours in (
+        ("q_a", "q_a_proj"), ("q_a_norm", "q_a_layernorm"), ("q_b", "q_b_proj"), ("kv_a_mqa", "kv_a_proj_with_mqa"),
+        ("kv_a_norm", "kv_a_layernorm"), ("k_b", "k_b_proj"), ("v_b", "v_b_proj"),
+    )},
+    **GLM_NAMES,
+    "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_GGUF = Gguf("deepseek2", _NAMES, experts=True, shared=True, values=_values)
+
+#: The first one's name is that of all GGUF files.
 FAMILIES = {
-    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek_v2, _V2),
-    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek_v3, _V3),
-    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", glm4_moe_lite, _GLM),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek_v3, _V3, _GGUF),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek_v2, _V2, _GGUF),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", glm4_moe_lite, _GLM, _GGUF),
 }

@@ -168,7 +168,8 @@ _OSS_GGUF = Gguf(
 )
 
 
-def _glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+def glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """What GGUF files of mixtures with DeepSeek's router leave out."""
     if fields.integer("expert_gating_func", 2) != 2:
         raise fields.error("expert_gating_func: only sigmoids (2) are supported for this architecture")
     return {
@@ -179,12 +180,13 @@ def _glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
-_GLM_NAMES = {
+#: Their names of a mixture's parts.
+GLM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
 }
-_GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=_glm_values)
+_GLM_GGUF = Gguf("glm4moe", GLM_NAMES, experts=True, shared=True, values=glm_values)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {
