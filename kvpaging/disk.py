@@ -112,6 +112,7 @@ class DiskPages:
         self._writes = True
         self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
+        self._hung: Future[Loaded] | None = None
         self._touched = dict[int, Future[None]]()
         target = next(iter(stores))
         kinds = [*((key, _ROWS) for key in stores), (target, _WINDOW), (target, _STATE)]
@@ -120,7 +121,9 @@ class DiskPages:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def has(self, text: Text) -> bool:
-        """Whether there is a file to read."""
+        """Whether there is a file to read, and the disk does not hang."""
+        if self._hung is not None and not self._hung.done():
+            return False
         return os.path.exists(self._path(self._files[0], text))  # false after any error
 
     def news(self) -> dict[str, int]:
@@ -134,6 +137,11 @@ class DiskPages:
         """Count so many pages that took longer to read than to compute: the rest of the text is computed."""
         log.info("a text is not read from disk: computing it takes less")
         self._news += ["slow"] * pages
+
+    def hung(self, loading: Future[Loaded], pages: int) -> None:
+        """As :meth:`slow`, because of a file that does not arrive: nothing more is read until it does."""
+        self._hung = loading
+        self.slow(pages)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class PrefixIndex:
             until = time.perf_counter() + _PATIENCE
             while not loading.done():
                 if time.perf_counter() > until:
-                    return disk.slow(self.fetched + 1)
+                    return disk.hung(loading, self.fetched + 1)
                 yield loading
             if not self._hold(text):
                 yield from self._fill(disk, text, page, loading.result())

@@ -250,12 +250,15 @@ def test_those_who_decode_wait_for_no_file(model: TableModel, tmp_path: Path, mo
 
 
 def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(model, tmp_path)
+    before = written(model, tmp_path)
+    before.answer(PROMPT, GREEDY, "b")
+    idle(before)
     made, goes_on = house(model, tmp_path, "a"), threading.Event()
     monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
     monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60))
-    assert made.answer(PROMPT, GREEDY).last.cached_tokens == 0
+    assert [made.answer(PROMPT, GREEDY, salt).last.cached_tokens for salt in ("", "b")] == [0, 0]
     goes_on.set()
+    assert [trace.disk for trace in made.traces if trace.disk] == [{"slow": 4}]  # only the first has waited
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:
