@@ -6,11 +6,12 @@ mask, rotation or residual shows in the logits and sampled text does not repeat 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
@@ -367,6 +368,15 @@ def less_one(model: PreTrainedModel) -> bool:
     """Whether its norms' weights are kept less one."""
     kind = model.config.model_type
     return kind.startswith(("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")) and kind != "nemotron_h"
+
+
+def of_heads(tensors: Mapping[str, Tensor], plain: int, value: int) -> dict[str, Tensor]:
+    """The same, with the matrices of latent attention's heads apart, [heads, .., ..], those for keys transposed."""
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith("kv_b_proj.weight")}
+    for name in tensors.keys() - found.keys():
+        keys, values = tensors[name].unflatten(0, (-1, plain + value)).split_with_sizes([plain, value], dim=1)
+        found[name.replace("kv_b", "k_b")], found[name.replace("kv_b", "v_b")] = keys.transpose(1, 2), values
+    return found
 
 
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.

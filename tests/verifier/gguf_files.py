@@ -25,6 +25,7 @@ from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remem
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
+from tests.verifier.families import of_heads
 
 gguf = pytest.importorskip("gguf")
 
@@ -106,7 +107,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
         all_of_them = {name: tensors.get_tensor(name).float() for name in names}
         if isinstance(config.attention, Latent):
-            all_of_them = _of_heads(all_of_them, config.attention)
+            all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
         if writer.arch == "granitehybrid":
             all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
         for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
@@ -116,15 +117,6 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         _add_norms_of_heads(writer, config)
     write(writer)
     save_file({name: tensor.contiguous() for name, tensor in floats.items()}, directory / SINGLE)
-
-
-def _of_heads(tensors: Mapping[str, Tensor], node: Latent) -> dict[str, Tensor]:
-    """The same, with the matrices of heads apart, those for keys transposed."""
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith("kv_b_proj.weight")}
-    for name in tensors.keys() - found.keys():
-        keys, values = tensors[name].unflatten(0, (node.heads, -1)).split_with_sizes([node.plain, node.value], dim=1)
-        found[name.replace("kv_b", "k_b")], found[name.replace("kv_b", "v_b")] = keys.transpose(1, 2), values
-    return found
 
 
 def _apart(directory: Path, tensors: dict[str, Tensor], mixture: bool) -> dict[str, Tensor]:

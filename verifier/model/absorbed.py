@@ -7,15 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.latents import (
-    HEAD_KEYS,
-    HEAD_VALUES,
-    LATENT_NORM,
-    QUERIES,
-    QUERY_DOWN,
-    QUERY_NORM,
-    Latent,
-)
+from foresay.verifier.model.latents import HEAD_KEYS, HEAD_VALUES, LATENT_NORM, QUERIES, QUERY_DOWN, QUERY_NORM, Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.products import QKV
 from foresay.verifier.model.rope import pairs_apart

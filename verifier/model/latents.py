@@ -52,21 +52,16 @@ class Latent(Attention):
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
         source = hidden if self.rank is None else self.rank
-        queries = {"self_attn.q_proj" if self.rank is None else "self_attn.q_b_proj": self.heads * self._query}
+        queries = f"self_attn.{'q_proj' if self.rank is None else 'q_b_proj'}"
         down = () if self.rank is None else (Product(QUERY_DOWN, {"self_attn.q_a_proj": self.rank}, hidden),)
         return (
             Product(QKV, {"self_attn.kv_a_proj_with_mqa": self.head_dim}, hidden),
             *down,
-            Product(QUERIES, queries, source),
+            Product(QUERIES, {queries: self.heads * (self.plain + self.turning)}, source),
             self._of_heads(HEAD_KEYS, "k_b_proj", self.latent, self.plain),
             self._of_heads(HEAD_VALUES, "v_b_proj", self.value, self.latent),
             Product(OUTPUT, {MODULES[OUTPUT][0]: hidden}, self.heads * self.value),
         )
-
-    @property
-    def _query(self) -> int:
-        """Numbers of a head's query."""
-        return self.plain + self.turning
 
     def _of_heads(self, name: str, module: str, outer: int, inner: int) -> Product:
         """A matrix of each head. In the tensor of both a head's rows for keys, which are transposed, come first."""

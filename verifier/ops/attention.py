@@ -186,13 +186,9 @@ def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
 
 @op()
 def join_latents(
-    plain: Tensor,
-    turning: Tensor,
-    rotation: Rotation,
-    out: Tensor,
-    slots: Tensor | None = None,
+    plain: Tensor, turning: Tensor, rotation: Rotation, out: Tensor, slots: Tensor | None = None,
     count: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Write each head as its two parts, the second one rotated; returns ``out``.
 
     plain: [R, N * C]. turning: [R, N * P]. out: [.., N, C + P]; slots: int64[R], where there each row goes, as in
@@ -206,13 +202,9 @@ def join_latents(
 
 @join_latents.kernel
 def _join_latents(
-    plain: Tensor,
-    turning: Tensor,
-    rotation: Rotation,
-    out: Tensor,
-    slots: Tensor | None = None,
+    plain: Tensor, turning: Tensor, rotation: Rotation, out: Tensor, slots: Tensor | None = None,
     count: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     rows, (heads, dim) = len(plain), out.shape[-2:]
     width = plain.shape[1] // heads
     half = (dim - width) // 2

@@ -94,15 +94,9 @@ class _Attention:
     """
 
     def __init__(
-        self,
-        k: Kernel,
-        dtype: torch.dtype,
-        stored: torch.dtype,
-        dims: tuple[int, int],
-        team: int,
-        groups: int,
+        self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dims: tuple[int, int], team: int, groups: int,
         scores: Scores,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.k, self.of, self.team, self.groups, self.scores = k, OF_TORCH[dtype], team, groups, scores
         self.dim, self.value_dim = dim, value_dim = dims
         self.query, keys, values, self.out, self.slots = (k.pointer(index) for index in range(5))

@@ -32,63 +32,36 @@ def _attention(fields: Fields) -> Latent:
     )
 
 
-def _stack(fields: Fields, router: Router, dense: list[bool]) -> Stack:
-    """dense: which layers have no experts."""
+def deepseek(fields: Fields) -> Stack:
+    """DeepSeek's layers: one or several experts are shared. Scores are sigmoids with a correction for the choice, or,
+    in V2, a softmax of all."""
+    fields.refuse("mlp_bias")
+    if (method := fields.get("topk_method")) not in (None, "greedy", "noaux_tc"):
+        raise fields.error(f"topk_method {method!r} is not supported; supported: greedy, noaux_tc")
+    router = corrected(fields)
+    if fields.get("scoring_func") == "softmax":
+        router = Router(normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
     norm, own = rms_norm(fields), _attention(fields)
     inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
-    return Stack(tuple(Layer(own, mlp(fields) if each else inside, norm) for each in dense), norm)
+    return Stack(tuple(Layer(own, mlp(fields) if dense else inside, norm) for dense in _dense(fields)), norm)
 
 
-def _first_dense(fields: Fields) -> list[bool]:
-    """The first layers have no experts."""
-    first = fields.integer("first_k_dense_replace", 0, minimum=0)
+def _dense(fields: Fields) -> list[bool]:
+    """Which layers have no experts: the first ones, or as ``mlp_layer_types`` says."""
+    layers, kinds = layer_count(fields), fields.get("mlp_layer_types")
     if fields.integer("moe_layer_freq", 1) != 1:
         raise fields.error("moe_layer_freq other than 1 is not supported")
-    return [layer < first for layer in range(layer_count(fields))]
-
-
-def deepseek_v2(fields: Fields) -> Stack:
-    """DeepSeek-V2-Lite: scores are a softmax of all experts, and not normalised."""
-    if fields.get("topk_method") not in (None, "greedy"):
-        raise fields.error(f"topk_method {fields.get('topk_method')!r} is not supported; supported: greedy")
-    fields.refuse("mlp_bias", "norm_topk_prob")
-    return _stack(fields, _of_softmax(fields), _first_dense(fields))
-
-
-def _of_softmax(fields: Fields) -> Router:
-    normalised = fields.flag("norm_topk_prob", False)
-    return Router(normalised=normalised, scale=fields.number("routed_scaling_factor", 1.0))
-
-
-def deepseek_v3(fields: Fields) -> Stack:
-    """DeepSeek-V3, R1; Kimi K2: scores are sigmoids, with a correction for the choice."""
-    router = _of_softmax if fields.get("scoring_func") == "softmax" else corrected  # of GGUF files with both kinds
-    return _stack(fields, router(fields), _first_dense(fields))
-
-
-def glm4_moe_lite(fields: Fields) -> Stack:
-    """GLM-4.7-Flash: DeepSeek-V3's layers."""
-    kinds = fields.get("mlp_layer_types")
     if kinds is None:
-        return deepseek_v3(fields)
-    if not isinstance(kinds, list) or len(kinds) != layer_count(fields) or not set(kinds) <= {"dense", "sparse"}:
-        raise fields.error(f"mlp_layer_types must list dense or sparse for each layer, got {kinds!r}")
-    return _stack(fields, corrected(fields), [kind == "dense" for kind in kinds])
+        first = fields.integer("first_k_dense_replace", 0, minimum=0)
+        kinds = ["dense" if layer < first else "sparse" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(one in ("dense", "sparse") for one in kinds):
+        raise fields.error(f"mlp_layer_types must list dense or sparse for each of {layers} layers, got {kinds!r}")
+    return [kind == "dense" for kind in kinds]
 
 
-_V2: dict[str, Any] = {
-    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_shared_experts": 2,
-    "n_routed_experts": 64, "moe_intermediate_size": 1407,
-}  # fmt: skip
-_V3: dict[str, Any] = {
-    **_V2, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
-    "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
-}  # fmt: skip
-_GLM: dict[str, Any] = {
-    **_V3, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64, "moe_intermediate_size": 1536,
-    "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
-    "rms_norm_eps": 1e-5,
-}  # fmt: skip
+_V2 = {"scoring_func": "softmax", "n_shared_experts": 2}
+_V3 = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
+_GLM = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8}
 
 
 def _values(fields: Fields, turning: int) -> dict[str, Any]:
@@ -121,7 +94,7 @@ _GGUF = Gguf("deepseek2", _NAMES, experts=True, shared=True, values=_values)
 
 #: The first one's name is that of all GGUF files.
 FAMILIES = {
-    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek_v3, _V3, _GGUF),
-    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek_v2, _V2, _GGUF),
-    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", glm4_moe_lite, _GLM, _GGUF),
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek, _V3, _GGUF),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek, _V2, _GGUF),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek, _GLM, _GGUF),
 }
