@@ -32,12 +32,15 @@ OWN_WIDTH = "moe_intermediate_size"
 _MOST_EXPERTS = 4096
 
 
-def experts(fields: Fields, router: Router, width: str = "intermediate_size", **more: Any) -> Experts:
-    """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each."""
+def experts(
+    fields: Fields, router: Router, width: str = "intermediate_size", one: MLP | None = None, **more: Any
+) -> Experts:
+    """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each. one:
+    each of them, if not as in most files."""
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    one = mlp(fields, width=width)
+    one = one or mlp(fields, width=width)
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
