@@ -102,16 +102,45 @@ def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
     return TensorSlot(shape, kinds, lambda found: _put_stack(how, turns, of_product(how, found)))
 
 
-def together(one: TensorSlot, other: TensorSlot | None) -> TensorSlot:
-    """A tensor that is read by two products; None: by one."""
+def stack_slots(
+    stacks: Sequence[tuple[str, Stacked, Sequence[Sequence[Matrix]], Any]], config: ModelConfig, there: Container[str]
+) -> dict[str, TensorSlot]:
+    """The tensors of :func:`foresay.verifier.model.weights.stacked`. One of several products may be in few bits."""
+    found: dict[str, TensorSlot] = {}
+    for name, how, turns, _ in stacks:
+        found[name] = _together(stack_slot(how, turns), found.get(name))
+    for name in {name for name, how, *_ in stacks if how.among is not None}:
+        found |= _dequantised(found.pop(name), name, config, there)
+    return found
+
+
+def _together(one: TensorSlot, other: TensorSlot | None) -> TensorSlot:
     if other is None:
         return one
 
     def put_both(found: Matrix) -> Tensor | None:
-        kept = (slot.put(found) for slot in (one, other))
-        return next((each for each in list(kept) if each is not None), None)
+        kept = [slot.put(found) for slot in (one, other)]
+        return next((each for each in kept if each is not None), None)
 
     return TensorSlot(one.shape, one.kinds, put_both)
+
+
+def _dequantised(slot: TensorSlot, name: str, config: ModelConfig, there: Container[str]) -> dict[str, TensorSlot]:
+    """The tensors, by name, of a matrix that may be in few bits, but is put as floats."""
+    module = name.removesuffix(".weight")
+    rooms = WeightAllocator(config, torch.float32, torch.float32, torch.device("cpu"))
+    scheme, whole = rooms.scheme((module,), slot.shape[1]), rooms.matrix(slot.shape[0], slot.shape[1], module)
+    if isinstance(whole, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+        return {name: slot}
+    parts = dict(stored(name, whole, scheme, there))
+    left = set(parts)
+
+    def put_part(part: str, found: Tensor) -> Tensor | None:
+        parts[part].put(found)
+        left.discard(part)
+        return None if left else slot.put(whole.plain())
+
+    return {part: TensorSlot(one.shape, one.kinds, partial(put_part, part)) for part, one in parts.items()}
 
 
 def of_product(how: Stacked, found: Matrix) -> Matrix:

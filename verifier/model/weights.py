@@ -30,7 +30,7 @@ from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored, together
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -118,9 +118,7 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
         for name, matrix in places(config, weights)
         if name not in inside
         for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
-    }
-    for name, how, parts, _ in stacks:
-        found[name] = together(stack_slot(how, parts), found.get(name))
+    } | stack_slots(stacks, config, checkpoint.tensors)
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
@@ -215,13 +213,19 @@ def stacked(
         for product in layer.products(config.hidden_size):
             names = [f"{prefix}{module}" for module in product.rows]
             for one in product.stacked:
-                if not _is_wanted(config, names[0], product.inner, one, f"{prefix}{one.name}" in there):
+                if not _is_wanted(config, names[0], product.inner, one, _is_there(f"{prefix}{one.name}", one, there)):
                     continue
                 kind, whole = ("bias", held.biases) if one.holds == "bias" else ("weight", held.matrices)
                 parts = whole[product.name].split_with_sizes(list(product.rows.values()))
                 turns = [slice(turn * product.experts, (turn + 1) * product.experts) for turn in one.turns]
                 called = [[f"{name}.{kind}" for name in names[turn]] for turn in turns]
                 yield f"{prefix}{one.name}", one, [parts[turn] for turn in turns], called
+
+
+def _is_there(name: str, one: Stacked, there: Container[str]) -> bool:
+    """Whether files have it; a tensor of several products may be in few bits."""
+    kinds = ("weight", "weight_packed", "qweight") if one.among is not None else ("weight",)
+    return any(name.replace("weight", kind) in there for kind in kinds)
 
 
 def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
@@ -231,6 +235,10 @@ def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there
     layout = MADE if scheme is None else scheme.layout
     if one.holds in ("blocks", "scales"):
         return layout == MXFP4
+    if there and one.among is not None and layout not in (MADE, GGUF):
+        raise WeightsError(
+            f"{module}: matrices of heads in {scheme} are not supported; they must be floats, as ignored"
+        )
     return there and (one.holds == "bias" or layout in (MADE, GGUF))
 
 
