@@ -29,12 +29,11 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
 def kv_kind(model: ModelConfig, setting: str) -> str:
     """``int8``, ``fp8``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``, config.json
     decides (``kv_cache_scheme``). Raises CannotRun where it cannot be quantised."""
-    if any(isinstance(one, Latent) for one in model.stack.attentions):
-        if setting != "auto":
-            fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {setting}"
-            raise CannotRun(fault, "leave --kv-dtype and --draft-kv-dtype out")
-        return setting
-    return (setting == "auto" and model.quantization is not None and model.quantization.kv) or setting
+    latent = any(isinstance(one, Latent) for one in model.stack.attentions)
+    if latent and setting != "auto":
+        fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {setting}"
+        raise CannotRun(fault, "leave --kv-dtype and --draft-kv-dtype out")
+    return (setting == "auto" and not latent and model.quantization is not None and model.quantization.kv) or setting
 
 
 def in_words(model: ModelConfig, dtype: str, activations: str) -> str:

@@ -7,7 +7,7 @@ the layouts. Each is unpacked directly into its rows of the (fused) matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -106,23 +106,17 @@ def stack_slots(
     stacks: Sequence[tuple[str, Stacked, Sequence[Sequence[Matrix]], Any]], config: ModelConfig, there: Container[str]
 ) -> dict[str, TensorSlot]:
     """The tensors of :func:`foresay.verifier.model.weights.stacked`. One of several products may be in few bits."""
-    found: dict[str, TensorSlot] = {}
+    slots = dict[str, list[TensorSlot]]()
     for name, how, turns, _ in stacks:
-        found[name] = _together(stack_slot(how, turns), found.get(name))
+        slots.setdefault(name, []).append(stack_slot(how, turns))
+    found = {name: replace(each[0], put=partial(_put_each, each)) for name, each in slots.items()}
     for name in {name for name, how, *_ in stacks if how.among is not None}:
         found |= _dequantised(found.pop(name), name, config, there)
     return found
 
 
-def _together(one: TensorSlot, other: TensorSlot | None) -> TensorSlot:
-    if other is None:
-        return one
-
-    def put_both(found: Matrix) -> Tensor | None:
-        kept = [slot.put(found) for slot in (one, other)]
-        return next((each for each in kept if each is not None), None)
-
-    return TensorSlot(one.shape, one.kinds, put_both)
+def _put_each(slots: Sequence[TensorSlot], found: Matrix) -> Tensor | None:
+    return next((kept for kept in [slot.put(found) for slot in slots] if kept is not None), None)
 
 
 def _dequantised(slot: TensorSlot, name: str, config: ModelConfig, there: Container[str]) -> dict[str, TensorSlot]:
@@ -140,7 +134,7 @@ def _dequantised(slot: TensorSlot, name: str, config: ModelConfig, there: Contai
         left.discard(part)
         return None if left else slot.put(whole.plain())
 
-    return {part: TensorSlot(one.shape, one.kinds, partial(put_part, part)) for part, one in parts.items()}
+    return {part: replace(one, put=partial(put_part, part)) for part, one in parts.items()}
 
 
 def of_product(how: Stacked, found: Matrix) -> Matrix:

@@ -213,19 +213,15 @@ def stacked(
         for product in layer.products(config.hidden_size):
             names = [f"{prefix}{module}" for module in product.rows]
             for one in product.stacked:
-                if not _is_wanted(config, names[0], product.inner, one, _is_there(f"{prefix}{one.name}", one, there)):
+                kinds = ("weight", "weight_packed", "qweight") if one.among is not None else ("weight",)
+                is_there = any(f"{prefix}{one.name}".replace("weight", kind) in there for kind in kinds)
+                if not _is_wanted(config, names[0], product.inner, one, is_there):
                     continue
                 kind, whole = ("bias", held.biases) if one.holds == "bias" else ("weight", held.matrices)
                 parts = whole[product.name].split_with_sizes(list(product.rows.values()))
                 turns = [slice(turn * product.experts, (turn + 1) * product.experts) for turn in one.turns]
                 called = [[f"{name}.{kind}" for name in names[turn]] for turn in turns]
                 yield f"{prefix}{one.name}", one, [parts[turn] for turn in turns], called
-
-
-def _is_there(name: str, one: Stacked, there: Container[str]) -> bool:
-    """Whether files have it; a tensor of several products may be in few bits."""
-    kinds = ("weight", "weight_packed", "qweight") if one.among is not None else ("weight",)
-    return any(name.replace("weight", kind) in there for kind in kinds)
 
 
 def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
@@ -235,10 +231,6 @@ def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there
     layout = MADE if scheme is None else scheme.layout
     if one.holds in ("blocks", "scales"):
         return layout == MXFP4
-    if there and one.among is not None and layout not in (MADE, GGUF):
-        raise WeightsError(
-            f"{module}: matrices of heads in {scheme} are not supported; they must be floats, as ignored"
-        )
     return there and (one.holds == "bias" or layout in (MADE, GGUF))
 
 

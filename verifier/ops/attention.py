@@ -95,11 +95,9 @@ def _on_cpu(
 ) -> Tensor:  # fmt: skip
     from foresay.verifier.ops.kernels.cpu import attention
 
-    mixed = new((*query.shape[:2], shared or query.shape[2]), query)
-    places = find_places(rows, len(query), count)
-    attention.attend(
-        query, keys, keys if shared else values, scales, places, mixed, scale, window or 0, first, softcap, sinks
-    )
+    mixed, places = new((*query.shape[:2], shared or query.shape[2]), query), find_places(rows, len(query), count)
+    values = keys if shared else values
+    attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
     return mixed
 
 
@@ -205,16 +203,13 @@ def _join_latents(
     plain: Tensor, turning: Tensor, rotation: Rotation, out: Tensor, slots: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    rows, (heads, dim) = len(plain), out.shape[-2:]
-    width = plain.shape[1] // heads
-    half = (dim - width) // 2
+    heads, half = out.shape[-2], rotation.cos.shape[-1] // 2
+    width = out.shape[-1] - 2 * half
     launch(
-        "rotate.join_latent_rows", (rows, heads),
+        "rotate.join_latent_rows", (len(plain), heads),
         (plain, turning, rotation.cos, rotation.signed_sin, out, plain if slots is None else slots),
-        {
-            "HEADS": heads, "DIM": dim, "HALF": half, "PLACED": slots is not None, "WIDTH": width,
-            "BLOCK": row_of(plain, max(width, half))["BLOCK"],
-        },
+        {"HEADS": heads, "WIDTH": width, "HALF": half, "BLOCK": row_of(plain, max(width, half))["BLOCK"],
+         "PLACED": slots is not None},
         count, rows=True,
     )  # fmt: skip
     return out

@@ -162,16 +162,15 @@ def rotate_and_store_rows(
 
 
 @triton.jit
-def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.constexpr, DIM: tl.constexpr,
-                     HALF: tl.constexpr, PLACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                     CHAINED: tl.constexpr):  # fmt: skip
+def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                     HALF: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """A head of a row: WIDTH numbers as they are, then twice HALF, rotated."""
     wait_turn(CHAINED)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.load(slots + row) if PLACED else row
     columns = tl.arange(0, BLOCK)
     whole, half = columns < WIDTH, columns < HALF
-    head_at, out_at = row * HEADS + head, (place * HEADS + head) * DIM
+    head_at, out_at = row * HEADS + head, (place * HEADS + head) * (WIDTH + 2 * HALF)
     tl.store(out + out_at + columns, tl.load(plain + head_at * WIDTH + columns, whole, 0.0), whole)
     kind: tl.constexpr = out.dtype.element_ty
     low = tl.load(turning + head_at * 2 * HALF + columns, half, 0.0).to(tl.float32)
