@@ -6,7 +6,7 @@
                 quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
-    states      of recurrent layers, on a CPU: of running texts, of checkpoints by which prefixes are reused; records
+    states      of recurrent layers: of running texts, of checkpoints by which prefixes are reused; records
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but for sliding-window
                 layers only the pages that running texts attend to, and as many again for texts that may continue
 
@@ -154,8 +154,8 @@ class Demand:
         models = [target, *(model for drafter in drafters for model in drafter.with_states(target))]
         return cls(
             weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
-            None if target.stack.recurrence is None else state_pages(config),
-            sum(state_bytes(model, *state_pages(config)) for model in models),
+            None if target.stack.recurrence is None else state_pages(config, not packed),
+            sum(state_bytes(model, *state_pages(config, not packed)) for model in models),
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
