@@ -307,7 +307,8 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         **({"linear_num_value_heads": 8} if family.startswith(("qwen3_5", "qwen3_next")) else {}),
-        **{"granite_hybrid": {"mamba_n_heads": 8}, "nemotron_h": {"mamba_num_heads": 8}}.get(family, {}),
+        **({"mamba_n_heads": 8} if family.startswith(("granite_hybrid", "falcon_h1")) else {}),
+        **({"mamba_num_heads": 8} if family.startswith("nemotron_h") else {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
@@ -344,7 +345,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 #: Others have tensors of all experts, of which there are none of few bits in safetensors files.
-MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next")
+MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe")
 ONE_BY_ONE = [family for family in FAMILIES if family not in ("granite_moe", "granite_hybrid_moe", "gpt_oss")]
 
 

@@ -132,7 +132,7 @@ def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
 
 def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
     """The conversation; calls without an id get one, and results get the id of their call."""
-    told: list[Json] = []
+    converted: list[Json] = []
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         check_count(message.tool_calls, MOST_CALLS, ("messages", index, "tool_calls"))
@@ -146,8 +146,8 @@ def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
             one["tool_calls"] = [_call(id, call) for (id, _), call in zip(waiting, message.tool_calls, strict=True)]
         if message.role == "tool":
             one["tool_call_id"] = _answered(message, waiting)
-        told.append(one)
-    return told
+        converted.append(one)
+    return converted
 
 
 def _call(id: str, call: schemas.OllamaToolCall) -> Json:

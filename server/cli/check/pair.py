@@ -145,7 +145,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if not drafters:
         notes.ok("draft", f"{NONE}: plain decoding", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
-    positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
+    positions = [one.look_at(notes, target, for_people(Resolved(one.option, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
 
 
@@ -196,7 +196,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
     text = f"{bytes_in_words(found.total)} of {there}: {found.described}"
     facts = {
         "weights": dict(found.weights),
-        **found.beside,
+        **found.overhead,
         "kv_cache": found.kv_bytes,
         "kv_tokens": found.tokens,
         "kv_token_bytes": found.token_bytes,
@@ -245,8 +245,8 @@ def _look(notes: Notes, config: EngineConfig) -> str:
 
 def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     """Note what is kept on disk, and where."""
-    size, told = kept_kv.room(config, target.device)
-    notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
+    size, note = kept_kv.room(config, target.device)
+    notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
     packed, most = model_bytes(target.model, target.dtype.value, True), config.weight_cache_bytes
     if target.device.is_gpu or not config.weight_cache or packed < kept_weights.LEAST_BYTES:
         return
