@@ -71,8 +71,9 @@ _ALONE = tuple(
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers of old checkpoints that every decoder computes itself; scales for rounding activations, which are not rounded
 # here, and keys and values, which get their own scales.
-IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale",
-           ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")  # fmt: skip
+IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".input_global_scale",
+           ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale",
+           ".v_proj.output_scale")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

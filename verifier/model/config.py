@@ -129,7 +129,7 @@ class ModelConfig:
         own = unwrapped(fields)
         model = cls.of(own)
         ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
-        return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
+        return replace(model, eos_token_ids=ids, quantization=read_quantization(own, directory))
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:

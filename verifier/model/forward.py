@@ -81,7 +81,7 @@ def forward(
 def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:
     """[R, V]: a recurrent layer's output; its state is read from and written to ``states``."""
     assert rows.states is not None, "a recurrent layer"
-    mixed, more = layer.qkv.wide(normed, rows.count), (states, rows.states, normed.dtype, rows.count)
+    mixed, more = layer.qkv.wide(normed, rows.count), (states, rows.states, normed.dtype)
     if layer.taps is not None:
         return short_conv(mixed, layer.taps, *more)
     assert layer.delta is not None and layer.head_gate is not None, "heads have rates"

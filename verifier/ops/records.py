@@ -201,13 +201,15 @@ class StateRows:
 
     paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
     stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows that are
-    nodes, which write records; all rows of a tree do.
+    nodes, which write records; all rows of a tree do. count: int64[1], the number of rows, read when it runs (of
+    compiled kernels, which need it if there is padding; None: all).
     """
 
     paged: AttentionMetadata
     pages: Tensor
     stops: Tensor
     nodes: Tensor
+    count: Tensor | None = None
 
 
 #: The tensors of :class:`RowSampling`.
