@@ -147,7 +147,7 @@ def falcon_h1(fields: Fields) -> Stack:
     share = fields.number("attention_in_multiplier", 1.0) / read
     own = attention(fields, read_rope(fields))
     own = replace(own, scale=own.scale * share**2 * fields.number("key_multiplier", 1.0))
-    scan = replace(_falcon_mamba(fields), factors=(values / gates, keys / gates, queries / gates, steps / gates))
+    scan = replace(_falcon_mamba(fields), factors=(queries / gates, keys / gates, values / gates, steps / gates))
     layer = Layer(
         own,
         mlp(fields),
