@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,13 +26,13 @@ from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
-from foresay.verifier.model.nodes import Layer
-from foresay.verifier.model.products import GATE_UP, QKV
+from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
@@ -56,33 +57,31 @@ def plan_gpu(
     """As :func:`foresay.server.engine.build.plan`. Raises Unfit for models without GPU kernels and for what does not
     fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        lacking = {"recurrent layers": model.stack.recurrence is not None}
-        lacking["experts"] = model.stack.experts is not None
-        for what in (name for name, has in lacking.items() if has):
-            fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
-            raise Unfit(fault, "--device cpu runs them")
+        if model.stack.experts is not None:
+            fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
+            raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:
-        raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
+        raise CannotRun(_fault(case, room), _hint(list(_hints(case, room))))
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    return room.demand.plan(tokens, device.total, room.beside)
+    return room.demand.plan(tokens, device.total, room.overhead)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
     """What the models leave. tokens: of text that the KV cache has room for (negative if there is none).
 
-    beside: bytes other than weights and KV cache, by name.
+    overhead: bytes other than weights and KV cache, by name.
     """
 
     demand: Demand
-    beside: dict[str, int]
+    overhead: dict[str, int]
     tokens: int
 
     def needed(self, tokens: int) -> int:
         """Total bytes, with a KV cache of ``tokens`` tokens."""
-        return sum(self.demand.weights.values()) + sum(self.beside.values()) + self.demand.kv_bytes(tokens)
+        return sum(self.demand.weights.values()) + sum(self.overhead.values()) + self.demand.kv_bytes(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +115,18 @@ class _Case:
     def room(self) -> _Room:
         """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
-        beside = self._beside()
-        left = self.budget - sum(demand.weights.values()) - sum(beside.values())
-        return _Room(demand, beside, demand.tokens(left))
+        overhead = self._overhead()
+        if demand.state_bytes:
+            overhead["recurrent states"] = demand.state_bytes
+        left = self.budget - sum(demand.weights.values()) - sum(overhead.values())
+        return _Room(demand, overhead, demand.tokens(left))
 
     @property
     def fits(self) -> bool:
         """Whether the required KV cache fits."""
         return self.room.tokens >= self.least
 
-    def _beside(self) -> dict[str, int]:
+    def _overhead(self) -> dict[str, int]:
         """Workspace and graph reserve. Models take turns, so the largest pass counts; all rotary tables stay."""
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
@@ -163,7 +164,7 @@ class _Case:
 def _fault(case: _Case, room: _Room) -> str:
     """What would be needed, and what is available."""
     needed = room.needed(case.least)
-    parts = {**room.demand.weights, **room.beside}
+    parts = {**room.demand.weights, **room.overhead}
     parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
     total, share = bytes_in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
     limit = f"{share} of its {total} is {bytes_in_words(case.budget)}"
@@ -172,7 +173,7 @@ def _fault(case: _Case, room: _Room) -> str:
     return f"the engine would take {bytes_in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
 
 
-def _remedy(fitting: list[str]) -> str:
+def _hint(fitting: list[str]) -> str:
     """fitting: flags, each of which suffices."""
     if not fitting:
         return "name a smaller model"
@@ -181,7 +182,7 @@ def _remedy(fitting: list[str]) -> str:
     return "any one of these fits: " + "; ".join(fitting)
 
 
-def _remedies(case: _Case, room: _Room) -> Iterator[str]:
+def _hints(case: _Case, room: _Room) -> Iterator[str]:
     """Flags that would make it fit; each was tried in the plan."""
     if room.tokens >= case.length:
         yield f"--kv-tokens {room.tokens}"
@@ -223,14 +224,20 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
     return (
         rows * _row_numbers(model) * item
         + 4 * rows * model.vocab_size  # logits
-        + 4 * rows * _linear_partials(model)
-        + 4 * tree_rows * max(map(_attended, model.stack.layers)) * most_parts(positions)
+        + 4 * rows * (_linear_partials(model) + _recurrent_numbers(model))
+        + 4 * tree_rows * max(map(_attended, model.stack.attentions)) * most_parts(positions)
     )
 
 
-def _attended(layer: Layer) -> int:
+def _attended(attention: Attention) -> int:
     """fp32 numbers of one split of a row's attention: sums by head, maximum score and sum of weights."""
-    return layer.attention.heads * (layer.attention.head_dim + 2)
+    return attention.heads * (attention.head_dim + 2)
+
+
+def _recurrent_numbers(model: ModelConfig) -> int:
+    """fp32 numbers of one row in a recurrent layer: before and after the convolution, gates, rates, output."""
+    found = model.stack.recurrence
+    return 0 if found is None else 3 * found.channels + 2 * found.value_heads * (found.value_dim + 2)
 
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
@@ -241,13 +248,11 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
     their product."""
-    widths = [product.outer for _, product in products(model) if product.name in (QKV, GATE_UP)]
-    inside = max(map(sum, zip(widths[::2], widths[1::2], strict=True)))
-    attention = [layer.attention for layer in model.stack.layers]
-    queries = max(each.heads * each.head_dim for each in attention)
-    return (
-        3 * model.hidden_size + inside + 2 * queries + max(layer.mlp.inner for layer in model.stack.layers if layer.mlp)
-    )
+    made, read = Counter[str](), Counter[str]()
+    for _, product in products(model):
+        made |= Counter({product.name: product.outer})
+        read |= Counter({product.name: product.inner})
+    return 3 * model.hidden_size + made[QKV] + made[GATE_UP] + 2 * read[OUTPUT] + read[DOWN]
 
 
 def _linear_partials(model: ModelConfig) -> int:

@@ -18,7 +18,7 @@ from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig
 from tests.server.terminal import Terminal
 
@@ -91,7 +91,7 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
     if length < model.max_positions:
         longer = EngineConfig(kv_tokens=2 * length)
-        with suppress(Unfit):
+        with suppress(CannotRun):
             assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
 
 

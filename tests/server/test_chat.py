@@ -23,7 +23,7 @@ from foresay.server.cli import chat, terminal
 from foresay.server.cli.chat import ChatSession
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
-from foresay.server.cli.progress import say
+from foresay.server.cli.progress import note
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
@@ -267,7 +267,7 @@ def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     for out, lines in ((Terminal(), 3), (io.StringIO(), 1)):
         monkeypatch.setattr(sys, "stderr", out)
-        say("/set  " + "words and more " * 6, indent=6)
+        note("/set  " + "words and more " * 6, indent=6)
         shown = out.getvalue().splitlines()
         assert len(shown) == lines
         assert all(line.startswith("      ") and len(line) < 40 for line in shown[1:])
