@@ -118,7 +118,8 @@ class TreeDrafter(ABC):
     pass has rows for all levels, so that a capture cannot have more levels than are drafted. shared_noise: whether
     drafts are sampled with the target's own noise; False is for comparison. first: the first position with a row.
     windows: the window pages, if it reads layers that keep their rows in those.
-    recurrent: whether it has recurrent layers. beyond: pages past those of a text that its passes may write to.
+    recurrent: whether it has recurrent layers. whole: whether captured steps of a device can draft with it; else these
+    run in parts. beyond: pages past those of a text that its passes may write to.
     chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
@@ -129,6 +130,7 @@ class TreeDrafter(ABC):
     needs: FeatureRequest | None = None
     windows: WindowPages | None = None
     recurrent: bool = False
+    whole: bool = True
     beyond: int = 0
     chains_apart: bool = False
 

@@ -156,6 +156,10 @@ class LookupHits:
         self._staged = Staged(
             device, columns | {"depths": (each[0], torch.int32), "counts": ((sequences,), torch.int64)}
         )
+        # Padding is below the root: an old word would be a second path to nodes of the tree, for recurrent layers.
+        self._padding = 1 | 1 << np.arange(nodes)
+        self._staged.arrays["words"][:] = self._padding
+        self._staged.send()
         # As many levels as nodes: they may be a chain.
         self.shape = TreeShape.chain(nodes - 1)
         self._trees: list[DraftTree] = []
@@ -193,7 +197,7 @@ class LookupHits:
             self._trees.append(tree)
             nodes = slice(len(tree))
             columns = {"tokens": tree.tokens, "parents": tree.parents, "words": tree.ancestors, "depths": tree.depths}
-            to["counts"][index] = len(tree)
+            to["counts"][index], to["words"][index, len(tree) :] = len(tree), self._padding[len(tree) :]
             for name, column in columns.items():
                 to[name][index, nodes] = column
         self._staged.send()

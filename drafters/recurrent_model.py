@@ -32,9 +32,9 @@ from foresay.verifier.model_runner import ModelRunner, go_on
 
 
 class RecurrentDraftDrafter(DraftModelDrafter):
-    """Drafts with a model of recurrent layers, on a CPU."""
+    """Drafts with a model of recurrent layers. Its states advance between steps, so a device runs these in parts."""
 
-    recurrent = True
+    recurrent, whole = True, False
 
     def __init__(
         self,

@@ -174,7 +174,7 @@ class SelfDrafter(TreeDrafter):
                     self._lengthen(grown, place, verified, [before.name] * (_AHEAD + 1))
                     going[place] = not grown.over
                     if state.states is not None:
-                        state.states.write(place, NONE, self._chains[grown.sequence.id].page)
+                        state.states.write(place, [(NONE, self._chains[grown.sequence.id].page)])
         write(state.live[: len(going)], [1] * len(going))  # as the next to join expects
         for sequence in sequences:
             before.began(sequence)

@@ -154,14 +154,22 @@ class TextState:
         found = (self.parted, self.mark, (self.at, self.page))
         return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
 
-    def reserve(self) -> bool:
-        """Get a page to write to, and one for a boundary if there is room; False if there is none."""
-        while len(self.spares) < 2 and (page := self.pages.allocate()) != NONE:
+    def reserve(self, steps: int = 1) -> bool:
+        """Get pages to write to for as many steps: one each, and one for a boundary if there is room; False if the
+        first has none."""
+        while len(self.spares) < 2 * steps and (page := self.pages.allocate()) != NONE:
             self.spares.append(page)
         if not self.spares and self.mark[1] != NONE:
             self._set_mark((0, NONE))
             return self.reserve()
         return bool(self.spares)
+
+    def targets(self, ahead: int = 0) -> tuple[int, int, int]:
+        """The state page that a step's commit on a device starts from, and those that it writes: after the whole path,
+        and at a page boundary inside. Each step has others, so one that ran ahead and was dropped changes nothing.
+        ahead: steps before it whose outcome is not known yet; pages are reserved for all."""
+        end, inside = self.spares[2 * ahead : 2 * ahead + 2]
+        return self.spares[2 * ahead - 2] if ahead else self.page, end, inside
 
     def within(self, rows: int) -> int:
         """The number of prompt rows, reduced to end at the branch, whose state is saved."""
@@ -184,6 +192,8 @@ class TextState:
             self.spares.remove(boundary)
         else:
             self._leave()
+            self.spares += self.spares[1:2]  # those of the next step come first
+            del self.spares[1:2]
         self.spares.remove(page)
         self.page, self.at = page, self.at + rows
         if self.at == self.branch:

@@ -67,6 +67,11 @@ class PageTable:
         count = len(self.pages)
         return self.pages[0] * self.pool.page_size if count and self._straight == count else None
 
+    @property
+    def reach(self) -> int:
+        """Tokens that the text can go on from: fewer than committed if recurrent layers have no state of the last."""
+        return self.length if self.state is None else min(self.length, self.state.at)
+
     def reserve(self, extra: int) -> None:
         """Make positions `length` .. `length + extra - 1` writable, and private to this sequence.
 

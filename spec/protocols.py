@@ -143,11 +143,12 @@ class Verifier(Protocol):
         """
         ...
 
-    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
+    def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None:
         """The table's length grew by rows of the last pass: set fill marks, and advance recurrent states.
 
         path: the nodes of the pass's tree that are text now, the last rows of the table; the certain rows come before
-        them.
+        them. advanced: by how many nodes of it a captured step has advanced the states; if by more than the path has,
+        they stay where they were, and so must the text.
         """
         ...
 

@@ -229,16 +229,22 @@ class StepRunner:
             result.logprobs = logprobs_of_run(scheduled.sequence, raw(), result.rows, result.emitted)
 
     def emitted(
-        self, scheduled: ScheduledSequence, tree: DraftTree, verified: Verified, why_nothing: Callable[[], ForesayError]
+        self,
+        scheduled: ScheduledSequence,
+        tree: DraftTree,
+        verified: Verified,
+        why_nothing: Callable[[], ForesayError],
+        captured: bool = False,
     ) -> VerifyResult:
         """Emit the tokens sampled along the path, and commit its rows; an error ends only this sequence.
 
-        why_nothing: called if no token could be sampled at the root.
+        why_nothing: called if no token could be sampled at the root. captured: whether the step was one captured step,
+        which has advanced recurrent states.
         """
         (sampled, path), table = verified, scheduled.sequence.table
         emitted = _append(scheduled.sequence, [sampled[node] for node in path], why_nothing)
         table.commit(len(emitted))
-        self.verifier.committed(table, path[: len(emitted)])
+        self.verifier.committed(table, path[: len(emitted)], len(path) if captured else 0)
         return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
     def _show(self, scheduled: ScheduledSequence, path: list[int], features: FeaturesOfPath | None) -> None:

@@ -168,7 +168,6 @@ class ForwardBatch:
         if windows is not None:
             columns[_WINDOW + "tables"] = columns["tables"]
         if states is not None:
-            assert self._finds, "recurrent layers have kernels for a CPU alone"
             columns |= {
                 "states": ((sizes.sequences, 3), torch.int32),
                 "stops": ((sizes.sequences, 2), torch.int32),
@@ -176,6 +175,7 @@ class ForwardBatch:
             }
         if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
+            columns["texts"] = (sequences, torch.int32)
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
         self._staged = Staged(device, columns)
         self.tensors = self._staged.tensors
@@ -206,17 +206,20 @@ class ForwardBatch:
     def _laid_out(self, pages: str) -> StaticRows:
         """pages: prefix of the columns of pages; "": the pool's."""
         there = self.tensors
-        if not self._finds:
-            slots, groups = there[pages + "slots"], self._groups(pages + "tables")
-            return StaticRows(there["tokens"], there["positions"], slots, groups, there["logits_indices"])
         rows, wanted, sequences = there["counts"].split(1)
         paged = AttentionMetadata(
             there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"]
         )
-        paged.is_prefill, paged.sequences = there["is_prefill"], sequences
+        paged.is_prefill, paged.sequences = there["is_prefill" if self._finds else "texts"], sequences
+        states = None
+        if "states" in there:
+            states = StateRows(paged, there["states"], there["stops"], there["first_nodes"], rows)
+        if not self._finds:
+            slots, groups = there[pages + "slots"], self._groups(pages + "tables")
+            given = there["tokens"], there["positions"], slots, groups, there["logits_indices"]
+            return StaticRows(*given, states=states)
         places = find_places(paged, self.sizes.rows, rows)
         groups = (RowGroup(slice(0, self.sizes.rows), paged),)
-        states = StateRows(paged, there["states"], there["stops"], there["first_nodes"]) if "states" in there else None
         return StaticRows(
             there["tokens"], places.positions, places.own, groups, there["logits_indices"], rows, wanted, None, states
         )
@@ -275,6 +278,8 @@ class ForwardBatch:
             end = row + len(part.tokens)
             to["offsets"][index + 1] = end
             to["is_prefill"][index] = part.words is None if self._finds else is_text(part)
+            if not self._finds:  # short texts are read like trees, except by recurrent layers
+                to["texts"][index] = part.words is None
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             self.starts.append(self.starts[-1] + end - first)
             to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)

@@ -26,11 +26,12 @@ from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Needed, Sizes, StaticRows, needed
 from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
+from foresay.verifier.graphs.state import write
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AcceptedPaths
-from foresay.verifier.ops.recurrence import replay
+from foresay.verifier.ops.recurrence import replay, replay_paths
 from foresay.verifier.ops.rows import take_rows
 from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
@@ -81,10 +82,24 @@ def accept_and_move(
 
 def go_on(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
     """Replay the records of a path's nodes. place: the index of the sequence in the last pass."""
+    if store.layers.tails.device.type != "cpu":
+        return _go_on_there(store, state, place, path)
     nodes = torch.tensor(path, dtype=torch.int64)
     for source, destination, count in state.moves(len(path)):
         done, nodes = nodes.split((count, len(nodes) - count))
         replay(store.layers, source, destination, not state.at, place, done.contiguous())
+
+
+def _go_on_there(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
+    """The same on a device, without waiting for it."""
+    if not path:
+        return
+    state.reserve()
+    numbers = torch.empty(5 + len(path), dtype=torch.int64, device=store.layers.tails.device)
+    write(numbers, [*state.targets(), state.at, len(path), *path])
+    targets, length, taken, nodes = numbers.split((3, 1, 1, len(path)))
+    replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, place)
+    state.read(len(path))
 
 
 _FORWARD, _SAMPLE, _VERIFY = range(3)
@@ -243,11 +258,15 @@ class ModelRunner:
         assert self._last is not None, "there was a pass"
         return self._last.verify(edits)
 
-    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
+    def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None:
         """Mark everything up to the table's length as valid; advance recurrent states along the path."""
         self.store.mark(table, table.length)
-        if self.store.states is not None and table.state is not None:
+        if self.store.states is None or table.state is None:
+            return
+        if not advanced:
             self._go_on(self.store.states, table, table.state, path)
+        elif advanced == len(path):
+            table.state.read(advanced)
 
     def _go_on(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
         certain = table.length - len(path) - state.at

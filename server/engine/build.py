@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import msgspec
 import torch
@@ -38,7 +37,14 @@ from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quant
 from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import CannotRun, Resolved, choose_draft, short_name, target_directory
+from foresay.server.settings.resolved import (
+    BUNDLED,
+    CannotRun,
+    Resolved,
+    choose_draft,
+    short_name,
+    target_directory,
+)
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
@@ -221,7 +227,7 @@ def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | Non
         found = tokenizer(loading.target)
     if experts is None or found is None:
         return (), None
-    ids: list[int] = found.encode(Path(__file__).read_text("utf-8")).ids
+    ids: list[int] = found.encode((BUNDLED / "README.md").read_text("utf-8")).ids
     return [id for id in ids if id < loading.model.vocab_size], (experts.count, experts.chosen)
 
 

@@ -191,7 +191,7 @@ class LoadContext:
         # A draft model may pause and catch up on a text later, so it keeps everything.
         shapes = window_shapes(model) if role == "target" else kv_shapes(model)
         apart = role != "target" and model.stack.recurrence is not None
-        states = StatePages(*state_pages(self.config), self.pool.page_size) if apart else None
+        states = StatePages(*state_pages(self.config, self.device.is_gpu), self.pool.page_size) if apart else None
         store = KVStore(self.pool, shapes, kept, decoder.device, states)
         most, wanted = self.config.max_seqs, wanted_rows(self.config) if role == "target" else 1
         room = Sizes(self.device.chunk + wanted, most, self.pool.pages_for(self.length), wanted)

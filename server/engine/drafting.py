@@ -153,11 +153,11 @@ def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | Non
     budget, given, shape = drafting.budget, configured(drafting.drafter), drafting.shape
     if budget is None:
         drafter = on_device(given)
-        if drafter is not given:
+        if drafter is not given or not (drafter is None or drafter.whole):
             return None
         return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
     models = [(on_device(one.drafter), one.levels) for one in budget.members.values() if not one.looks]
-    known = [(model, levels) for model, levels in models if model is not None]
+    known = [(model, levels) for model, levels in models if model is not None and model.whole]
     if len(known) < len(models):
         return None
     return by_plan(known, len(models) < len(budget.members), verifier, budget.pinned)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,8 +31,8 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
-from foresay.verifier.model.nodes import Layer
-from foresay.verifier.model.products import GATE_UP, QKV
+from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.tree_attention import most_parts
 
@@ -56,10 +57,8 @@ def plan_gpu(
     """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        lacking = {"recurrent layers": model.stack.recurrence is not None}
-        lacking["experts"] = model.stack.experts is not None
-        for what in (name for name, has in lacking.items() if has):
-            fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
+        if model.stack.experts is not None:
+            fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
             raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
@@ -117,6 +116,8 @@ class _Case:
         """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
         overhead = self._overhead()
+        if demand.state_bytes:
+            overhead["recurrent states"] = demand.state_bytes
         left = self.budget - sum(demand.weights.values()) - sum(overhead.values())
         return _Room(demand, overhead, demand.tokens(left))
 
@@ -223,14 +224,20 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
     return (
         rows * _row_numbers(model) * item
         + 4 * rows * model.vocab_size  # logits
-        + 4 * rows * _linear_partials(model)
-        + 4 * tree_rows * max(map(_attended, model.stack.layers)) * most_parts(positions)
+        + 4 * rows * (_linear_partials(model) + _recurrent_numbers(model))
+        + 4 * tree_rows * max(map(_attended, model.stack.attentions)) * most_parts(positions)
     )
 
 
-def _attended(layer: Layer) -> int:
+def _attended(attention: Attention) -> int:
     """fp32 numbers of one split of a row's attention: sums by head, maximum score and sum of weights."""
-    return layer.attention.heads * (layer.attention.head_dim + 2)
+    return attention.heads * (attention.head_dim + 2)
+
+
+def _recurrent_numbers(model: ModelConfig) -> int:
+    """fp32 numbers of one row in a recurrent layer: before and after the convolution, gates, rates, output."""
+    found = model.stack.recurrence
+    return 0 if found is None else 3 * found.channels + 2 * found.value_heads * (found.value_dim + 2)
 
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
@@ -241,13 +248,11 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
     their product."""
-    widths = [product.outer for _, product in products(model) if product.name in (QKV, GATE_UP)]
-    inside = max(map(sum, zip(widths[::2], widths[1::2], strict=True)))
-    attention = [layer.attention for layer in model.stack.layers]
-    queries = max(each.heads * each.head_dim for each in attention)
-    return (
-        3 * model.hidden_size + inside + 2 * queries + max(layer.mlp.inner for layer in model.stack.layers if layer.mlp)
-    )
+    made, read = Counter[str](), Counter[str]()
+    for _, product in products(model):
+        made |= Counter({product.name: product.outer})
+        read |= Counter({product.name: product.inner})
+    return 3 * model.hidden_size + made[QKV] + made[GATE_UP] + 2 * read[OUTPUT] + read[DOWN]
 
 
 def _linear_partials(model: ModelConfig) -> int:

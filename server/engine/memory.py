@@ -6,7 +6,7 @@
                 quantised ones in theirs
     workspace   on a GPU: rotary tables and the tensors of a pass; and a reserve for its graphs
     recordings  on a CPU: logits and tensors of the largest passes
-    states      of recurrent layers, on a CPU: of running texts, of checkpoints by which prefixes are reused; records
+    states      of recurrent layers: of running texts, of checkpoints by which prefixes are reused; records
     KV cache    pages * page_size tokens, each as many numbers as all models together keep of it; but for sliding-window
                 layers only the pages that running texts attend to, and as many again for texts that may continue
 
@@ -150,8 +150,8 @@ class Demand:
         models = [target, *(model for drafter in drafters for model in drafter.with_states(target))]
         return cls(
             weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
-            None if target.stack.recurrence is None else state_pages(config),
-            sum(state_bytes(model, *state_pages(config)) for model in models),
+            None if target.stack.recurrence is None else state_pages(config, not packed),
+            sum(state_bytes(model, *state_pages(config, not packed)) for model in models),
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
@@ -239,7 +239,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.record or found.channels)
-    widths += max((_copied(model, layer.mlp) for layer in model.stack.layers), default=0)
+    widths += max((_copied(model, layer.inner) for layer in model.stack.layers), default=0)
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 

@@ -10,8 +10,11 @@ from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
 
-#: State pages of a running text (its state, its mark and two spares), and of checkpoints, if prefixes are reused.
-_OF_A_TEXT, _CHECKPOINTS = 4, 16
+#: State pages of a running text (its state, its mark and two spares), of a step that runs ahead of the host, and of
+#: checkpoints, if prefixes are reused.
+_OF_A_TEXT, _AHEAD, _CHECKPOINTS = 4, 2, 16
+#: The most sequences of a captured step.
+_CAPTURED = 16
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
@@ -91,11 +94,12 @@ def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | 
     return sum(shape.numbers + 4 * 2 * shape.heads for shape in kept)
 
 
-def state_pages(config: EngineConfig) -> tuple[int, int]:
+def state_pages(config: EngineConfig, on_gpu: bool) -> tuple[int, int]:
     """Sequences of a pass that leave records, and state pages, for a model with recurrent layers. At least two
-    sequences: the start-up probe reads two texts at once."""
-    sequences = max(config.max_seqs, 2)
-    return sequences, 1 + _OF_A_TEXT * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
+    sequences: the start-up probe reads two texts at once. Captured steps of a GPU have room for 1, 2, 4 .. of them."""
+    sequences, captured = max(config.max_seqs, 2), min(1 << (config.max_seqs - 1).bit_length(), _CAPTURED)
+    pages = 1 + (_OF_A_TEXT + _AHEAD * on_gpu) * sequences + (_CHECKPOINTS if config.prefix_cache else 0)
+    return max(sequences, captured) if on_gpu else sequences, pages
 
 
 def state_bytes(model: ModelConfig, sequences: int, pages: int) -> int:

@@ -20,6 +20,7 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig
+from tests.server.terminal import Terminal
 
 GIB = 1 << 30
 LAPTOP = Machine(24 * GIB, 20 * GIB)
@@ -165,11 +166,6 @@ def test_json_has_the_same_in_bytes(laptop, capsys) -> None:
 def test_a_target_that_is_not_known(laptop, capsys, name, hint) -> None:
     assert main(["models", name]) == 2
     assert hint in capsys.readouterr().err
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_colours_are_for_terminals_that_want_them(laptop, monkeypatch) -> None:

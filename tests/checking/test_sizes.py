@@ -29,6 +29,7 @@ from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.weights import allocate, places
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
+from tests.verifier.published import PUBLISHED
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -106,6 +107,19 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
     assert facts["vocabulary"] == {"target": 128256, "draft": 32000}
     assert facts["memory"]["weights"]["target"] == pytest.approx(15 * GIB, rel=0.02)
     assert facts["memory"]["weights"]["head"] == pytest.approx(0.8 * GIB, rel=0.1)
+
+
+def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: 64 * GIB)
+    make_model(tmp_path, num_hidden_layers=1)
+    write_config(tmp_path, PUBLISHED["Falcon-H1-0.5B-Instruct"][1])
+    model = ModelConfig.from_directory(tmp_path)
+    stored = {of: tuple(place.shape) for of, place in places(model, allocate(model, torch.bfloat16, "meta"))}
+    write_sparse(tmp_path / "model.safetensors", stored)
+    report = check(EngineConfig(target=str(tmp_path), draft="suffix", dtype="bfloat16", device="cpu"))
+    assert report.works, report.findings
+    (memory,) = (finding.facts for finding in report.findings if finding.subject == "memory")
+    assert memory["weights"]["target"] == pytest.approx(2 * 521.4e6, rel=0.02)
 
 
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])

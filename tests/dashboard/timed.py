@@ -113,7 +113,7 @@ class Target:
         sampled = sampled_at(rows, logits[-len(rows.tree) :])
         return sampled, accept(rows.tree, sampled)
 
-    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None: ...
+    def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None: ...
 
     def missing(self, table: PageTable) -> int:
         return 0

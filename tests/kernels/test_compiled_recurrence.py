@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
-from foresay.verifier.ops.kernels.recurrence import gated_delta, replay, short_conv
-from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
+from foresay.verifier.ops.kernels.recurrence import gated_delta, replay_paths, short_conv
+from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Scan, StateRows
 from tests.kernels.compiling import CAPABILITIES, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -27,23 +27,31 @@ def rows_of(count: int, trees: bool) -> StateRows:
     return StateRows(paged, ints(2, 3), ints(2, 2), ints(2))
 
 
+#: Heads, keys and values of each, heads that share a key, parts that a scan normalises: Qwen3.5's 9B, and Granite 4's.
+SHAPES = {"Qwen3.5 9B": (32, 128, 128, 2, 0), "Granite 4 H tiny": (48, 128, 64, 48, 1)}
+
+
 @pytest.mark.parametrize("trees", [False, True])
-def test_heads_that_remember(trees, capability, tmp_path) -> None:
-    """Of Qwen3.5's 9B: 16 keys, 32 values."""
-    heads, keys, channels, path = 32, 16 * 128, 2 * 16 * 128 + 32 * 128, of(3, dtype=torch.int64)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_heads_that_remember(shape, trees, capability, tmp_path) -> None:
+    heads, dim, width, shared, parts = shape
+    keys, values = heads // shared * dim, heads * width
+    channels = 2 * keys + values
     whole = LayerStates(
-        of(2, 5, heads, 8, 128, 16),
+        of(2, 5, heads, width // 16, dim, 16),
         of(2, 5, 3, channels),
-        of(2, 2 * NODES, keys + heads * 129),
+        of(2, 2 * NODES, keys + values + heads),
         of(2, 2 * NODES, channels),
     )
-    weights = DeltaWeights(of(4, channels), of(heads), of(heads), of(128), 1e-6)
+    scan = Scan(of(channels), of(heads), parts) if parts else None
+    weights = DeltaWeights(of(4, channels), of(heads), of(heads), of(values if scan else width), 1e-6, scan=scan)
 
     def call() -> None:
         layer = LayerStates(*(part[0] for part in whole))
-        mixed, rates = of(40, channels + heads * 128), of(40, 2 * heads)
+        mixed, rates = of(40, channels + values), of(40, heads if scan else 2 * heads)
         gated_delta(mixed, rates, weights, layer, rows_of(40, trees), torch.bfloat16)
-        replay(whole, 1, 2, False, 0, path)
+        ints, paths = of(2, dtype=torch.int32), of(2, 8, dtype=torch.int64)
+        replay_paths(whole, of(2, 3, dtype=torch.int32), ints, of(2, dtype=torch.int64), paths, 16)
 
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"convolve_rows", "remember_rows", "finish_rows", "replay_states", "replay_tails"}

@@ -30,6 +30,7 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import NumericalError
+from tests.server.terminal import Terminal
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
 QUESTION = "How many is 2 + 2?"
@@ -259,11 +260,6 @@ def test_system_and_new_change_what_is_asked(engine: Engine, said: Said) -> None
     ]
     told = [line for line in said() if "tokens in" not in line]
     assert told == ["the system message is set", "there is no system message", "a new conversation"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

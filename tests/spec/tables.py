@@ -215,7 +215,7 @@ class TableVerifier:
         self.store.move(slots[path], slots[: len(path)])
         return sampled, path
 
-    def committed(self, table: PageTable, path: Sequence[int] = ()) -> None:
+    def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None:
         """All of the text is there."""
         self.store.mark(table, table.length)
 

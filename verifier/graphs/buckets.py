@@ -120,7 +120,8 @@ def buckets(
         proposers = [each for each in make(size) if size <= DRAFTING or not each.shape.levels]
         reach = max(2, *(proposer.reach for proposer in proposers))
         for pages in sorted(shapes[1], reverse=True):
-            state = StepState(size, pages, page_size, reach, device, model.store.windows)
+            recurrent = model.store.states is not None
+            state = StepState(size, pages, page_size, reach, device, model.store.windows, recurrent)
             # A tree of found nodes only has no name: the host knows it beforehand, so in parts it waits once too.
             stops = [not each.shape.levels or (size == 1 and bool(each.name)) for each in proposers]
             pairs = zip(proposers, stops, strict=True)
@@ -203,11 +204,13 @@ def pages_for(sequence: SequenceState, rows: int) -> int:
     return sequence.table.pool.pages_for(sequence.table.length + rows)
 
 
-def reserved(sequences: list[SequenceState], rows: int) -> bool:
-    """Make this many rows past each text writable; False if there are too few pages."""
+def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:
+    """Make this many rows past each text writable, and state pages for as many steps; False if there are too few
+    pages."""
     try:
         for sequence in sequences:
             sequence.table.reserve(rows)
     except OutOfPages:
         return False
-    return True
+    states = [s.table.state for s in sequences if s.table.state is not None]
+    return all(state.reserve(steps) and len(state.spares) >= 2 * steps for state in states)

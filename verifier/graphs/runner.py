@@ -74,7 +74,7 @@ class GraphStepRunner(StepRunner):
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
-            self._ahead = self._launch(launched.captured, launched.batch)
+            self._ahead = self._launch(launched.captured, launched.batch, 1)
         outcome = launched.captured.step.outcome(launched.arrival.wait())
         watch.lap("forward")
         watch.share("forward", "propose", launched.captured.drafting)
@@ -92,6 +92,9 @@ class GraphStepRunner(StepRunner):
         if rows != outcome.rows[: len(rows)]:  # the host committed fewer tokens than the device
             self.rest()
             self._last = None
+            for table in (sequence.table for sequence in launched.sequences):
+                if table.reach < table.length:
+                    table.truncate(table.reach)
         elif self._ahead is not None:
             self._ahead.lengths = launched.lengths
         return results
@@ -148,11 +151,15 @@ class GraphStepRunner(StepRunner):
             )
         return self._launch(captured, batch)
 
-    def _launch(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched:
+    def _launch(self, captured: Captured, batch: list[ScheduledSequence], ahead: int = 0) -> Launched:
+        """ahead: steps before it whose outcome is not known yet."""
         sequences = [scheduled.sequence for scheduled in batch]
         pages = [list(sequence.table.pages) for sequence in sequences]
         lengths = [sequence.table.length for sequence in sequences]
         captured.state.write_tables(pages, lengths)
+        if captured.state.states is not None:
+            states = [sequence.table.state for sequence in sequences]
+            captured.state.states.aim([state.targets(ahead) for state in states if state is not None])
         captured.proposer.write(batch)
         raw = self._launch_with_stop(captured, batch) if any(map(needs_stop, batch)) else ()
         if not raw:
@@ -187,7 +194,7 @@ class GraphStepRunner(StepRunner):
             return False  # this step may be the text's last
         if between_drafts(captured, sequences) or not self._stays(launched):
             return False
-        return reserved(sequences, kept_rows(captured)) or reserved(sequences, reach(captured))
+        return reserved(sequences, kept_rows(captured), 2) or reserved(sequences, reach(captured), 2)
 
     def _stays(self, launched: Launched) -> bool:
         """Whether the next plan is likely to be the same: always without a budget; with one, if it was the same before;
@@ -204,7 +211,7 @@ class GraphStepRunner(StepRunner):
         tree = proposer.arrived(sequence, index, tree, outcome.more)
         raw = launched.raw[index] if launched.raw else None
         broken = partial(NumericalError, NOT_FINITE) if raw is None else lambda: why_nothing(sequence, raw()[0])
-        result = self.emitted(scheduled, tree, verified, broken)
+        result = self.emitted(scheduled, tree, verified, broken, captured=True)
         proposer.collected(sequence, tree, result.rows)
         if raw is not None:
             self.look_at(scheduled, result, raw)

@@ -44,25 +44,35 @@ _PADDING = BatchSlot([], 0, (), SamplingParams(temperature=0.0), 0)
 
 
 class StateColumns:
-    """The states that drafters' passes with recurrent layers start from, on a CPU: before the last row of each text,
-    and after it, before nodes."""
+    """The states that captured passes with recurrent layers start from: before the last row of each text, as a draft
+    model needs it, and after it, before nodes; and where a captured step on a device leaves the next ones."""
 
-    def __init__(self, sequences: int) -> None:
+    def __init__(self, sequences: int, device: torch.device) -> None:
         def column(*row: int) -> Tensor:
-            return torch.tensor([row] * sequences, dtype=torch.int32)
+            return torch.tensor([row] * sequences, dtype=torch.int32).to(device)
 
         self._text = column(NONE, NONE, NONE), column(0, 1), column(1).flatten()
         self._nodes = column(NONE, NONE, NONE), column(0, 0), column(0).flatten()
 
-    def write(self, place: int, before: int, page: int) -> None:
-        """Write the state pages of one sequence's :class:`BatchSlot`."""
-        write(self._text[0][place], [before, NONE, page])
-        write(self._nodes[0][place], [page, NONE, NONE])
+    def write(self, first: int, pages: Sequence[tuple[int, int]]) -> None:
+        """Write the state pages of :class:`BatchSlot`, from the first of these sequences on."""
+        those = slice(first, first + len(pages))
+        write(self._text[0][those], [(before, NONE, page) for before, page in pages])
+        write(self._nodes[0][those], [(page, NONE, NONE) for _, page in pages])
+
+    @property
+    def targets(self) -> Tensor:
+        """int32[S, 3]: see :func:`foresay.verifier.ops.recurrence.replay_paths`."""
+        return self._nodes[0]
+
+    def aim(self, targets: Sequence[tuple[int, int, int]]) -> None:
+        """Write them for the next step, of the first sequences."""
+        write(self.targets[: len(targets)], targets)
 
     def with_states(self, rows: StaticRows, text: bool = False) -> StaticRows:
         """Add the states to the rows of nodes, or of a text's last row and a node."""
         (group,), states = rows.groups, self._text if text else self._nodes
-        return replace(rows, states=StateRows(replace(group.paged, is_prefill=states[-1]), *states))
+        return replace(rows, states=StateRows(replace(group.paged, is_prefill=states[-1]), *states, rows.count))
 
 
 class StepState:
@@ -85,8 +95,8 @@ class StepState:
         windows: WindowPages | None = None,
         recurrent: bool = False,
     ) -> None:
-        self.states = StateColumns(sequences) if recurrent else None
         self.page_size, self.device, self._windows = page_size, torch.device(device), windows
+        self.states = StateColumns(sequences, self.device) if recurrent else None
         self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
         self.window_tables = None if windows is None else torch.zeros_like(self.tables)
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
@@ -146,8 +156,7 @@ class StepState:
         write(self.ends, [[place.length + 1] for place in places])
         write(self.recent, [self._end(place.text) for place in places])
         if self.states is not None:
-            for number, slot in enumerate(sequences):
-                self.states.write(number, *slot.states)
+            self.states.write(0, [place.states for place in places])
         before, self._places = self._places, places
         if [place.sampled for place in before] == [place.sampled for place in places]:
             return

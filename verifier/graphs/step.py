@@ -4,7 +4,7 @@
 
     propose     the proposer's trees below the roots                        its own passes, if it is a model
     forward     one pass of the target over all nodes of all sequences
-    sample      at every node; accept; rows of accepted nodes move down
+    sample      at every node; accept; rows of accepted nodes move down, and their records advance recurrent states
     committed   the proposer's caches are updated; the state becomes that of the next step
     out         the outcome for the host, in one tensor
 
@@ -30,7 +30,9 @@ from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, accept_and_move
+from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import RowSampling
+from foresay.verifier.ops.recurrence import replay_paths
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.ops.trees import real_parents, report
 
@@ -156,6 +158,9 @@ class SpeculativeStep:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
+        if store.states is not None and state.states is not None and not compiled(state.lengths):
+            of = state.states.targets, state.lengths, paths.lengths, paths.paths
+            replay_paths(store.states.layers, *of, state.page_size)
         self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         if tree.more:

@@ -171,11 +171,13 @@ class Sorted:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The other weights of a Mamba-2 scan, fp32: bias [C] of the convolution; skip [H], the factor of a row's own
-    values that each head adds to its output. parts: how many of a row are normalised, each by itself."""
+    values that each head adds to its output. parts: how many of a row are normalised, each by itself. step: the factor
+    of steps, which are multiplied before."""
 
     bias: Tensor
     skip: Tensor
     parts: int
+    step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +201,15 @@ class StateRows:
 
     paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
     stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows that are
-    nodes, which write records; all rows of a tree do.
+    nodes, which write records; all rows of a tree do. count: int64[1], the number of rows, read when it runs (of
+    compiled kernels, which need it if there is padding; None: all).
     """
 
     paged: AttentionMetadata
     pages: Tensor
     stops: Tensor
     nodes: Tensor
+    count: Tensor | None = None
 
 
 #: The tensors of :class:`RowSampling`.

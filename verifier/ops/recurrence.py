@@ -33,7 +33,6 @@ def gated_delta(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """The output of a layer's heads for every row, normalised and gated: [R, V] of ``dtype``.
 
@@ -41,8 +40,7 @@ def gated_delta(
     each head learns, and how much it forgets; for Mamba-2 fp32[R, H], both: queries and keys are not normalised, values
     are added whatever the state has for their keys, and the heads' output is gated before it is normalised. layer: one
     of a store; states and tails are read where sequences continue, and written where they stop; records are written.
-    count: int64[1], the number of rows, read when it runs (of compiled kernels; None: all). The output of padding is
-    undefined.
+    The output of padding is undefined.
     """
     paged, scan, (_, count_of, tiles, _, lanes) = rows.paged, weights.scan, layer.states.shape
     heads = mixed.new_zeros(len(mixed), count_of, tiles * lanes)
@@ -80,12 +78,11 @@ def short_conv(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """The output of a short convolution for every row: [R, C] of ``dtype``.
 
     mixed: fp32[R, 3 C]; the input is the first part times the last, and the output is multiplied by the second. taps:
-    fp32[T, C], the current row's last. layer, rows, count: as above; there are no heads.
+    fp32[T, C], the current row's last. layer, rows: as above; there are no heads.
     """
     first, second, last = mixed.chunk(3, dim=1)
     let_in, found = first * last, torch.zeros_like(second)
@@ -184,7 +181,7 @@ def _stepped(state: Tensor, record: Tensor, channels: int) -> Tensor:
     return stepped
 
 
-@op(gpu="recurrence", cpu="recurrence")
+@op(cpu="recurrence")
 def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
     """Advance a text's states along a path of the last pass, in all layers: from one state page to another, or within
     one. No other page is written to.
@@ -200,3 +197,21 @@ def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequ
         ):
             state, tail = _stepped(state, record, len(row)), torch.cat((tail[1:], row[None]))
         layer.states[destination], layer.tails[destination] = state, tail
+
+
+@op(gpu="recurrence")
+def replay_paths(
+    layers: LayerStates, targets: Tensor, lengths: Tensor, taken: Tensor, paths: Tensor, page_size: int, first: int = 0
+) -> None:
+    """The same for all sequences of a pass, without the host: a sequence's state goes from one page to another, and
+    that at the last page boundary inside its path to a third (:meth:`foresay.kvpaging.states.TextState.targets`).
+
+    targets: [S, 3], these pages. lengths: [S], tokens of each text before. taken, paths: int64[S], int64[S, N], how
+    many nodes of each path; 0: nothing is written. first: the index in the pass of the first of the sequences.
+    """
+    for number, (source, end, boundary) in enumerate(targets.tolist()):
+        at, count = int(lengths[number]), int(taken[number])
+        inside = max((at + count - 1) // page_size * page_size - at, 0)
+        for page, nodes in ((end, count), (boundary, inside)):
+            if nodes:
+                replay(layers, source, page, not at, first + number, paths[number, :nodes].contiguous())

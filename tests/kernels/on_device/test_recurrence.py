@@ -13,35 +13,39 @@ from torch import Tensor
 from foresay.kvpaging.states import LANES, NODES, LayerStates
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import recurrence as kernels
-from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
-from foresay.verifier.ops.recurrence import gated_delta, replay, short_conv
+from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Scan, StateRows
+from foresay.verifier.ops.recurrence import gated_delta, replay_paths, short_conv
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
 HEADS, GROUPS, DIM, WIDTH, TAPS, PAGES = 4, 2, 16, 32, 4, 8
 CHANNELS = 2 * GROUPS * DIM + HEADS * WIDTH
 FP32 = torch.float32
+#: Gated delta rules, Mamba-2, and short convolutions.
+of_each_kind = pytest.mark.parametrize("kind", ["delta", "scan", "short"])
 
 
 class Case:
-    """Texts and trees of one pass behind texts. short: layers are convolutions alone."""
+    """Texts and trees of one pass behind texts."""
 
-    def __init__(self, device: torch.device, short: bool) -> None:
-        self.short, self.device, self.random = short, device, random.Random(3)
-        self.generator = torch.Generator().manual_seed(3)
+    def __init__(self, device: torch.device, kind: str) -> None:
+        self.short, self.device, self.random = kind == "short", device, random.Random(3)
+        self.generator, short = torch.Generator().manual_seed(3), self.short
         heads = 0 if short else HEADS
         record = 0 if short else GROUPS * DIM + HEADS * WIDTH + HEADS
         sizes = (PAGES, heads, WIDTH // LANES, DIM, LANES), (PAGES, TAPS - 1, CHANNELS)
         self.layer = LayerStates(*(self.noise(*size) for size in (*sizes, (2 * NODES, record), (2 * NODES, CHANNELS))))
         decay = -self.noise(HEADS).abs()
-        self.weights = DeltaWeights(
-            self.noise(TAPS, CHANNELS), decay, self.noise(HEADS), self.noise(WIDTH), 1e-6, tiled=True
-        )
+        given = self.noise(TAPS, CHANNELS), decay, self.noise(HEADS), self.noise(WIDTH), 1e-6
+        self.weights, self.rates = DeltaWeights(*given, tiled=True), 2 * HEADS
+        if kind == "scan":
+            scan, self.rates = Scan(self.noise(CHANNELS), self.noise(HEADS), 2), HEADS
+            self.weights = replace(self.weights, norm=self.noise(HEADS * WIDTH), tiled=False, scan=scan)
 
     def noise(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self.generator).to(self.device)
 
     def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
-        return self.noise(rows, 3 * CHANNELS if self.short else CHANNELS + HEADS * WIDTH), self.noise(rows, 2 * HEADS)
+        return self.noise(rows, 3 * CHANNELS if self.short else CHANNELS + HEADS * WIDTH), self.noise(rows, self.rates)
 
     def rows(self, parts: list[list[int] | int], lengths: list[int], nodes: int = 0) -> StateRows:
         """parts: parents of a tree, or how many rows of a text, of which the last ``nodes`` leave records."""
@@ -67,6 +71,13 @@ class Case:
     def copy(self) -> LayerStates:
         return LayerStates(*(part.clone() for part in self.layer))
 
+    def jobs(self, targets: list[list[int]], lengths: list[int], paths: list[list[int]]) -> Any:
+        """What a commit reads: of each sequence."""
+        deepest = max(map(len, paths))
+        padded = [[*path, *[-1] * (deepest - len(path))] for path in paths]
+        given = (targets, torch.int32), (lengths, torch.int32), ([len(path) for path in paths], None), (padded, None)
+        return tuple(torch.tensor(values, dtype=dtype, device=self.device) for values, dtype in given)
+
     def run(self, given: tuple[Tensor, ...], rows: StateRows, layer: LayerStates, reference: bool = False) -> Tensor:
         op: Any = (short_conv if self.short else gated_delta) if reference else None
         op = op or (kernels.short_conv if self.short else kernels.gated_delta)
@@ -87,11 +98,11 @@ def path(parents: list[int], node: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("short", [False, True])
+@of_each_kind
 @pytest.mark.parametrize(("parts", "lengths"), [([9, 12], [0, 20]), ([3, 2], [5, 0])], ids=str)
-def test_close_to_the_reference(device, short, parts, lengths) -> None:
+def test_close_to_the_reference(device, kind, parts, lengths) -> None:
     """A tree and a text, each at its beginning or further on; the text leaves states, tails and records of its last."""
-    case = Case(device, short)
+    case = Case(device, kind)
     rows = case.rows([tree(case.random, parts[0]), parts[1]], lengths, nodes=2)
     given, ours, theirs = case.inputs(sum(parts)), case.copy(), case.copy()
     found, wanted = case.run(given, rows, ours), case.run(given, rows, theirs, reference=True)
@@ -99,27 +110,31 @@ def test_close_to_the_reference(device, short, parts, lengths) -> None:
         assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("short", [False, True])
+@of_each_kind
 @pytest.mark.parametrize("nodes", [1, 8, 32])
-def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(device, short, nodes) -> None:
-    case = Case(device, short)
-    parents, given, layer = tree(case.random, nodes), case.inputs(nodes), case.copy()
-    found = case.run(given, case.rows([parents], [7]), layer)
-    for node in {nodes - 1, nodes * 2 // 3}:
-        own, plain = path(parents, node), case.copy()
-        picked = tuple(part[own].contiguous() for part in given)
-        assert torch.equal(case.run(picked, case.rows([len(own)], [7]), plain), found[own])
-        one = LayerStates(*(part.clone()[None] for part in layer))
-        for goal in (1, 5):
-            kernels.replay(one, 1, goal, False, 0, torch.tensor(own, device=device))
-            for part in (0, 1):
-                assert torch.equal(one[part][0, goal], plain[part][3]), f"node {node}"
-            one = LayerStates(*(part.clone()[None] for part in layer))
+def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(device, kind, nodes) -> None:
+    """Of two texts at once: one whose path crosses the end of a page, one that takes another node's path."""
+    case = Case(device, kind)
+    parents, given = tree(case.random, nodes), case.inputs(2 * nodes)
+    layer, ends = case.copy(), [nodes - 1, nodes * 2 // 3]
+    found = case.run(given, case.rows([parents, parents], [7, 7]), layer)
+    one, own = LayerStates(*(part[None].contiguous() for part in layer)), [path(parents, end) for end in ends]
+    given_there: Any = *case.jobs([[1, 2, 3], [4, 5, 6]], [7, 7], own), 8
+    kernels.replay_paths(one, *given_there)
+    for number, nodes_of in enumerate(own):
+        for count, page in ((len(nodes_of), 2), (max((len(nodes_of) + 6) // 8 * 8 - 7, 0), 3)):
+            rows, plain = [number * nodes + node for node in nodes_of[:count]], case.copy()
+            plain.states[1], plain.tails[1] = layer.states[1 + 3 * number], layer.tails[1 + 3 * number]
+            if count:
+                picked = tuple(part[rows].contiguous() for part in given)
+                assert torch.equal(case.run(picked, case.rows([count], [7]), plain), found[rows])
+                for part in (0, 1):
+                    assert torch.equal(one[part][0, page + 3 * number], plain[part][3]), f"text {number}"
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_any_cut_of_a_text_has_the_same_bits(device, short) -> None:
-    case = Case(device, short)
+@of_each_kind
+def test_any_cut_of_a_text_has_the_same_bits(device, kind) -> None:
+    case = Case(device, kind)
     given, whole = case.inputs(12), case.copy()
     wanted, done, state = case.run(given, case.rows([12], [0]), whole), [], case.copy()
     begin = 0
@@ -134,12 +149,13 @@ def test_any_cut_of_a_text_has_the_same_bits(device, short) -> None:
     assert all(torch.equal(mine[3], its[3]) for mine, its in zip(state[:2], whole[:2], strict=True))
 
 
-def test_a_commit_at_the_beginning_is_close_to_the_reference(device) -> None:
-    for short in (False, True):
-        ours, theirs = (LayerStates(*(part[None] for part in Case(device, short).copy())) for _ in range(2))
-        given = 4, 6, True, 1, torch.tensor([0, 2, 3, 7], device=device)
-        kernels.replay(ours, *given)
-        with references():
-            replay(theirs, *given)
-        for mine, its in zip(ours, theirs, strict=True):
-            assert torch.allclose(mine, its, rtol=1e-5, atol=1e-6)
+@of_each_kind
+def test_a_commit_is_close_to_the_reference(device, kind) -> None:
+    """At the beginning of a text, in its middle, and for a sequence that is only padding, whose pages stay."""
+    ours, theirs = (LayerStates(*(part[None].contiguous() for part in Case(device, kind).copy())) for _ in range(2))
+    given: Any = *Case(device, kind).jobs([[4, 6, 7], [0, 0, 0]], [0, 0], [[0, 2, 3, 7], []]), 3
+    kernels.replay_paths(ours, *given)
+    with references():
+        replay_paths(theirs, *given)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, its, rtol=1e-5, atol=1e-6)

@@ -5,13 +5,15 @@
     convolve_rows   a row and one of its heads: the convolution, keys and queries of length 1, shares, decays, records
     remember_rows   a path and 16 values of one head, row by row: updates the state in registers, and reads it
     finish_rows     a row and one of its heads: the norm, and the gate
-    replay_states   16 values of one head: like remember_rows, from records, without reading
-    replay_tails    the rows that the convolution still needs
+    replay_states   a path and 16 values of one head: like remember_rows, from records, without reading
+    replay_tails    the rows that the convolution still needs after a path
     short_rows      a row and some of its channels: only a convolution
 
 A text is one path. Each leaf of a tree has a program, which goes from the committed state down to the leaf: rows that
 several paths share are computed by each, with the same operations, and written by the one whose leaf comes last. Node
-states are not stored. All use one loop, whose sums are over a whole state, in an order fixed by its shape.
+states are not stored. All use one loop, whose sums are over a whole state, in an order fixed by its shape. No product
+is fused with a sum unless that is written here, so all variants of a kernel have the same bits. Mamba-2's rows (SCANS)
+differ in what is learned and in what surrounds the loop.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
 from foresay.verifier.ops.kernels.chain import wait_turn
-from foresay.verifier.ops.launch import launch, new, padded
+from foresay.verifier.ops.launch import launch, new, padded, warps
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
 
 _WORD = tl.constexpr(NODES)
@@ -39,39 +41,45 @@ def gated_delta(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """As the op of this name."""
     (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
-    number, width = len(mixed), tiles * LANES
+    number, width, scan = len(mixed), tiles * LANES, weights.scan
     keys = (channels - heads * width) // 2
     of_rows, kinds = _of_rows(rows)
     made, gains, out = (new((number, size), mixed) for size in (channels, 2 * heads, heads * width))
-    sizes = {"HEADS": heads, "KEYS": keys, "DIM": dim, "WIDTH": width}
+    sizes = {"HEADS": heads, "KEYS": keys, "DIM": dim, "WIDTH": width, "SCANS": scan is not None}
+    bias, skip, parts = (weights.taps, weights.decay, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
     launch(
         "recurrence.convolve_rows",
         (number, 2 * keys // dim + heads),
-        (mixed, rates, weights.taps, weights.decay, weights.shift, layer.tails, layer.records, layer.rows, *of_rows,
-         made, gains, len(rows.pages)),
+        (mixed, rates, weights.taps, bias, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
+         *of_rows, made, gains, len(rows.pages)),
         {**sizes, **kinds, "TAPS": taps, "BLOCK": padded(max(dim, width)), "SCALE": dim**-0.5},
         num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
-    paths = 1 if rows.paged.words is None else min(NODES, number)
+    paths, sequences = 1 if rows.paged.words is None else NODES, len(rows.pages)
+    by_rows = paths == NODES and number <= sequences * paths
     launch(
         "recurrence.remember_rows",
-        (len(rows.pages) * paths, heads, tiles),
-        (made, gains, layer.states, layer.records, *of_rows, out, len(rows.pages), paths),
-        {**sizes, **kinds, "BLOCK": padded(dim)},
+        (number if by_rows else sequences * paths, heads, tiles),
+        (made, gains, skip, layer.states, layer.records, *of_rows, out, sequences, paths),
+        {**sizes, **kinds, "BY_ROWS": by_rows, "BLOCK": padded(dim)},
         num_warps=4,
+        enable_fp_fusion=False,
     )
     done, shared = new(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
+    width = heads * width // parts
     launch(
         "recurrence.finish_rows",
-        (number, heads),
+        (number, parts),
         (out, mixed, weights.norm, done, weights.eps),
-        {"HEADS": heads, "WIDTH": width, "CHANNELS": channels, "SHARED": shared, "BLOCK": padded(width)},
-        num_warps=1,
-    )
+        {"PARTS": parts, "WIDTH": width, "CHANNELS": channels, "SHARED": shared, "BLOCK": padded(width),
+         "SCANS": scan is not None},
+        num_warps=warps(width),
+        enable_fp_fusion=False,
+    )  # fmt: skip
     return done
 
 
@@ -81,7 +89,6 @@ def short_conv(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """As the op of this name."""
     (number, channels), (of_rows, kinds) = taps.shape, _of_rows(rows)
@@ -92,29 +99,34 @@ def short_conv(
         (mixed, taps, layer.tails, layer.rows, *of_rows, done, len(rows.pages)),
         {**kinds, "CHANNELS": channels, "TAPS": number, "BLOCK": block},
         num_warps=2,
+        enable_fp_fusion=False,
     )
     return done
 
 
-def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
+def replay_paths(
+    layers: LayerStates, targets: Tensor, lengths: Tensor, taken: Tensor, paths: Tensor, page_size: int, first: int = 0
+) -> None:
     """As the op of this name."""
     (number, pages, heads, tiles, dim, _), (_, _, tail, channels) = layers.states.shape, layers.tails.shape
-    nodes, where = layers.rows.shape[1], (len(path), source, destination, int(fresh), sequence * NODES)
+    (sequences, deepest), nodes = paths.shape, layers.rows.shape[1]
+    where = (paths, taken, lengths, targets, page_size, first * NODES, deepest, sequences, pages, nodes)
     if heads:
         width = tiles * LANES
         sizes = {"HEADS": heads, "KEYS": (channels - heads * width) // 2, "DIM": dim, "WIDTH": width}
         launch(
             "recurrence.replay_states",
-            (number, heads, tiles),
-            (layers.states, layers.records, path, *where, pages, nodes),
+            (number * sequences, heads, tiles),
+            (layers.states, layers.records, *where),
             {**sizes, "BLOCK": padded(dim)},
             num_warps=4,
+            enable_fp_fusion=False,
         )
     block = min(padded(channels), 256)
     launch(
         "recurrence.replay_tails",
-        (number, -(-channels // block)),
-        (layers.tails, layers.rows, path, *where, pages, nodes),
+        (number * sequences, -(-channels // block), 2),
+        (layers.tails, layers.rows, *where),
         {"CHANNELS": channels, "TAIL": tail, "BLOCK": block},
         num_warps=2,
     )
@@ -181,11 +193,9 @@ def _row_at(raw, second, tails, page, fresh, begin, before, columns, inside, CHA
 
 
 @triton.jit
-def _convolved(raw, second, weights, tails, page, fresh, begin, own, word, text, columns, inside,
-               CHANNELS: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
-    """fp32[BLOCK]: the oldest row first."""
-    total = tl.zeros([BLOCK], tl.float32)
+def _convolved(total, raw, second, weights, tails, page, fresh, begin, own, word, text, columns, inside,
+               CHANNELS: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr):  # fmt: skip
+    """fp32[BLOCK]: the oldest row first, added to ``total``."""
     for tap in tl.static_range(TAPS):
         before = _before(word, own, text, TAPS - 1 - tap)
         value = _row_at(raw, second, tails, page, fresh, begin, before, columns, inside, CHANNELS, STRIDE, TAPS, LET_IN)
@@ -227,16 +237,18 @@ def _softplus(x):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def convolve_rows(mixed, rates, weights, decay, shift, tails, records, kept, offsets, lengths, words, is_text, pages,
-                  stops, nodes, made, gains, sequences, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
-                  WIDTH: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr,
-                  TAPS: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kept, offsets, lengths, words, is_text,
+                  pages, stops, nodes, made, gains, sequences, HEADS: tl.constexpr, KEYS: tl.constexpr,
+                  DIM: tl.constexpr, WIDTH: tl.constexpr, SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr,
+                  SEQUENCES: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
+                  CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, queries, keys and values): a head of one row."""
     wait_turn(CHAINED)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     stride: tl.constexpr = channels + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
     groups: tl.constexpr = KEYS // DIM
+    told: tl.constexpr = HEADS if SCANS else 2 * HEADS
     row, head = tl.program_id(0), tl.program_id(1)
     sequence = _sequence_of(row, offsets, sequences, SEQUENCES)
     if sequence < sequences:
@@ -246,10 +258,11 @@ def convolve_rows(mixed, rates, weights, decay, shift, tails, records, kept, off
         is_value, columns = head >= 2 * groups, tl.arange(0, BLOCK)
         inside = columns < tl.where(is_value, WIDTH, DIM)
         columns += tl.where(is_value, 2 * KEYS + (head - 2 * groups) * WIDTH, head * DIM)
-        value = _convolved(mixed, mixed, weights, tails, page, fresh, begin, own, word, text, columns, inside,
-                           channels, stride, TAPS, False, BLOCK)  # fmt: skip
+        total = tl.load(bias + columns, inside, 0.0) if SCANS else tl.zeros([BLOCK], tl.float32)
+        value = _convolved(total, mixed, mixed, weights, tails, page, fresh, begin, own, word, text, columns, inside,
+                           channels, stride, TAPS, False)  # fmt: skip
         value = value * _sigmoid(value)
-        if not is_value:
+        if (not is_value) & (not SCANS):
             squares = tl.sum(tl.where(inside, value * value, 0.0), axis=0)
             value *= tl.where(head < groups, SCALE, 1.0) / tl.sqrt_rn(squares + _EPS)
         line = row.to(tl.int64) * channels + columns
@@ -262,9 +275,10 @@ def convolve_rows(mixed, rates, weights, decay, shift, tails, records, kept, off
         tl.store(records + record * record_width + columns - KEYS, value, inside & is_key & (node >= 0))
         if is_value:
             at = head - 2 * groups
-            asked, forget = tl.load(rates + row * 2 * HEADS + at), tl.load(rates + row * 2 * HEADS + HEADS + at)
-            fades = tl.exp(tl.load(decay + at) * _softplus(forget + tl.load(shift + at)))
-            tl.store(gains + row * 2 * HEADS + at, _sigmoid(asked))
+            asked, forget = tl.load(rates + row * told + at), tl.load(rates + row * told + told - HEADS + at)
+            step = _softplus(forget + tl.load(shift + at))
+            fades = tl.exp(tl.load(decay + at) * step)
+            tl.store(gains + row * 2 * HEADS + at, step if SCANS else _sigmoid(asked))
             tl.store(gains + row * 2 * HEADS + HEADS + at, fades)
             tl.store(records + record * record_width + KEYS + HEADS * WIDTH + at, fades, node >= 0)
         _keep(raw, mixed, mixed, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
@@ -279,15 +293,20 @@ def _stepped(state, keys, learned, decay):
 
 
 @triton.jit(do_not_specialize=["sequences", "paths"])
-def remember_rows(made, gains, states, records, offsets, lengths, words, is_text, pages, stops, nodes, out, sequences,
-                  paths, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-                  TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
-                  CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (sequences * paths, HEADS, tiles)."""
+def remember_rows(made, gains, skip, states, records, offsets, lengths, words, is_text, pages, stops, nodes, out,
+                  sequences, paths, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+                  SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr,
+                  BY_ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (leaves, HEADS, tiles): each row is one (BY_ROWS), or each sequence has ``paths`` of them."""
     wait_turn(CHAINED)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
-    sequence, leaf, head, tile = tl.program_id(0) // paths, tl.program_id(0) % paths, tl.program_id(1), tl.program_id(2)
+    number, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if BY_ROWS:  # padding is no leaf: it is after the last sequence's rows
+        sequence = tl.minimum(_sequence_of(number, offsets, sequences, SEQUENCES), sequences - 1)
+        leaf = number - tl.load(offsets + sequence)
+    else:
+        sequence, leaf = number // paths, number % paths
     begin, end = tl.load(offsets + sequence), tl.load(offsets + sequence + 1)
     text = _is_text(sequence, is_text, TREES, TEXTS)
     at, row = tl.arange(0, _WORD), begin + leaf
@@ -308,19 +327,21 @@ def remember_rows(made, gains, states, records, offsets, lengths, words, is_text
     known = (key < DIM) & (tl.load(lengths + sequence) > 0)
     state = tl.load(states + tl.load(pages + sequence * 3).to(tl.int64) * size + cell, known & (count > 0), 0.0)
     group, first, node = head // (HEADS * DIM // KEYS), tl.load(nodes + sequence), -1
-    for number in range(count):
+    for order in range(count):
         node = tl.where(
-            text, number, tl.min(tl.where((((word >> at.to(tl.int64)) & 1) == 1) & (at > node), at, _WORD), axis=0)
+            text, order, tl.min(tl.where((((word >> at.to(tl.int64)) & 1) == 1) & (at > node), at, _WORD), axis=0)
         )
         here = (begin + node).to(tl.int64)
         query = tl.load(made + here * channels + group * DIM + key, key < DIM, 0.0)
         keys = tl.load(made + here * channels + KEYS + group * DIM + key, key < DIM, 0.0)
         share, decay = tl.load(gains + here * 2 * HEADS + head), tl.load(gains + here * 2 * HEADS + HEADS + head)
         value = tl.load(made + here * channels + 2 * KEYS + head * WIDTH + columns)
-        faded = state * decay
-        learned = (value - tl.sum(keys * faded, axis=0)[None, :]) * share
+        known_of_key = 0.0 if SCANS else tl.sum(keys * (state * decay), axis=0)[None, :]
+        learned = (value - known_of_key) * share
         state = _stepped(state, keys, learned, decay)
         asked = tl.sum(query * state, axis=0)[None, :]
+        if SCANS:
+            asked = tl.fma(value, tl.broadcast(tl.load(skip + head), value)[0], asked)
         owner = tl.max(tl.where(((others >> node.to(tl.int64)) & 1) == 1, at, -1), axis=0)
         mine = text | (owner == leaf)
         tl.store(out + here * (HEADS * WIDTH) + head * WIDTH + columns, asked, mine)
@@ -328,23 +349,28 @@ def remember_rows(made, gains, states, records, offsets, lengths, words, is_text
         record = (sequence * _WORD + tl.maximum(own, 0)).to(tl.int64) * record_width + KEYS
         tl.store(records + record + head * WIDTH + columns, learned, mine & (own >= 0))
         for stop in tl.static_range(2):
-            stops_here = text & (tl.load(stops + sequence * 2 + stop) == number + 1)
+            stops_here = text & (tl.load(stops + sequence * 2 + stop) == order + 1)
             goal = tl.load(pages + sequence * 3 + 1 + stop).to(tl.int64)
             tl.store(states + goal * size + cell, state, stops_here & (key < DIM))
 
 
 @triton.jit
-def finish_rows(out, mixed, weight, done, eps, HEADS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                SHARED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, HEADS)."""
+def finish_rows(out, mixed, weight, done, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+                SHARED: tl.constexpr, BLOCK: tl.constexpr, SCANS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, PARTS): a head, or what a scan normalises together, after its gate."""
     wait_turn(CHAINED)
-    row, head, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
+    row, part, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    value = tl.load(out + (row * HEADS + head) * WIDTH + columns, inside, 0.0)
+    value = tl.load(out + (row * PARTS + part) * WIDTH + columns, inside, 0.0)
+    gate = tl.load(mixed + row * (CHANNELS + PARTS * WIDTH) + CHANNELS + part * WIDTH + columns, inside, 0.0)
+    gate = gate * _sigmoid(gate)
+    if SCANS:
+        value *= gate
     value *= 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=0) / WIDTH + eps)
-    gate = tl.load(mixed + row * (CHANNELS + HEADS * WIDTH) + CHANNELS + head * WIDTH + columns, inside, 0.0)
-    value = value * tl.load(weight + columns, inside, 0.0) * (gate * _sigmoid(gate))
-    goal = row * HEADS + head % SHARED * (HEADS // SHARED) + head // SHARED
+    value *= tl.load(weight + (part * WIDTH + columns if SCANS else columns), inside, 0.0)
+    if not SCANS:
+        value *= gate
+    goal = row * PARTS + part % SHARED * (PARTS // SHARED) + part // SHARED
     tl.store(done + goal * WIDTH + columns, value.to(done.dtype.element_ty), inside)
 
 
@@ -361,8 +387,8 @@ def short_rows(mixed, weights, tails, kept, offsets, lengths, words, is_text, pa
         begin, text = tl.load(offsets + sequence), _is_text(sequence, is_text, TREES, TEXTS)
         word = tl.load(words + row) if TREES else tl.zeros([], tl.int64)
         own, fresh, page = row - begin, tl.load(lengths + sequence) == 0, tl.load(pages + sequence * 3)
-        total = _convolved(mixed, second, weights, tails, page, fresh, begin, own, word, text, columns, inside,
-                           CHANNELS, 3 * CHANNELS, TAPS, True, BLOCK)  # fmt: skip
+        total = _convolved(tl.zeros([BLOCK], tl.float32), mixed, second, weights, tails, page, fresh, begin, own, word,
+                           text, columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
         line = row.to(tl.int64) * 3 * CHANNELS + columns
         out = total * tl.load(mixed + line + CHANNELS, inside, 0.0)
         tl.store(done + row.to(tl.int64) * CHANNELS + columns, out.to(done.dtype.element_ty), inside)
@@ -374,48 +400,60 @@ def short_rows(mixed, weights, tails, kept, offsets, lengths, words, is_text, pa
               columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
 
 
-_PLACES = ["count", "source", "goal", "fresh", "first", "pages", "nodes"]
+_PLACES = ["size", "first", "deepest", "sequences", "pages", "nodes"]
+
+
+@triton.jit
+def _path_of(sequence, layer, taken, lengths, targets, size, pages):
+    """Of a sequence's path: how many nodes, of these up to the last page boundary inside; whether its text is at its
+    beginning; its state pages in a layer: the first, the one after the path, the boundary's."""
+    count, at = tl.load(taken + sequence).to(tl.int32), tl.load(lengths + sequence).to(tl.int32)
+    inside = tl.where(count > 0, tl.maximum((at + count - 1) // size * size - at, 0), 0)
+    source = layer * pages + tl.load(targets + sequence * 3)
+    goal, boundary = layer * pages + tl.load(targets + sequence * 3 + 1), tl.load(targets + sequence * 3 + 2)
+    return count, inside, at == 0, source, goal, layer * pages + boundary
 
 
 @triton.jit(do_not_specialize=_PLACES)
-def replay_states(states, records, path, count, source, goal, fresh, first, pages, nodes, HEADS: tl.constexpr,
-                  KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                  CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (layers, HEADS, tiles). nodes: the capacity of a layer's records."""
+def replay_states(states, records, paths, taken, lengths, targets, size, first, deepest, sequences, pages, nodes,
+                  HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+                  BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (layers * sequences, HEADS, tiles). nodes: the capacity of a layer's records."""
     wait_turn(CHAINED)
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
-    size: tl.constexpr = HEADS * WIDTH * DIM
-    layer, head, tile, key = (
-        tl.program_id(0).to(tl.int64),
-        tl.program_id(1),
-        tl.program_id(2),
-        tl.arange(0, BLOCK)[:, None],
-    )
+    state_size: tl.constexpr = HEADS * WIDTH * DIM
+    layer, sequence = (tl.program_id(0) // sequences).to(tl.int64), tl.program_id(0) % sequences
+    head, tile, key = tl.program_id(1), tl.program_id(2), tl.arange(0, BLOCK)[:, None]
+    count, inside, fresh, source, goal, boundary = _path_of(sequence, layer, taken, lengths, targets, size, pages)
     columns = tl.arange(0, _TILE)[None, :]
     cell = ((head * (WIDTH // _TILE) + tile) * DIM + key) * _TILE + columns
-    state = tl.load(states + (layer * pages + source) * size + cell, (key < DIM) & (fresh == 0), 0.0)
+    known = (key < DIM) & (count > 0)
+    state = tl.load(states + source * state_size + cell, known & (fresh == 0), 0.0)
     for number in range(count):
-        record = (layer * nodes + first + tl.load(path + number)) * record_width
+        node = first + sequence * _WORD + tl.load(paths + sequence * deepest + number)
+        record = (layer * nodes + node) * record_width
         keys = tl.load(records + record + head // (HEADS * DIM // KEYS) * DIM + key, key < DIM, 0.0)
         learned = tl.load(records + record + KEYS + head * WIDTH + tile * _TILE + columns)
         state = _stepped(state, keys, learned, tl.load(records + record + KEYS + HEADS * WIDTH + head))
-    tl.store(states + (layer * pages + goal) * size + cell, state, key < DIM)
+        tl.store(states + boundary * state_size + cell, state, known & (number + 1 == inside))
+    tl.store(states + goal * state_size + cell, state, known)
 
 
 @triton.jit(do_not_specialize=_PLACES)
-def replay_tails(tails, kept, path, count, source, goal, fresh, first, pages, nodes, CHANNELS: tl.constexpr,
-                 TAIL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (layers, blocks of channels). Within a page rows move down, the first one first."""
+def replay_tails(tails, kept, paths, taken, lengths, targets, size, first, deepest, sequences, pages, nodes,
+                 CHANNELS: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (layers * sequences, blocks of channels, 2): after the whole path, and at the boundary inside."""
     wait_turn(CHAINED)
-    layer, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < CHANNELS
-    before, own = (
-        tails + (layer * pages + source) * (TAIL * CHANNELS),
-        tails + (layer * pages + goal) * (TAIL * CHANNELS),
-    )
+    layer, sequence = (tl.program_id(0) // sequences).to(tl.int64), tl.program_id(0) % sequences
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    whole, inside, fresh, source, goal, boundary = _path_of(sequence, layer, taken, lengths, targets, size, pages)
+    count, page = tl.where(tl.program_id(2) == 0, whole, inside), tl.where(tl.program_id(2) == 0, goal, boundary)
+    there = (columns < CHANNELS) & (count > 0)
     for place in tl.static_range(TAIL):
         number = count + place - TAIL
-        node = tl.load(path + tl.maximum(number, 0), number >= 0, 0)
-        new = tl.load(kept + (layer * nodes + first + node) * CHANNELS + columns, inside & (number >= 0), 0.0)
-        old = tl.load(before + (number + TAIL) * CHANNELS + columns, inside & (number < 0) & (fresh == 0), 0.0)
-        tl.store(own + place * CHANNELS + columns, tl.where(number >= 0, new, old), inside)
+        node = tl.load(paths + sequence * deepest + tl.maximum(number, 0), number >= 0, 0)
+        row = layer * nodes + first + sequence * _WORD + node
+        new = tl.load(kept + row * CHANNELS + columns, there & (number >= 0), 0.0)
+        before = (source * TAIL + number + TAIL) * CHANNELS + columns
+        old = tl.load(tails + before, there & (number < 0) & (fresh == 0), 0.0)
+        tl.store(tails + (page * TAIL + place) * CHANNELS + columns, tl.where(number >= 0, new, old), there)

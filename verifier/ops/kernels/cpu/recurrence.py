@@ -42,11 +42,10 @@ def gated_delta(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """As the op of this name."""
     (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
-    values, paged, number = heads * tiles * LANES, rows.paged, len(mixed)
+    values, paged, count, number = heads * tiles * LANES, rows.paged, rows.count, len(mixed)
     keys = (channels - values) // 2
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
     made, gains = (room((number, width), torch.float32) for width in (channels, 2 * heads))
@@ -77,10 +76,9 @@ def short_conv(
     layer: LayerStates,
     rows: StateRows,
     dtype: torch.dtype,
-    count: Tensor | None = None,
 ) -> Tensor:
     """As the op of this name."""
-    (number, channels), paged = taps.shape, rows.paged
+    (number, channels), paged, count = taps.shape, rows.paged, rows.count
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
     let_in, done = room((len(mixed), channels), torch.float32), room((len(mixed), channels), dtype)
     places, text = find_places(paged, len(mixed), count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
