@@ -55,8 +55,8 @@ def plan_gpu(
     drafters: Sequence[DrafterShapes],
     device: Device,
 ) -> MemoryPlan:
-    """As :func:`foresay.server.engine.build.plan`. Raises Unfit for models without GPU kernels and for what does not
-    fit, naming the flags that would make it fit."""
+    """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
+    not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         lacking = {"experts": model.stack.experts is not None}
         lacking["latents"] = any(isinstance(one, Latent) for one in model.stack.attentions)

@@ -19,7 +19,7 @@ _CAPTURED = 16
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
-    """The model's configuration as it will be loaded. how: the setting's value. Raises Unfit if it is already
+    """The model's configuration as it will be loaded. how: the setting's value. Raises CannotRun if it is already
     quantised."""
     if how is None:
         return model
