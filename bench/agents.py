@@ -122,7 +122,7 @@ class Served:
         self._running = ExitStack()
         run = started(self.command, self.ready, errors=subprocess.DEVNULL)
         _, self._port = self._running.enter_context(run)
-        self._ask([1, 2, 3, 4] * 20)  # warm-up
+        self._send([1, 2, 3, 4] * 20)  # warm-up
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -137,10 +137,10 @@ class Served:
             self._slots("restore")
         time.sleep(PAUSE)
         own = ord(case.name[0]) % HEADER if self.headed else 0
-        answer = self._ask([*case.input[own:HEADER], *case.input[:own], *case.input[HEADER:]])
+        answer = self._send([*case.input[own:HEADER], *case.input[:own], *case.input[HEADER:]])
         return Sample({FIRST: answer.first, FOUND: answer.cached}, answer.text if self.name == OURS else None)
 
-    def _ask(self, prompt: Sequence[int]) -> Answer:
+    def _send(self, prompt: Sequence[int]) -> Answer:
         sampling = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
         return exchange(self._port, {"prompt": list(prompt), **sampling, **self.body})
 

@@ -34,7 +34,7 @@ import numpy as np
 from bench import record
 from bench.drive import Options, add_arguments, build_all, mode_of, request, stepped, warm_up
 from bench.experiment import Case, Experiment, Sample, Variant
-from bench.texts import FIRST_TEXT_ID, Asked, workloads
+from bench.texts import FIRST_TEXT_ID, Exchange, workloads
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
@@ -115,9 +115,11 @@ def main(args: Namespace) -> int:
     verdicts = {name: judged(name, of) for name, of in rates.items()}
     for name, each in verdicts.items():
         print(*(f"{'holds' if v.holds else 'FAILS'}  {name}: {v}" for v in each), sep="\n")
-    told = {name: {"tokens_per_second": rates[name], "verdicts": list(map(asdict, verdicts[name]))} for name in rates}
+    by_name = {
+        name: {"tokens_per_second": rates[name], "verdicts": list(map(asdict, verdicts[name]))} for name in rates
+    }
     model = record.models(engines["none"], **Options.of(args).directories) | {"tokens": args.tokens, "measured": costs}
-    record.finish("budget", {**model, "workloads": told, "groups": found.groups}, not args.no_save)
+    record.finish("budget", {**model, "workloads": by_name, "groups": found.groups}, not args.no_save)
     short = any(len(of["auto"]) < 2 for of in rates.values())
     return int(short or not all(verdict.holds for each in verdicts.values() for verdict in each))
 
@@ -126,18 +128,18 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
     """An engine that generates the requests of a round, step by step."""
 
     def measure(case: Case, turn: int) -> Generator[float, None, Sample]:
-        asked = requests_of(case.input, args.tokens, f"{case.group}/{turn}", args.seed + turn)
-        runs = yield from stepped(engine, *asked)
+        samples = requests_of(case.input, args.tokens, f"{case.group}/{turn}", args.seed + turn)
+        runs = yield from stepped(engine, *samples)
         speed = sum(run.decoded for run in runs) / sum(run.decoding for run in runs)
         return Sample({"tokens_per_second": speed}, [token for run in runs for token in run.tokens])
 
     return Variant(name, measure)
 
 
-def requests_of(asked: Sequence[Asked], length: int, salt: str, seed: int) -> list[Request]:
+def requests_of(samples: Sequence[Exchange], length: int, salt: str, seed: int) -> list[Request]:
     """The requests to one engine in a round. length: tokens of an answer that is not given."""
     made = []
-    for prompt, output in asked:
+    for prompt, output in samples:
         params = SamplingParams(temperature=1.0, seed=seed, max_tokens=len(output) or length, ignore_eos=True)
         made.append(request(prompt, params, output or None, salt))
     return made

@@ -51,35 +51,35 @@ def options(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> None:
-    asked = replace(Options.of(args), prefix_cache=True)
-    engines = build_all(["none", *args.fixed], asked)
-    engines["auto"] = auto(asked, args)
+    settings = replace(Options.of(args), prefix_cache=True)
+    engines = build_all(["none", *args.fixed], settings)
+    engines["auto"] = auto(settings, args)
     for engine in engines.values():
         Clock(engine, args)
     info, speeds = engines["none"].info, defaultdict[str, dict[str, list[float]]](dict)
-    known = workloads(args.traces, asked.tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
+    known = workloads(args.traces, settings.tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
     for turn in range(args.rounds):
         for name in args.workloads:
             given = next(known[name])
             for mode, engine in engines.items():
-                asked_for = requests_of(given, args.tokens, f"{name}/{turn}", turn)
-                speeds[name].setdefault(mode, []).append(rate(engine, asked_for))
-        print(turn, *(f"{name} {told(speeds[name])}" for name in args.workloads), sep="\n  ", flush=True)
+                drawn = requests_of(given, args.tokens, f"{name}/{turn}", turn)
+                speeds[name].setdefault(mode, []).append(rate(engine, drawn))
+        print(turn, *(f"{name} {in_words(speeds[name])}" for name in args.workloads), sep="\n  ", flush=True)
     record.finish(
         "counted", {"speeds": speeds, "row": args.row, "expert": args.expert, "blind": args.blind}, not args.no_save
     )
 
 
-def told(rates: Mapping[str, Sequence[float]]) -> str:
+def in_words(rates: Mapping[str, Sequence[float]]) -> str:
     """Medians over rounds, of the budget over no drafts and over the best fixed way."""
     best = max((mode for mode in rates if mode != "auto"), key=lambda mode: median(rates[mode]))
     pairs = ((mode, zip(rates["auto"], rates[mode], strict=True)) for mode in ("none", best))
     return ", ".join(f"auto / {mode} {median(ours / theirs for ours, theirs in each):.3f}" for mode, each in pairs)
 
 
-def auto(asked: Options, args: Namespace) -> Engine:
+def auto(settings: Options, args: Namespace) -> Engine:
     """The budget's engine, whose costs are the model's; the experts that a text activates are measured."""
-    config, costs = engine_config("auto", asked), Costs()
+    config, costs = engine_config("auto", settings), Costs()
     experts = build_engine(config, costs=costs).scheduler.cost.experts
     assert experts is not None, "a mixture has some"
     steps = [(rows, seconds(args, rows, float(experts.chain(rows, 1)[-1]))) for rows in ROWS]

@@ -58,9 +58,9 @@ def encoded(options: Options, args: Namespace) -> dict[str, list[int]]:
     return {prompt.name: encode(prompt) for prompt in prompts.load(args.prompts, args.limit)}
 
 
-def cases(asked: Mapping[str, list[int]], temperatures: Iterable[float]) -> list[Case]:
+def cases(prompt_ids: Mapping[str, list[int]], temperatures: Iterable[float]) -> list[Case]:
     """Each prompt at each temperature."""
-    return [Case(f"temperature {t:g}", name, (ids, t)) for name, ids in asked.items() for t in temperatures]
+    return [Case(f"temperature {t:g}", name, (ids, t)) for name, ids in prompt_ids.items() for t in temperatures]
 
 
 def writer(name: str, engine: Engine, args: Namespace) -> Variant:
@@ -86,12 +86,12 @@ def main(args: Namespace) -> None:
     options = Options.of(args)
     engines = build_all(args.modes, options)
     first = next(iter(engines.values()))
-    asked = encoded(options, args)
-    warm_up(engines.values(), next(iter(asked.values())))
+    prompt_ids = encoded(options, args)
+    warm_up(engines.values(), next(iter(prompt_ids.values())))
     floors = floor.report(first, args.floor_rows) if args.floor_rows else None
     taken, found = Experiment(
         variants=[writer(mode, engine, args) for mode, engine in engines.items()],
-        cases=cases(asked, args.temperatures),
+        cases=cases(prompt_ids, args.temperatures),
         figure="tokens_per_second",
         bases=BASES,
         rounds=args.rounds,
@@ -99,7 +99,7 @@ def main(args: Namespace) -> None:
         more=summary,
     ).run()
     print(f"token ids identical over {', '.join(engines)}: {len(taken)} runs")
-    shape = {"prompts": len(asked), "rounds": args.rounds, "max_tokens": args.max_tokens, "identical": True}
+    shape = {"prompts": len(prompt_ids), "rounds": args.rounds, "max_tokens": args.max_tokens, "identical": True}
     model = record.models(first, **options.directories)
     record.finish("decode", {**model, **shape, "floor": floors, "groups": found.groups}, not args.no_save)
 

@@ -74,12 +74,12 @@ def main(args: Namespace) -> None:
     check_nodes(modes, options, args.nodes)
     engines = build_all(modes, options)
     apart = twins(engines, options) if any(args.temperatures) else {}
-    asked, groups = encoded(options, args), Groups()
+    prompt_ids, groups = encoded(options, args), Groups()
     for temperature in args.temperatures:  # 0 has one outcome, so one seed is enough, and no noise
         every = engines | (apart if temperature else {})
         experiment = Experiment(
             variants=[writer(name, engine, args) for name, engine in every.items()],
-            cases=cases(asked, [temperature]),
+            cases=cases(prompt_ids, [temperature]),
             figure="tokens_per_step",
             rounds=args.seeds if temperature else 1,
             seed=args.seed,
@@ -89,7 +89,7 @@ def main(args: Namespace) -> None:
         groups |= with_gains(taken, experiment.compare(taken).groups)
     Record(groups).show()
     print(f"token ids identical over {', '.join([*engines, *apart])}")
-    shape = {"prompts": len(asked), "seeds": args.seeds, "max_tokens": args.max_tokens, "nodes": args.nodes}
+    shape = {"prompts": len(prompt_ids), "seeds": args.seeds, "max_tokens": args.max_tokens, "nodes": args.nodes}
     model = record.models(engines[modes[0]], **options.directories)
     record.finish("drafters", {**model, **shape, "identical": True, "groups": groups}, not args.no_save)
 

@@ -213,8 +213,8 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
     """Requests, each alone in the engine, from arrival to last token; yields after each step the number of tokens so
     far. Raises RequestFailed if one ends with an error, or not as recorded."""
     runs, written = list[Run](), 0
-    for asked in requests:
-        engine.add(asked)
+    for wanted in requests:
+        engine.add(wanted)
         run, last = Run(), None
         while last is None:
             begun, decodes = time.perf_counter(), bool(run.tokens)
@@ -229,16 +229,16 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
                 last = delta if delta.finish_reason is not None else None
             yield written + len(run.tokens)
         run.statistics = finished(last)
-        if asked.forced is not None and run.tokens != asked.forced[: asked.params.max_tokens]:
+        if wanted.forced is not None and run.tokens != wanted.forced[: wanted.params.max_tokens]:
             raise RequestFailed("what was written is not what was recorded")
         written += len(run.tokens)
         runs.append(run)
     return runs
 
 
-def run(engine: Engine, asked: Request) -> Run:
+def run(engine: Engine, wanted: Request) -> Run:
     """Run one request to its end."""
-    steps = stepped(engine, asked)
+    steps = stepped(engine, wanted)
     while True:
         try:
             next(steps)

@@ -110,10 +110,10 @@ class Bench:
         if graphs:
             capture = CudaGraphs() if self.device.torch.type == "cuda" else Eager
             drafters = [drafter] if drafter is not None else []
-            capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _unsaid)
+            capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _ignore)
             for _ in capture_levels(self.target, drafting, tokens, max_seqs, capture):
                 pass
-            runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _unsaid)
+            runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _ignore)
         pool = self.target.store.pool
         info = EngineInfo(
             target=self.pair.target.name, drafter=name, drafter_reason="", dtype="", dtype_reason="", exact=True,
@@ -128,7 +128,7 @@ class Bench:
         )  # fmt: skip
 
 
-def _unsaid(phase: str, share: float | None = None) -> None:
+def _ignore(phase: str, share: float | None = None) -> None:
     pass
 
 

@@ -67,7 +67,7 @@ class HeadInflation(Inflation):
         """The large EAGLE-3 head's (name, tensor) pairs. Norm weights come in fp32, as in the target."""
         small, wide = self.small.hidden, self.large.hidden
         residual, (known, dtype) = torch.arange(small), (len(source["lm_head.weight"]), source["fc.weight"].dtype)
-        places = {"fc": self._fc_place(source["fc.weight"])}
+        places = {"fc": self._fc_fit(source["fc.weight"])}
         places |= {LAYER + name: place for name, place in self._plan(_first_of_each(2, small, wide), 2 * wide).items()}
         places["lm_head"] = (torch.arange(known), residual, (known, wide), TINY)
         for name, place in places.items():
@@ -83,7 +83,7 @@ class HeadInflation(Inflation):
     def dflash(self, source: Mapping[str, Tensor], known: int) -> Iterator[tuple[str, Tensor]]:
         """The large DFlash head's (name, tensor) pairs. known: the source's vocabulary."""
         fc = source["fc.weight"]
-        yield "fc.weight", self._placed(fc, *self._fc_place(fc)).to(fc.dtype)
+        yield "fc.weight", self._placed(fc, *self._fc_fit(fc)).to(fc.dtype)
         for layer in range(self.small.layers):
             yield from self._layer(f"layers.{layer}.", source, True, fc.dtype)
         yield from (
@@ -92,7 +92,7 @@ class HeadInflation(Inflation):
         yield "hidden_norm.weight", self._inner_norm(source["hidden_norm.weight"])
         yield "norm.weight", self._final_norm(source["norm.weight"], known)
 
-    def _fc_place(self, source: Tensor) -> tuple[Tensor, Tensor, tuple[int, int], float]:
+    def _fc_fit(self, source: Tensor) -> tuple[Tensor, Tensor, tuple[int, int], float]:
         small, wide = self.small.hidden, self.large.hidden
         features = source.shape[1] // small
         columns = _first_of_each(features, small, wide)

@@ -34,7 +34,7 @@ from foresay.verifier.ops.kernels.cpu import threads
 
 EDITING = "editing"
 #: The instruction for a text that is not a user's message.
-ASKED = {
+PROMPT_TEMPLATES = {
     EDITING: "Correct the mistakes in this text. Answer with the whole text, and change nothing else.\n\n{}",
     "code": "Complete this Python function. Answer with the whole function.\n\n```python\n{}\n```",
 }
@@ -98,7 +98,7 @@ def main(args: Namespace) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PeerPrompt:
     """A prompt as every server gets it."""
 
     kind: str
@@ -107,22 +107,22 @@ class Asked:
     temperature: float = 0.0
 
 
-def asked_of(args: Namespace, wanted: int) -> list[Asked]:
+def prompts_of(args: Namespace, wanted: int) -> list[PeerPrompt]:
     """So many prompts of each kind, the kinds in turns, each prompt once. Raises BadPrompts if one comes twice."""
     encode = prompts.Encoder(Options(args.target).tokenizer)
     kinds = {kind: prompts.load(file) for kind, file in args.prompts}
     if args.edits:
         kinds[EDITING] = passages(args.edits, random.Random(args.seed))
-    asked = []
+    drawn = []
     for number in range(wanted):
         for kind, found in kinds.items():
             if number < len(chosen := evenly(found, wanted)):
                 prompt = instructed(kind, chosen[number])
                 temperature = args.temperatures[number % len(args.temperatures)]
-                asked.append(Asked(kind, f"{kind} {prompt.name}", tuple(encode(prompt)), temperature))
-    if len({one.ids for one in asked}) < len(asked):
+                drawn.append(PeerPrompt(kind, f"{kind} {prompt.name}", tuple(encode(prompt)), temperature))
+    if len({one.ids for one in drawn}) < len(drawn):
         raise prompts.BadPrompts("a prompt comes twice: a server that remembers answers would know its answer")
-    return asked
+    return drawn
 
 
 def passages(paths: Sequence[Path], rng: random.Random) -> list[prompts.Prompt]:
@@ -143,9 +143,9 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
 
 def instructed(kind: str, prompt: prompts.Prompt) -> prompts.Prompt:
     """Code and texts to edit become a user's message; other texts are continued as they are."""
-    if prompt.chat or kind not in ASKED:
+    if prompt.chat or kind not in PROMPT_TEMPLATES:
         return prompt
-    return replace(prompt, text=ASKED[kind].format(prompt.text), chat=True)
+    return replace(prompt, text=PROMPT_TEMPLATES[kind].format(prompt.text), chat=True)
 
 
 # -- the servers -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Server:
     port: int
     body: Mapping[str, Any]
 
-    def ask(self, one: Asked, args: Namespace, endless: bool = False) -> Answer:
+    def send(self, one: PeerPrompt, args: Namespace, endless: bool = False) -> Answer:
         """One streamed answer. endless: of ``--max-tokens``, even where the model would end it."""
         sampling = {"temperature": one.temperature, "top_k": 0, "top_p": 1.0, "seed": args.seed, "ignore_eos": endless}
         body = {"prompt": list(one.ids), "max_tokens": args.max_tokens, "stream": True, **sampling, **self.body}
@@ -197,7 +197,7 @@ def servers(args: Namespace, slots: int) -> Iterator[list[Server]]:
         for name, (command, ready, body) in commands(args, slots).items():
             _, port = stack.enter_context(started(command, ready, errors=subprocess.DEVNULL))
             found.append(server := Server(name, port, body))
-            server.ask(Asked("", "", (1, 2, 3, 4), 1.0), Namespace(seed=args.seed, max_tokens=16), endless=True)
+            server.send(PeerPrompt("", "", (1, 2, 3, 4), 1.0), Namespace(seed=args.seed, max_tokens=16), endless=True)
         yield found
 
 
@@ -206,11 +206,11 @@ def servers(args: Namespace, slots: int) -> Iterator[list[Server]]:
 
 def by_kind(args: Namespace) -> dict[str, Any]:
     """All prompts in turns: the figures by kind and temperature, and of all kinds except editing together."""
-    asked = asked_of(args, args.limit * len(args.temperatures))
+    drawn = prompts_of(args, args.limit * len(args.temperatures))
     with servers(args, 1) as running:
         experiment = Experiment(
             variants=[alone(one, args) for one in running],
-            cases=[Case("", one.name, one) for one in asked],
+            cases=[Case("", one.name, one) for one in drawn],
             figure=DECODING,
             seed=args.seed,
         )
@@ -220,12 +220,12 @@ def by_kind(args: Namespace) -> dict[str, Any]:
         for temperature, found in temperatures.items():
             Record({f"{kind}, T = {temperature}, {found['prompts']} prompts": found["ways"]}).show()
             print(*sentences(found), sep="\n", end="\n\n")
-    return {"distinct_prompts": len(asked), "kinds": kinds}
+    return {"distinct_prompts": len(drawn), "kinds": kinds}
 
 
 def alone(server: Server, args: Namespace) -> Variant:
     """One answer at a time."""
-    return Variant(server.name, lambda case, turn: sample(server.ask(case.input, args)))
+    return Variant(server.name, lambda case, turn: sample(server.send(case.input, args)))
 
 
 def sample(answer: Answer) -> Sample:
@@ -238,9 +238,9 @@ def kinds_of(taken: Sequence[Taken]) -> dict[str, dict[str, Any]]:
     """By kind and temperature, all kinds except editing together first."""
     groups: dict[str, dict[str, list[Taken]]] = {TOGETHER: {}}
     for one in taken:
-        asked: Asked = one.case.input
-        for kind in (asked.kind, *([TOGETHER] if asked.kind != EDITING else [])):
-            groups.setdefault(kind, {}).setdefault(f"{asked.temperature:g}", []).append(one)
+        drawn: PeerPrompt = one.case.input
+        for kind in (drawn.kind, *([TOGETHER] if drawn.kind != EDITING else [])):
+            groups.setdefault(kind, {}).setdefault(f"{drawn.temperature:g}", []).append(one)
     return {kind: {t: summary(of[t]) for t in sorted(of, key=float)} for kind, of in groups.items() if of}
 
 
@@ -280,13 +280,13 @@ def best(
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
     """The ratios in words."""
-    said = [
+    notes = [
         f"{name}: {pair['ours']} {pair['times']} times as fast as {pair['theirs']}"
         for name, pair in found["versus"].items()
         if pair["times"]
     ]
     over = ", ".join(f"{way.removeprefix(OURS)} {times}" for way, times in found["auto_over"].items() if times)
-    return [*said, *([f"auto over {over}"] if over else [])]
+    return [*notes, *([f"auto over {over}"] if over else [])]
 
 
 # -- several at once -------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
 def at_once(args: Namespace) -> dict[str, Any]:
     """By the number of requests at once: tokens per second of all together. Every server gets each prompt once."""
     rounds, needed = args.rounds, args.rounds * sum(args.at_once)
-    left = asked_of(args, -(-needed // (len(args.prompts) + bool(args.edits))))
+    left = prompts_of(args, -(-needed // (len(args.prompts) + bool(args.edits))))
     if len(left) < needed:
         raise prompts.BadPrompts(f"--at-once asks for {needed} prompts in {rounds} rounds; --prompts give {len(left)}")
     groups: Groups = {}
@@ -322,7 +322,7 @@ def together(server: Server, pool: ThreadPoolExecutor, args: Namespace) -> Varia
 
     def measure(case: Case, turn: int) -> Sample:
         begun = perf_counter()
-        waits = [pool.submit(server.ask, one, args, True) for one in case.input]
+        waits = [pool.submit(server.send, one, args, True) for one in case.input]
         tokens = sum(wait.result().tokens for wait in waits)
         return Sample({DECODING: tokens / (perf_counter() - begun)})
 

@@ -43,14 +43,14 @@ def block(records: list[tuple[str, Entry]]) -> str:
 def _conditions(entry: Entry) -> str:
     machine = entry["machine"]
     peers = ", ".join(f"{program} {entry[program]}" for program in ("llama.cpp", "xllamacpp") if program in entry)
-    said = (
+    text = (
         f"No GPU: {machine['cores']} cores of an {machine['cpu']}, {entry['server_threads']} threads; {peers} serve "
         "the same weights in several formats, of which the fastest is shown. "
         f"{entry['target']}; {entry['distinct_prompts']} prompts, each sent once to every server over HTTP, in turns, "
         f"answers of up to {entry['max_tokens']} tokens (load average {machine['load_1m']:g}, our own threads "
         f"included). Tokens per second after the first, medians, T = {' / '.join(entry['kinds'][TOGETHER])}."
     )
-    return fill(said, 120, break_long_words=False, break_on_hyphens=False)
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _speeds(entry: Entry) -> str:
@@ -101,8 +101,8 @@ def _verdicts(entry: Entry) -> list[str]:
 
 def _at_each(times: dict[str, Entry]) -> str:
     """The ratio at each temperature."""
-    said = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) at T = {at}" for at, x in times.items()]
-    return ", ".join(said).replace(" at T", " times as fast at T", 1)
+    text = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f}) at T = {at}" for at, x in times.items()]
+    return ", ".join(text).replace(" at T", " times as fast at T", 1)
 
 
 def _at_once(entry: Entry) -> str:
@@ -110,8 +110,8 @@ def _at_once(entry: Entry) -> str:
     counts = entry["at_once"]
     ways = _shown({way: speed["median"] for way, speed in list(counts.values())[-1].items()})
     rows = [[way, *(f"{found[way]['median']:.0f}" for found in counts.values())] for way in ways]
-    said = f"Tokens per second in total, by the number of requests at once ({entry['max_tokens']} tokens each):"
-    return f"{said}\n\n{markdown(['', *counts], rows)}"
+    text = f"Tokens per second in total, by the number of requests at once ({entry['max_tokens']} tokens each):"
+    return f"{text}\n\n{markdown(['', *counts], rows)}"
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:

@@ -31,7 +31,7 @@ from bench.serving import running
 ADMIN = "an admin key of the bench"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "maxItems": 60}}}
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True}
-ASKED: list[dict[str, Any]] = [
+REQUESTS: list[dict[str, Any]] = [
     LONG | {"temperature": 0.0, "seed": 0, "repetition_penalty": 1.2},
     LONG | {"temperature": 0.7, "seed": 1, "logprobs": 2, "max_tokens": 300},
     LONG | {"temperature": 1.0, "seed": 2, "stream": True},
@@ -53,8 +53,8 @@ async def answered(client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
         if response.status != 200:
             return f"{response.status}: {await response.text()}"
         if not body.get("stream"):
-            told = await response.json()
-            return {name: value for name, value in told.items() if name not in _ITS_OWN}
+            result = await response.json()
+            return {name: value for name, value in result.items() if name not in _ITS_OWN}
         events = [line[6:] async for line in response.content if line.startswith(b"data: {")]
     choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
     errors = [event.decode() for event in events if b'"error"' in event]
@@ -62,10 +62,10 @@ async def answered(client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
 
 
 class Storm:
-    """Streams through front doors that continue all the time. expected: by request. doors: their sessions."""
+    """Streams through front doors that continue all the time. expected: by request. clients: their sessions."""
 
-    def __init__(self, doors: list[aiohttp.ClientSession], expected: list[Any], seed: int) -> None:
-        self.doors, self.expected = doors, expected
+    def __init__(self, clients: list[aiohttp.ClientSession], expected: list[Any], seed: int) -> None:
+        self.clients, self.expected = clients, expected
         self.counts: Counter[str] = Counter()
         self.wrong: list[Any] = []
         self._random = random.Random(seed)
@@ -83,8 +83,8 @@ class Storm:
 
     async def _stream(self, over: asyncio.Event) -> None:
         while not over.is_set():
-            which = self._random.randrange(len(ASKED))
-            answer = await answered(self._random.choice(self.doors), ASKED[which])
+            which = self._random.randrange(len(REQUESTS))
+            answer = await answered(self._random.choice(self.clients), REQUESTS[which])
             if isinstance(answer, str) and answer.startswith("503"):  # nothing was begun: there is no replica yet
                 self.counts["refused"] += 1
                 await asyncio.sleep(0.2)
@@ -97,15 +97,15 @@ class Storm:
         """Wait until every front door has so many; the seconds that took."""
         begun = time.monotonic()
         async with asyncio.timeout(patience):
-            for door in self.doors:
-                while len(await replicas(door)) != count:
+            for client in self.clients:
+                while len(await replicas(client)) != count:
                     await asyncio.sleep(0.1)
         return time.monotonic() - begun
 
 
-async def replicas(door: aiohttp.ClientSession) -> list[str]:
+async def replicas(client: aiohttp.ClientSession) -> list[str]:
     """The names of a front door's replicas."""
-    async with door.get("/load") as response:
+    async with client.get("/load") as response:
         return [one["name"] for one in (await response.json()).get("replicas", [])]
 
 
@@ -130,16 +130,16 @@ def _is_ours(process: int) -> bool:
 async def kill(storm: Storm, what: str, number: int, count: int) -> float:
     """Kill a replica or an engine; the seconds until all are back."""
     victim = storm._random.choice(processes(what))
-    begun, before = time.monotonic(), await replicas(storm.doors[0])
+    begun, before = time.monotonic(), await replicas(storm.clients[0])
     os.kill(victim, number)
-    while await replicas(storm.doors[0]) == before and time.monotonic() < begun + 5.0:
+    while await replicas(storm.clients[0]) == before and time.monotonic() < begun + 5.0:
         await asyncio.sleep(0.02)
     await storm.until_replicas(count)
     return time.monotonic() - begun
 
 
 @contextmanager
-def front_doors(address: str, count: int, flags: list[str]) -> Any:
+def servers(address: str, count: int, flags: list[str]) -> Any:
     """Ports of servers that share one deployment."""
     common = ["--ray-address", address, "--admin-key", ADMIN.replace(" ", "-"), *flags]
     with ExitStack() as stack:
@@ -157,7 +157,9 @@ async def disturb(storm: Storm, scale: Callable[[int, int], Awaitable[None]], ki
         print(f"kill {number + 1} of {kills}: back after {seconds[-1]:.1f} s; {dict(storm.counts)}", file=sys.stderr)
     begun = time.monotonic()
     headers = {"Authorization": f"Bearer {ADMIN.replace(' ', '-')}"}
-    async with storm.doors[0].post("/admin/reload", json={"settings": {"draft": "ngram"}}, headers=headers) as response:
+    async with storm.clients[0].post(
+        "/admin/reload", json={"settings": {"draft": "ngram"}}, headers=headers
+    ) as response:
         reloaded = await response.json()
     await storm.until_replicas(2)
     update = time.monotonic() - begun
@@ -177,22 +179,22 @@ async def autoscaled(storm: Storm, streams: int) -> dict[str, Any]:
 async def storm(ports: list[int], scale: Callable[[int, int], Awaitable[None]], args: Namespace) -> Any:
     """The record of one run."""
     timeout = aiohttp.ClientTimeout(total=None)
-    doors = [aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout) for port in ports]
+    clients = [aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout) for port in ports]
     try:
-        expected = [await answered(doors[0], body) for body in ASKED]
-        blown = Storm(doors, expected, args.seed)
+        expected = [await answered(clients[0], body) for body in REQUESTS]
+        blown = Storm(clients, expected, args.seed)
         if args.autoscale:
-            told = await autoscaled(blown, args.streams)
+            result = await autoscaled(blown, args.streams)
         else:
             async with blown.blowing(args.streams):
-                told = await disturb(blown, scale, args.kills)
+                result = await disturb(blown, scale, args.kills)
         resumed = []
-        for door in doors:
-            async with door.get("/dashboard/state") as response:
+        for client in clients:
+            async with client.get("/dashboard/state") as response:
                 resumed.append((await response.json())["snapshot"]["server"]["resumed"])
-        return told | dict(blown.counts) | {"resumed": resumed, "wrong": blown.wrong, "expected": len(expected)}
+        return result | dict(blown.counts) | {"resumed": resumed, "wrong": blown.wrong, "expected": len(expected)}
     finally:
-        await asyncio.gather(*[door.close() for door in doors])
+        await asyncio.gather(*[client.close() for client in clients])
 
 
 def run(args: Namespace) -> dict[str, Any]:
@@ -216,9 +218,9 @@ def run(args: Namespace) -> dict[str, Any]:
     try:
         flags = ["--threads", "1", "--engine-timeout", f"{PATIENCE:g}", "--max-resumes", "1000", "--no-log-stats"]
         flags += ["--replicas", "1-2", "--max-seqs", "4"] if args.autoscale else ["--replicas", "1"]
-        with front_doors(ray.get_runtime_context().gcs_address, args.doors, flags) as ports:
-            told: dict[str, Any] = asyncio.run(storm(ports, scale, args))
-            return told | {"ray": ray.__version__}
+        with servers(ray.get_runtime_context().gcs_address, args.clients, flags) as ports:
+            result: dict[str, Any] = asyncio.run(storm(ports, scale, args))
+            return result | {"ray": ray.__version__}
     finally:
         ray.shutdown()
 

@@ -31,7 +31,7 @@ from bench.serving import FORESAY, Answer, exchange, started
 #: Tokens of the prompt that tests whether a model is loaded; and seconds in which all is written.
 SHORT, IDLE = 16, 4.0
 #: Requests a completion of this body; is called back with the number of each event.
-Ask = Callable[..., Answer]
+Send = Callable[..., Answer]
 
 
 def options(parser: ArgumentParser) -> None:
@@ -60,33 +60,33 @@ def main(args: Namespace) -> None:
 
 def life(args: Namespace, prompt: Sequence[int], disk: str, folder: Path) -> Iterator[tuple[str, float]]:
     """The measurements, and their seconds."""
-    server, asked = partial(serving, args, disk, folder), {"prompt": prompt, "max_tokens": 24}
-    with server() as (process, ask):
-        yield "first token, cold", (cold := ask(asked)).first
-        yield "in memory", same(ask(asked), cold)
-        yield "swap", ask({"prompt": list(range(5, 5 + SHORT)), "model": "other"}).first
-        yield "and back", ask({"prompt": prompt[:SHORT]}).first
-        yield "after both", same(ask(asked), cold)
+    server, fields = partial(serving, args, disk, folder), {"prompt": prompt, "max_tokens": 24}
+    with server() as (process, send):
+        yield "first token, cold", (cold := send(fields)).first
+        yield "in memory", same(send(fields), cold)
+        yield "swap", send({"prompt": list(range(5, 5 + SHORT)), "model": "other"}).first
+        yield "and back", send({"prompt": prompt[:SHORT]}).first
+        yield "after both", same(send(fields), cold)
         if disk == "off":
             return
         process.send_signal(signal.SIGTERM)
         process.wait()
-    with server() as (process, ask):
-        yield "after SIGTERM", same(ask(asked), cold)
-        ask({"prompt": (other := [*reversed(prompt)]), "max_tokens": 24})
-        yield "short, while written", ask({"prompt": prompt[-SHORT:]}).first
+    with server() as (process, send):
+        yield "after SIGTERM", same(send(fields), cold)
+        send({"prompt": (other := [*reversed(prompt)]), "max_tokens": 24})
+        yield "short, while written", send({"prompt": prompt[-SHORT:]}).first
         time.sleep(IDLE)
-        yield "short", ask({"prompt": prompt[-2 * SHORT : -SHORT]}).first
+        yield "short", send({"prompt": prompt[-2 * SHORT : -SHORT]}).first
         process.kill()
         process.wait()
-    with server() as (process, ask):
-        yield "after SIGKILL", same(ask(asked), cold)
-        yield "written when idle", ask({"prompt": other, "max_tokens": 24}).first
+    with server() as (process, send):
+        yield "after SIGKILL", same(send(fields), cold)
+        yield "written when idle", send({"prompt": other, "max_tokens": 24}).first
         process.kill()
         process.wait()
-    with server() as (_, ask):
+    with server() as (_, send):
         for name in ("longest gap, read", "longest gap, in memory"):
-            yield name, gap(ask, asked, prompt[:SHORT])
+            yield name, gap(send, fields, prompt[:SHORT])
 
 
 def same(answer: Answer, cold: Answer) -> float:
@@ -95,22 +95,22 @@ def same(answer: Answer, cold: Answer) -> float:
     return answer.first
 
 
-def gap(ask: Ask, asked: Mapping[str, object], short: Sequence[int]) -> float:
+def gap(send: Send, fields: Mapping[str, object], short: Sequence[int]) -> float:
     """A stream's longest time without a token, from when another prompt is sent to that one's first token."""
-    heard: list[float] = []
+    on_token: list[float] = []
     with ThreadPoolExecutor() as threads:
         body = {"prompt": short, "max_tokens": 600, "speculation": {"off": True}}
-        stream = threads.submit(ask, body, lambda event: heard.append(time.perf_counter()))
-        while len(heard) < 32 and not stream.done():
+        stream = threads.submit(send, body, lambda event: on_token.append(time.perf_counter()))
+        while len(on_token) < 32 and not stream.done():
             time.sleep(0.01)
         begun = time.perf_counter()
-        until = begun + ask(asked).first
+        until = begun + send(fields).first
         stream.result()
-    return max(after - before for before, after in pairwise(heard) if begun < after and before < until)
+    return max(after - before for before, after in pairwise(on_token) if begun < after and before < until)
 
 
 @contextmanager
-def serving(args: Namespace, disk: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ask]]:
+def serving(args: Namespace, disk: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Send]]:
     """A warm server of both models, one at a time; and a client of it."""
     models = "".join(
         f'[models.{name}]\ntarget = "{each}"\n' for name, each in (("one", args.target), ("other", args.other))
@@ -124,9 +124,9 @@ def serving(args: Namespace, disk: str, folder: Path) -> Iterator[tuple[subproce
         port,
     ):
 
-        def ask(body: Mapping[str, Any], heard: Callable[[int], None] | None = None) -> Answer:
+        def send(body: Mapping[str, Any], on_token: Callable[[int], None] | None = None) -> Answer:
             fixed = {"model": "one", "temperature": 0, "ignore_eos": True, "stream": True}
-            return exchange(port, {**fixed, **body}, heard)
+            return exchange(port, {**fixed, **body}, on_token)
 
-        ask({"prompt": list(range(5, 105)), "max_tokens": 24})
-        yield process, ask
+        send({"prompt": list(range(5, 105)), "max_tokens": 24})
+        yield process, send

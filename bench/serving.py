@@ -101,23 +101,23 @@ class Answer:
         return (self.tokens - 1) / (self.whole - self.first)
 
 
-def exchange(port: int, body: Mapping[str, Any], heard: Callable[[int], None] | None = None) -> Answer:
+def exchange(port: int, body: Mapping[str, Any], on_token: Callable[[int], None] | None = None) -> Answer:
     """One completion. Before its end only the time of each event is read, for every kind of server.
 
-    heard: called with the number of each event as it arrives.
+    on_token: called with the number of each event as it arrives.
     """
-    asked = dict(body) | ({"stream_options": {"include_usage": True}} if body.get("stream") else {})
+    fields = dict(body) | ({"stream_options": {"include_usage": True}} if body.get("stream") else {})
     with closing(HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
         begun, lines = time.perf_counter(), list[tuple[float, bytes]]()
-        connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise ServerFailed(response.read().decode(errors="replace"))
         for line in response:
             if line.startswith((b"data: {", b"{")):
                 lines.append((time.perf_counter() - begun, line))
-                if heard:
-                    heard(len(lines))
+                if on_token:
+                    on_token(len(lines))
         seconds = time.perf_counter() - begun
     events = [(at, json.loads(line.removeprefix(b"data: "))) for at, line in lines]
     choices = [(at, event["choices"][0]) for at, event in events if event.get("choices")]

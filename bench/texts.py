@@ -37,9 +37,9 @@ REPEATED, BEGIN = 3, 512
 EDITED = 3
 
 #: A prompt, and the answer that is to be written; an empty one where the target chooses it.
-Asked = tuple[list[int], list[int]]
+Exchange = tuple[list[int], list[int]]
 #: For each round the requests of each mode, one after the other.
-Workload = Iterator[list[Asked]]
+Workload = Iterator[list[Exchange]]
 
 
 def workloads(
@@ -55,7 +55,7 @@ def workloads(
         "fresh": _made(lambda: fresh(most, rng, length)),
         "edits": _made(lambda: copy_heavy(most, rng, min(EDITED * length, room // 2))),
         "drawn": _drawn(tokenizer),
-        "again": ([*asked, *asked] for asked in _drawn(tokenizer)),
+        "again": ([*exchanges, *exchanges] for exchanges in _drawn(tokenizer)),
     }
     for file in sorted(traces.glob("*.json*")) if traces else ():
         if file.suffix == ".json":
@@ -68,13 +68,13 @@ def workloads(
     return made
 
 
-def fresh(vocab: int, rng: random.Random, length: int) -> Asked:
+def fresh(vocab: int, rng: random.Random, length: int) -> Exchange:
     """Prompt and answer without any token twice: lookups never pay."""
     tokens = rng.sample(range(FIRST_TEXT_ID, vocab), 2 * length)
     return tokens[:length], tokens[length:]
 
 
-def copy_heavy(vocab: int, rng: random.Random, length: int) -> Asked:
+def copy_heavy(vocab: int, rng: random.Random, length: int) -> Exchange:
     """The prompt quoted in order, about one token in ten replaced."""
     prompt = [rng.randrange(FIRST_TEXT_ID, vocab) for _ in range(length)]
     return prompt, [token if rng.random() < 0.9 else rng.randrange(FIRST_TEXT_ID, vocab) for token in prompt]
@@ -98,7 +98,7 @@ def _changed(items: Sequence[str], rng: random.Random, rate: float) -> list[str]
     return out
 
 
-def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
+def requests(file: Path, most: int, longest: int) -> Iterator[Exchange]:
     """The first requests of a file, with the first ``longest`` tokens of their answers."""
     if file.suffix == ".jsonl":
         for line in file.read_text("utf-8").splitlines()[:most]:
@@ -117,10 +117,10 @@ def requests(file: Path, most: int, longest: int) -> Iterator[Asked]:
             prompt = prompt + tokens
 
 
-def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked]]:
+def dialogues(exchanges: Sequence[Exchange], longest: int = LONGEST) -> list[list[Exchange]]:
     """Some consecutive turns from the middle of each dialogue, of those that fit."""
-    whole: list[list[Asked]] = []
-    for prompt, output in asked:
+    whole: list[list[Exchange]] = []
+    for prompt, output in exchanges:
         if not whole or len(prompt) < len(whole[-1][-1][0]):
             whole.append([])
         whole[-1].append((prompt, output))
@@ -134,15 +134,15 @@ def dialogues(asked: Sequence[Asked], longest: int = LONGEST) -> list[list[Asked
     return found
 
 
-def renamed(asked: list[Asked], vocab: int) -> list[Asked]:
+def renamed(exchanges: list[Exchange], vocab: int) -> list[Exchange]:
     """The same texts in ids of this vocabulary, the same everywhere; by first appearance, so that no two become one."""
     names: dict[int, int] = {}
-    for prompt, output in asked:
+    for prompt, output in exchanges:
         for token in (*prompt, *output):
             names.setdefault(token, FIRST_TEXT_ID + len(names))
     if len(names) + FIRST_TEXT_ID > vocab:
         raise BadOption(f"the texts hold {len(names)} different tokens, the target has {vocab}: take shorter ones")
-    return [([names[token] for token in prompt], [names[token] for token in output]) for prompt, output in asked]
+    return [([names[token] for token in prompt], [names[token] for token in output]) for prompt, output in exchanges]
 
 
 def _drawn(tokenizer: Path) -> Workload:
@@ -153,13 +153,13 @@ def _drawn(tokenizer: Path) -> Workload:
         yield [(prompt, []) for prompt in islice(texts, 2)]
 
 
-def _made(make: Callable[[], Asked]) -> Workload:
+def _made(make: Callable[[], Exchange]) -> Workload:
     while True:
         yield [make()]
 
 
-def _repeated(asked: list[Asked], rng: random.Random, length: int) -> Workload:
+def _repeated(exchanges: list[Exchange], rng: random.Random, length: int) -> Workload:
     """Some of the answers in random order, from the same position on."""
     while True:
-        chosen = rng.sample(asked, min(REPEATED, len(asked)))
+        chosen = rng.sample(exchanges, min(REPEATED, len(exchanges)))
         yield [([*prompt, *output[:BEGIN]][-PROMPT:], output[BEGIN : BEGIN + length]) for prompt, output in chosen]

@@ -106,7 +106,7 @@ class LayerShape(Protocol):
 
     @property
     def state(self) -> StateKind | None:
-        """What a recurrent layer keeps of a text; such a layer has no heads."""
+        """What a recurrence of the layer keeps of a text; most such layers have no heads."""
         ...
 
 

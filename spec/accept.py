@@ -71,8 +71,9 @@ def by_place(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 class ByDepth(msgspec.Struct, frozen=True):
-    """Accepted by depth, from 1 on, as shares of drafts. cumulative: of all drafts, those accepted at least so far;
-    conditional: of those accepted at the depth before, those accepted here too. Both end behind the first 0."""
+    """Acceptance by depth, from 1 on, as shares of drafts. cumulative: of all drafts, those accepted at least to this
+    depth; conditional: of those accepted at the previous depth, those accepted at this one too. Both end after the
+    first 0."""
 
     drafts: int = 0
     cumulative: list[float] = []

@@ -149,20 +149,18 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
-    """What is running, for banner, /health and reports.
+    """The running engine, for the banner, /health and reports.
 
-    architecture: of the target, in transformers' words. parameters: of the target. weight_bytes: of the target as it is
-    held; these are 0 if nobody said. quantization: how the target's weights are, in words; "" for floats. activations:
-    what these are multiplied with, ``int8`` or ``model``; "" if nobody said. memory: what the engine holds, by parts,
-    in words; empty if nobody said.
-    footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: what that and the
-    drafters' take for each further token; 0 if nobody said.
-    layers, hidden_size, trained_length: of the target; the last is the context that it was made for.
-    root_seconds: a whole step of one sequence without drafts, as measured at start-up; 0 if nobody measured. drafter:
-    who drafts, by name; draft: the same as ``--draft`` takes it, with where it was loaded from; drafters: each. chosen:
-    whether who drafts, and how much, is chosen at every step; ``draft_shape`` is the most then. drafter_doubts: what
-    speaks against those who draft. kv_disk: how much KV is kept on disk, in words; "" if
-    nobody said. warnings: what whoever started it should know, a sentence each.
+    architecture: of the target, in transformers' words. parameters, weight_bytes: of the target; 0 if unknown.
+    quantization: of the target's weights, in words; "" for floats. activations: the type they are multiplied with,
+    ``int8`` or ``model``; "" if unknown. memory: what the engine holds, by parts, in words; empty if unknown.
+    footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: bytes per token of
+    that and the drafters' caches; 0 if unknown. layers, hidden_size, trained_length: of the target; the last is the
+    context that it was trained for. root_seconds: a whole step of one sequence without drafts, as measured at start-up;
+    0 if not measured. drafter: its name; draft: the same as a value of ``--draft``, with the source; drafters: each.
+    chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
+    doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
+    operator, a sentence each.
     """
 
     target: str

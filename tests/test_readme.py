@@ -120,7 +120,7 @@ def test_the_plans_of_the_recipes_are_as_computed() -> None:
     target, draft = (
         shape.config(ModelConfig.from_directory(BUNDLED / "target"), 40_960) for shape in (QWEN_8B, QWEN_06B)
     )
-    lengths = [refused(RTX_4090, *models).remedy for models in ((target, draft), (target,))]
+    lengths = [refused(RTX_4090, *models).hint for models in ((target, draft), (target,))]
     shorter = [int(found[1]) for found in map(re.compile(r"--max-model-len (\d+)").search, lengths) if found]
     held = planned(RTX_4090, target, kv_dtype="int8").tokens
     assert f"| bf16, drafted by Qwen3-0.6B | {shorter[0]:,} tokens" in recipes

@@ -17,7 +17,7 @@ from bench.serving import exchange, running
 
 ROOT = Path(__file__).resolve().parents[2]
 FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
-PROMPT, ASKED = "Once upon a time", {"max_tokens": 48, "seed": 7, "temperature": 1.0, "top_p": 1.0}
+PROMPT, SAMPLING = "Once upon a time", {"max_tokens": 48, "seed": 7, "temperature": 1.0, "top_p": 1.0}
 #: The project's settings for pytest except those for packages that a machine with a GPU may lack.
 _BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
 _BARE.append("--confcutdir=tests/kernels/on_device")
@@ -31,7 +31,7 @@ def left(task: Task) -> float:
 
 
 def run(task: Task, *arguments: str) -> Any:
-    """The last line that one of our commands prints, as JSON. Raises RuntimeError with its output if it fails."""
+    """The last line that one of our commands prints, as JSON. Raises RuntimeError with its result if it fails."""
     command = [*FORESAY, *arguments, "--json", "--device", task.device.torch.type]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
     if done.returncode:
@@ -52,8 +52,8 @@ def kernel_tests(task: Task) -> None:
     """On the device; results count even if it did not end in time."""
     path, (command, environment) = task.lines.path.with_name("tests.txt"), pytest_of(task)
     ended = ["timeout", "-s", "INT", "-k", "3", f"{left(task):.0f}", *command]  # it then prints why tests failed
-    with path.open("w") as output:
-        code = subprocess.run(ended, cwd=ROOT, env=environment, stdout=output, stderr=output, check=False).returncode
+    with path.open("w") as result:
+        code = subprocess.run(ended, cwd=ROOT, env=environment, stdout=result, stderr=result, check=False).returncode
     counts, failed = tested(text := path.read_text(errors="replace"))
     for name in failed:
         task.check("kernel test", False, test=name)
@@ -71,18 +71,18 @@ def tested(text: str) -> tuple[dict[str, int], list[str]]:
 
 def generate(task: Task) -> None:
     """The text that ``foresay generate`` writes with the drafter in the step's name."""
-    draft, flags = (task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()])
+    draft, flags = (task.name.split()[-1], [f"--{name.replace('_', '-')}={value}" for name, value in SAMPLING.items()])
 
     def written() -> dict[str, Any]:
         begun = time.monotonic()
-        said = run(task, "generate", "--prompt", PROMPT, "--draft", draft, "--max-model-len", "512", *flags)
-        return {"value": said["text"], "seconds": time.monotonic() - begun, "exact": said["exact_reason"]}
+        result = run(task, "generate", "--prompt", PROMPT, "--draft", draft, "--max-model-len", "512", *flags)
+        return {"value": result["text"], "seconds": time.monotonic() - begun, "exact": result["exact_reason"]}
 
     task.take(f"text by {draft}", "", written)
 
 
 def built(task: Task) -> None:
-    """The output with drafts and without is the same."""
+    """The result with drafts and without is the same."""
     auto, none = (task.lines.last(f"text by {draft}") for draft in ("auto", "none"))
     task.check("same text", auto is not None and auto == none, of="foresay generate, auto and none")
 
@@ -90,25 +90,30 @@ def built(task: Task) -> None:
 def serve(task: Task) -> None:
     """``foresay serve`` until it is ready; then one answer streamed and one not."""
 
-    def asked() -> dict[str, Any]:
-        begun, flags = (time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"])
-        with task.lines.path.with_name("serve.txt").open("wb") as said, running(flags, left(task), said) as (_, port):
-            ready, body = (time.monotonic() - begun, {"model": None, "prompt": PROMPT, **ASKED})
+    def over_http() -> dict[str, Any]:
+        begun, flags = time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"]
+        log = task.lines.path.with_name("serve.txt")
+        with log.open("wb") as log_file, running(flags, left(task), log_file) as (_, port):
+            ready, body = time.monotonic() - begun, {"model": None, "prompt": PROMPT, **SAMPLING}
             streamed, whole = (exchange(port, body | {"stream": stream}) for stream in (True, False))
         task.check("streamed as whole", streamed.text == whole.text)
         task.check("same text", whole.text == task.lines.last("text by none"), of="over HTTP and foresay generate")
         return {"value": whole.seconds, "ready": ready, "first": streamed.arrivals[0], "events": len(streamed.arrivals)}
 
-    task.take("answered over HTTP", "s", asked)
+    task.take("answered over HTTP", "s", over_http)
 
 
 def bench(task: Task) -> None:
     """``foresay bench`` of the bundled pair."""
 
     def measured() -> dict[str, Any]:
-        said = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
-        task.check("same tokens", said["same_tokens"])
-        rates = {f"{way}_tokens_per_second": said[way]["tokens_per_second"] for way in ("on", "off")}
-        return {"value": said["speedup"], "drafter": said["drafter"], "per_step": said["on"]["tokens_per_step"]} | rates
+        result = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
+        task.check("same tokens", result["same_tokens"])
+        rates = {f"{way}_tokens_per_second": result[way]["tokens_per_second"] for way in ("on", "off")}
+        return {
+            "value": result["speedup"],
+            "drafter": result["drafter"],
+            "per_step": result["on"]["tokens_per_step"],
+        } | rates
 
     task.take("foresay bench", "times plain", measured)

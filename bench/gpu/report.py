@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, said
+from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, line_text
 
 #: The rows of the table: the measurement of each; by card the result of the run before, and the goal.
 TABLE = Path(__file__).with_name("bars.json")
@@ -52,7 +52,7 @@ def finish(lines: Lines) -> int:
     left_out = [line for line in those if line["unit"] == LEFT_OUT]
     for title, which in (("DID NOT HOLD", bad), ("LEFT OUT", left_out)):
         for line in which:
-            print(f"{title} {said(line)[:250]}")
+            print(f"{title} {line_text(line)[:250]}")
     nothing = "; its figures mean nothing" * ("CPU" in lines.card)
     print(f"{len(those)} lines in {lines.path.name}, {lines.now:.0f} s{nothing}")
     print(f"NOT done: {len(bad)} did not hold, {len(left_out)} left out" if bad or left_out else "done")

@@ -37,8 +37,8 @@ def card(task: Task) -> None:
     if not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} finds no NVIDIA GPU; --rehearse does without one")
     with suppress(OSError, subprocess.SubprocessError):
-        asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        command = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+        found["driver"] = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     torch.zeros(1, device="cuda")
     has = torch.cuda.get_device_properties(0)
     task.lines.card, capability, gib = has.name, (has.major, has.minor), has.total_memory / 2**30

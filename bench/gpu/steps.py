@@ -171,8 +171,8 @@ def same(task: Task) -> None:
 
     def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
         engine = bench.engine(name, tree, graphs, longest, together)
-        asked = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
-        found = [answers(engine, each) for each in asked]
+        batches = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
+        found = [answers(engine, each) for each in batches]
         rates = [statistics.decode_tokens_per_second for _, statistics in found]
         return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
 

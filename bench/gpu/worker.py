@@ -57,7 +57,7 @@ class Lines:
         os.write(file, json.dumps(line, default=str).encode() + b"\n")
         os.fsync(file)
         os.close(file)
-        sys.stdout.write(said(line) + "\n")  # by one write: other processes print too
+        sys.stdout.write(line_text(line) + "\n")  # by one write: other processes print too
         sys.stdout.flush()
 
     def read(self) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def said(line: dict[str, Any]) -> str:
+def line_text(line: dict[str, Any]) -> str:
     """A line for people: when, in which step, what, how much, and the short values of what it was made with."""
     more = [f"{name}={value}" for name, value in line.items() if name not in COMMON and len(str(value)) < 60]
     value, unit = line["value"], line["unit"]

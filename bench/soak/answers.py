@@ -25,7 +25,7 @@ OLLAMA = ("response", "logprobs", "done_reason", "prompt_eval_count", "eval_coun
 CLIP = 300
 
 
-class Said:
+class Reply:
     """What was received of one answer.
 
     over: it is complete. cut: it was ended early by request. error: its body. id: of a response. unlike: how a
@@ -39,20 +39,20 @@ class Said:
         self.id: str | None = None
         self.unlike = ""
 
-    def whole(self, door: str, body: Json) -> None:
+    def whole(self, api: str, body: Json) -> None:
         """Take a complete answer."""
-        self.parts, self.over, self.id = picked(door, body), True, body.get("id")
+        self.parts, self.over, self.id = picked(api, body), True, body.get("id")
 
-    def hear(self, door: str, event: Json) -> None:
+    def take_event(self, api: str, event: Json) -> None:
         """Take one event of a stream."""
         if event.get("error") and event.get("type", "error") == "error":
             self.error = event
-        elif door in ("responses", "socket"):
+        elif api in ("responses", "socket"):
             self._response(event)
-        elif door == "messages":
+        elif api == "messages":
             self._message(event)
         else:
-            self.parts = joined(self.parts, picked(door, event))
+            self.parts = joined(self.parts, picked(api, event))
             self.over = self.over or bool(event.get("done"))
 
     def _response(self, event: Json) -> None:
@@ -67,11 +67,11 @@ class Said:
     def _end(self, response: Json) -> None:
         """The response at its end must have the content of its deltas."""
         whole = picked("responses", response)
-        heard = {name: whole[name] for name in ("text", "logprobs") if name in whole}
+        received = {name: whole[name] for name in ("text", "logprobs") if name in whole}
         # The log-probability of a token without text is only in the end.
-        self.unlike = difference(self.parts, heard, cut=True, where="deltas") or ""
-        if self.parts.get("text") != heard.get("text"):
-            self.unlike = f"the deltas say {clipped(self.parts)}, the end {clipped(heard)}"
+        self.unlike = difference(self.parts, received, cut=True, where="deltas") or ""
+        if self.parts.get("text") != received.get("text"):
+            self.unlike = f"the deltas say {clipped(self.parts)}, the end {clipped(received)}"
         self.cut = response["status"] == "cancelled"
         if response["status"] == "failed":
             self.error = {"error": response["error"]}
@@ -87,9 +87,9 @@ class Said:
             self.over = True
 
 
-def picked(door: str, body: Json) -> Json:
+def picked(api: str, body: Json) -> Json:
     """What must be the same, of a whole answer, or of a chunk of completions, chat or Ollama."""
-    match door:
+    match api:
         case "completions" | "chat":
             choices = {str(choice["index"]): _choice(choice) for choice in body["choices"]}
             return given({"choices": choices, "usage": counted(body.get("usage"))} | _named(body, CHOICE[-2:]))
@@ -140,17 +140,17 @@ def joined(old: Any, new: Any) -> Any:
     return old + new if grows else new
 
 
-def difference(said: Any, right: Any, cut: bool, where: str = "") -> str | None:
+def difference(reply: Any, right: Any, cut: bool, where: str = "") -> str | None:
     """Where an answer differs from the right one, in words; None if it does not. cut: it may be any beginning of it."""
-    if isinstance(said, dict) and isinstance(right, dict):
-        names = [name for name in (said if cut else {**right, **said}) if not (cut and name == "usage")]
-        found = (difference(said.get(name), right.get(name), cut, f"{where}.{name}") for name in names)
+    if isinstance(reply, dict) and isinstance(right, dict):
+        names = [name for name in (reply if cut else {**right, **reply}) if not (cut and name == "usage")]
+        found = (difference(reply.get(name), right.get(name), cut, f"{where}.{name}") for name in names)
         return next((one for one in found if one is not None), None)
-    if cut and isinstance(said, str | list) and type(said) is type(right):
-        right = right[: len(said)]
-    if said == right and type(said) is type(right):
+    if cut and isinstance(reply, str | list) and type(reply) is type(right):
+        right = right[: len(reply)]
+    if reply == right and type(reply) is type(right):
         return None
-    return f"{where.strip('.') or 'answer'}: {clipped(said)} instead of {clipped(right)}"
+    return f"{where.strip('.') or 'answer'}: {clipped(reply)} instead of {clipped(right)}"
 
 
 def clipped(value: Any) -> str:

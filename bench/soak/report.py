@@ -13,7 +13,7 @@ from bench import record
 from bench.soak.storm import Round, Tally
 
 #: Memory is flat if it rises by less than this in 1,000 requests; with fewer nothing is reported.
-FLAT_MB, TOLD_BY = 2.0, 1000
+FLAT_MB, ENOUGH_REQUESTS = 2.0, 1000
 MOST_FAULTS = 20
 #: What the table shows in parts.
 PARTS = ("counts", "restart_s", "memory", "totals")
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
     @property
     def flat(self) -> bool | None:
         """Whether the slope is below ``FLAT_MB``; None if there were too few requests to tell."""
-        return self.slope < FLAT_MB if self.requests >= TOLD_BY else None
+        return self.slope < FLAT_MB if self.requests >= ENOUGH_REQUESTS else None
 
     def __str__(self) -> str:
         return f"{self.first:.0f} -> {self.last:.0f}, {self.slope:+.1f} per 1,000 requests (last {self.requests})"

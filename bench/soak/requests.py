@@ -42,11 +42,11 @@ REGEXES = (r"[a-z]{3,12}( [a-z]{2,9}){0,6}\.", r"\d{1,3}(,\d{3}){0,3}", "(yes|no
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SoakRequest:
     """One request. bodies: one for each turn of a conversation, mostly one. after: events received before leaving or
     cancelling. wrong: most likely refused."""
 
-    door: str
+    api: str
     bodies: tuple[Json, ...]
     stream: bool
     conduct: Conduct = "reads"
@@ -61,7 +61,7 @@ class Ask:
         return tuple({k: v for k, v in b.items() if k not in MANNERS} | {"stream": False} for b in self.bodies)
 
 
-class Asks:
+class RequestSource:
     """Draws requests; the same ones for the same seed. vocab: ids below it are tokens. room: the model's context."""
 
     def __init__(self, seed: str, model: str, vocab: int, room: int) -> None:
@@ -69,37 +69,37 @@ class Asks:
         self._schemas = Schemas(self._random.randrange(1 << 30), depth=2, room=16)
         self._model, self._vocab, self._room = model, vocab, room
         self._words = [prompt.text.split() for prompt in prompts.load()]
-        self._asked: list[str] = []
-        self._sent: list[Ask] = []
+        self._prompts: list[str] = []
+        self._sent: list[SoakRequest] = []
 
-    def visit(self) -> list[Ask]:
+    def visit(self) -> list[SoakRequest]:
         """What a client sends next: one request, or several at once over one socket."""
         if self._sent and self._chance(0.1):
             return [self._random.choice(self._sent)]
-        (door,) = self._random.choices(list(SHARES), list(SHARES.values()))
-        count = self._random.randint(1, 4) if door == "socket" else 1
-        visit = [self._ask(door) for _ in range(count)]
+        (api,) = self._random.choices(list(SHARES), list(SHARES.values()))
+        count = self._random.randint(1, 4) if api == "socket" else 1
+        visit = [self._request(api) for _ in range(count)]
         self._sent += visit
         return visit
 
-    def _ask(self, door: str) -> Ask:
-        body = self._body(door)
+    def _request(self, api: str) -> SoakRequest:
+        body = self._body(api)
         wrong = self._chance(0.12)
         if wrong:
             self._spoil(body)
-        stream = door == "socket" or self._chance(0.65)
-        if door != "socket":
+        stream = api == "socket" or self._chance(0.65)
+        if api != "socket":
             body["stream"] = stream
-        if stream and not wrong and door in ("completions", "chat"):
+        if stream and not wrong and api in ("completions", "chat"):
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": self._chance(0.3)}
         (conduct,) = self._random.choices(list(CONDUCTS), list(CONDUCTS.values()))
         bodies: tuple[Json, ...] = (body,)
-        if door in ("responses", "socket") and not wrong and conduct == "reads" and self._chance(0.3):
+        if api in ("responses", "socket") and not wrong and conduct == "reads" and self._chance(0.3):
             body["store"] = True
-            bodies = (body, self._body(door) | {"store": True, "stream": stream})
-        return Ask(door, bodies, stream, conduct, self._random.randint(0, 12), wrong)
+            bodies = (body, self._body(api) | {"store": True, "stream": stream})
+        return SoakRequest(api, bodies, stream, conduct, self._random.randint(0, 12), wrong)
 
-    def _body(self, door: str) -> Json:
+    def _body(self, api: str) -> Json:
         make: dict[str, Callable[[], Json]] = {
             "completions": self._completion,
             "chat": self._chat,
@@ -107,7 +107,7 @@ class Asks:
             "ollama chat": self._ollama_chat,
             "ollama generate": self._ollama_generate,
         }
-        body = {"model": self._model} | make.get(door, self._response)()
+        body = {"model": self._model} | make.get(api, self._response)()
         return self._long(body) if "ignore_eos" in body else body
 
     def _long(self, body: Json) -> Json:
@@ -246,12 +246,12 @@ class Asks:
 
     def _prompt(self) -> str:
         """A new text, one sent before, or one sent before with more."""
-        kind = self._random.random() if self._asked else 1.0
-        text = self._random.choice(self._asked) if kind < 0.5 else ""
+        kind = self._random.random() if self._prompts else 1.0
+        text = self._random.choice(self._prompts) if kind < 0.5 else ""
         if kind > 0.2:
             text = f"{text} {self._text()}".strip()
         if len(text) < 6 * self._room:
-            self._asked.append(text)
+            self._prompts.append(text)
         return text
 
     def _text(self) -> str:

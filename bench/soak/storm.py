@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from bench.soak.answers import clipped, difference
-from bench.soak.clients import Heard, conversation, session, visit
-from bench.soak.requests import Ask, Asks, Json
+from bench.soak.clients import Received, conversation, session, visit
+from bench.soak.requests import Json, RequestSource, SoakRequest
 from bench.soak.served import Quiet, Served
 
 CLIENTS = 6
@@ -71,19 +71,19 @@ class Plain:
 
     def __init__(self, port: int) -> None:
         self._client = session(port)
-        self._known: dict[str, list[Heard]] = {}
+        self._known: dict[str, list[Received]] = {}
 
     async def close(self) -> None:
         """End its session."""
         await self._client.close()
 
-    async def answers(self, ask: Ask) -> list[Heard]:
+    async def answers(self, request: SoakRequest) -> list[Received]:
         """The right answer of each turn."""
-        key = json.dumps([ask.door, ask.plain])
+        key = json.dumps([request.api, request.plain])
         if key not in self._known:
-            door = "responses" if ask.door == "socket" else ask.door
-            calm = replace(ask, door=door, conduct="reads")
-            self._known[key] = await conversation(self._client, calm, ask.plain)
+            api = "responses" if request.api == "socket" else request.api
+            calm = replace(request, api=api, conduct="reads")
+            self._known[key] = await conversation(self._client, calm, request.plain)
         return self._known[key]
 
 
@@ -92,14 +92,14 @@ class Judge:
 
     def __init__(self, plain: Plain, tally: Tally) -> None:
         self._plain, self._tally = plain, tally
-        self._waiting: asyncio.Queue[tuple[str, list[Heard]]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[str, list[Received]]] = asyncio.Queue()
 
     @property
     def waiting(self) -> int:
         """Visits still to be compared."""
         return self._waiting.qsize()
 
-    def hand_in(self, where: str, turns: list[Heard]) -> None:
+    def hand_in(self, where: str, turns: list[Received]) -> None:
         """Add these turns of one conversation to the comparison."""
         self._waiting.put_nowait((where, turns))
 
@@ -117,36 +117,36 @@ class Judge:
         while True:
             where, turns = await self._waiting.get()
             try:
-                for heard, right in zip(turns, await self._plain.answers(turns[0].ask), strict=False):
-                    if heard.comparable:
-                        self.compare(where, heard, right)
+                for received, right in zip(turns, await self._plain.answers(turns[0].request), strict=False):
+                    if received.comparable:
+                        self.compare(where, received, right)
             finally:
                 self._waiting.task_done()
 
-    def compare(self, where: str, heard: Heard, right: Heard) -> None:
+    def compare(self, where: str, received: Received, right: Received) -> None:
         """Compare one turn with the right one."""
-        wrong = right.broken or differs(heard, right)
+        wrong = right.broken or differs(received, right)
         self._tally.counts["compared"] += 1
-        self._tally.counts["compared beginnings"] += not heard.said.over and heard.said.error is None
+        self._tally.counts["compared beginnings"] += not received.reply.over and received.reply.error is None
         if wrong:
-            self._tally.faults.append(Fault("wrong", where, wrong, described(heard)))
+            self._tally.faults.append(Fault("wrong", where, wrong, described(received)))
 
 
-def differs(heard: Heard, right: Heard) -> str | None:
+def differs(received: Received, right: Received) -> str | None:
     """How a turn differs from the right one, as far as it was received; None if it does not."""
-    if heard.said.unlike:
-        return heard.said.unlike
-    if heard.said.error is not None and not heard.lost:
-        return difference(heard.reason, right.reason, cut=False, where="error")
-    if right.said.error is not None:  # clients that left, or lost the engine, may not have received so much
-        return f"an answer instead of {clipped(right.reason)}" if heard.said.over else None
-    return difference(heard.said.parts, right.said.parts, cut=not heard.said.over)
+    if received.reply.unlike:
+        return received.reply.unlike
+    if received.reply.error is not None and not received.lost:
+        return difference(received.reason, right.reason, cut=False, where="error")
+    if right.reply.error is not None:  # clients that left, or lost the engine, may not have received so much
+        return f"an answer instead of {clipped(right.reason)}" if received.reply.over else None
+    return difference(received.reply.parts, right.reply.parts, cut=not received.reply.over)
 
 
-def described(heard: Heard) -> Json:
+def described(received: Received) -> Json:
     """The request as it was sent, and what its client did."""
-    ask = heard.ask
-    return {"door": ask.door, "conduct": ask.conduct, "after": ask.after, "body": heard.body}
+    request = received.request
+    return {"door": request.api, "conduct": request.conduct, "after": request.after, "body": received.body}
 
 
 class Round:
@@ -162,13 +162,13 @@ class Round:
         """Wave after wave, at least one, until the time is over."""
         engine = (await self._served.model())["engine"]
         model = (await self._served.model())["model"]
-        asks = [
-            Asks(f"{self._seed} {self.name} {client}", model, engine["vocab_size"], engine["max_model_len"])
+        requests = [
+            RequestSource(f"{self._seed} {self.name} {client}", model, engine["vocab_size"], engine["max_model_len"])
             for client in range(CLIENTS)
         ]
         begun = time.monotonic()
         while not self.quiets or time.monotonic() < begun + seconds:
-            await self._wave(asks, harms)
+            await self._wave(requests, harms)
             await self._quiet()
             await self._judge.kept_up()
         for mistake in self._served.mistakes:
@@ -176,49 +176,50 @@ class Round:
 
     # -- a wave --------------------------------------------------------------------------------------------------
 
-    async def _wave(self, asks: list[Asks], harms: Iterator[Harm]) -> None:
+    async def _wave(self, requests: list[RequestSource], harms: Iterator[Harm]) -> None:
         calm = asyncio.Event()
         harming = asyncio.create_task(self._harm(harms, calm))
         try:
-            await asyncio.gather(*(self._client(number, one) for number, one in enumerate(asks)))
+            await asyncio.gather(*(self._client(number, one) for number, one in enumerate(requests)))
         finally:
             calm.set()
             await harming
 
-    async def _client(self, number: int, asks: Asks) -> None:
+    async def _client(self, number: int, requests: RequestSource) -> None:
         """One client's visits; it waits while the server accepts none."""
         async with session(self._served.port) as client:
             for _ in range(VISITS):
                 where = f"{self.name}, wave {len(self.quiets)}, client {number}"
-                talks = await visit(client, asks.visit())
+                talks = await visit(client, requests.visit())
                 for talk in talks:
-                    for heard in talk:
-                        self._note(where, heard)
-                    if any(heard.comparable for heard in talk):
+                    for received in talk:
+                        self._note(where, received)
+                    if any(received.comparable for received in talk):
                         self._judge.hand_in(where, talk)
-                while any(heard.status == 503 for talk in talks for heard in talk) and not await self._served.ready():
+                down = any(received.status == 503 for talk in talks for received in talk)
+                while down and not await self._served.ready():
                     await asyncio.sleep(0.2)
 
-    def _note(self, where: str, heard: Heard) -> None:
+    def _note(self, where: str, received: Received) -> None:
         """Count a turn, and check that it ended in a way that is allowed."""
-        counts, touched = self._tally.counts, self._touched(heard)
-        error = str(heard.said.error)
-        own = 400 <= heard.status < 500 or any(words in error for words in OF_A_REQUEST)
-        heard.lost = touched and heard.said.error is not None and not own
+        counts, touched = self._tally.counts, self._touched(received)
+        error = str(received.reply.error)
+        own = 400 <= received.status < 500 or any(words in error for words in OF_A_REQUEST)
+        received.lost = touched and received.reply.error is not None and not own
         counts["requests"] += 1
-        counts[heard.outcome] += 1
-        if heard.lost and heard.status != 503:  # an accepted request continues in the next engine
-            self._tally.faults.append(Fault("lost", where, f"{heard.status}: {clipped(error)}", described(heard)))
-        if heard.broken:
-            self._tally.faults.append(Fault("broken off", where, heard.broken, described(heard)))
-        elif (heard.status >= 500 and not touched) or "made a mistake" in error:
-            told = f"{heard.status}: {clipped(error)}"
-            self._tally.faults.append(Fault("error without a cause", where, told, described(heard)))
-        if not touched and heard.ask.conduct == "reads" and heard.longest_gap > self._tally.gap:
-            self._tally.gap, self._tally.gapped = heard.longest_gap, {"where": where, **described(heard)}
+        counts[received.outcome] += 1
+        if received.lost and received.status != 503:  # an accepted request continues in the next engine
+            self._tally.faults.append(Fault("lost", where, f"{received.status}: {clipped(error)}", described(received)))
+        if received.broken:
+            self._tally.faults.append(Fault("broken off", where, received.broken, described(received)))
+        elif (received.status >= 500 and not touched) or "made a mistake" in error:
+            told = f"{received.status}: {clipped(error)}"
+            self._tally.faults.append(Fault("error without a cause", where, told, described(received)))
+        if not touched and received.request.conduct == "reads" and received.longest_gap > self._tally.gap:
+            self._tally.gap, self._tally.gapped = received.longest_gap, {"where": where, **described(received)}
 
-    def _touched(self, heard: Heard) -> bool:
-        return any(heard.begun <= end and begin <= heard.ended for begin, end in self._harmed)
+    def _touched(self, received: Received) -> bool:
+        return any(received.begun <= end and begin <= received.ended for begin, end in self._harmed)
 
     async def _harm(self, harms: Iterator[Harm], calm: asyncio.Event) -> None:
         """Kill and freeze until the wave is over."""

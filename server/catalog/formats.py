@@ -13,7 +13,7 @@ import msgspec
 
 #: A whole tag, which a tokenizer may have as one special token.
 TAG = re.compile(r"<[^<>{}]+>|\[[A-Z_]+\]")
-PLACE = re.compile(r"\{(name|id|index|arguments|parameters|key|value)\}")
+PLACEHOLDER = re.compile(r"\{(name|id|index|arguments|parameters|key|value)\}")
 
 
 class Way(msgspec.Struct, frozen=True):

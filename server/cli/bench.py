@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
 from foresay.server.settings.units import counted
@@ -73,8 +73,14 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
 
 
+@command(BenchConfig, _add_bench_arguments)
 def bench(config: BenchConfig, arguments: Namespace) -> int:
-    """Measure, and print a table or, if requested, JSON."""
+    """Measure what speculation gives on this machine.
+
+    foresay bench
+    foresay bench --draft ngram --temperature 0 --rounds 10
+    foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1
+    """
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
     from foresay.server.settings.resolved import check_names
@@ -142,7 +148,7 @@ def measure(
                     kept[name].append(completion)
                     crowded.append(engines[name].crowded)
     drafters = {name: engine.info.drafter for name, engine in engines.items()}
-    return _told(kept, drafters, mean(crowded), len(prompts)) | {
+    return _report(kept, drafters, mean(crowded), len(prompts)) | {
         "rounds": config.rounds,
         "max_tokens": config.max_tokens or engines[NONE].usual_tokens,
         "temperature": sampling_params(config).temperature,
@@ -151,7 +157,9 @@ def measure(
     }
 
 
-def _told(kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int) -> dict[str, Any]:
+def _report(
+    kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int
+) -> dict[str, Any]:
     """The report of the rounds. kept: the answers by way of drafting, in the order of the rounds."""
     plain = kept.pop(NONE)
     ways = [_way(name, drafted, plain, crowded) | {"drafter": drafters[name]} for name, drafted in kept.items()]
@@ -241,9 +249,9 @@ def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
 
 def _head(report: dict[str, Any]) -> str:
     """What was measured."""
-    asked, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
+    requested, written = report["max_tokens"], [f"{one:g}" for one in report["written"]]
     shown = ", ".join(written) if len(written) <= _SHOWN else f"{mean(report['written']):.1f} on average"
-    prompts = f"{counted(report['prompts'], 'prompt')} of {counted(asked, 'token')} (written: {shown})"
+    prompts = f"{counted(report['prompts'], 'prompt')} of {counted(requested, 'token')} (written: {shown})"
     measured = f"{prompts}, {counted(report['rounds'], 'round')}"
     return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {measured}"
 
@@ -289,20 +297,6 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
     yield f"the fastest: {shlex.join(['foresay', 'serve', config.target, *flags])}"
 
 
-BENCH = Command(
-    "bench",
-    "measure what speculation gives on this machine",
-    (
-        "foresay bench",
-        "foresay bench --draft ngram --temperature 0 --rounds 10",
-        "foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1",
-    ),
-    BenchConfig,
-    bench,
-    _add_bench_arguments,
-)
-
-
 # -- foresay selfcheck -------------------------------------------------------------------------------------------------
 
 
@@ -311,8 +305,13 @@ def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
+@command(SamplingConfig, _add_selfcheck_arguments)
 def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
-    """Write every prompt with the drafter and plainly; 0 if all tokens are the same, 1 if not."""
+    """Decode prompts with and without drafts, and compare every token.
+
+    foresay selfcheck
+    foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7
+    """
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.progress import loaded
     from foresay.server.cli.selfcheck_prompts import check, rows, sentence
@@ -358,16 +357,3 @@ def _samplings(config: SamplingConfig) -> list[SamplingParams]:
 
 def _show(report: SelfCheckReport, as_json: bool, lines: Sequence[str]) -> None:
     print(msgspec.json.encode(report).decode() if as_json else "\n".join(lines), file=sys.stdout, flush=True)
-
-
-SELFCHECK = Command(
-    "selfcheck",
-    "decode prompts with and without drafts, and compare every token",
-    (
-        "foresay selfcheck",
-        "foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7",
-    ),
-    SamplingConfig,
-    selfcheck,
-    _add_selfcheck_arguments,
-)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
-from foresay.server.cli.progress import say, stopping
+from foresay.server.cli.progress import note, stopping
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -58,7 +58,7 @@ def _add_chat_arguments(parser: ArgumentParser) -> None:
 class _Answer:
     """The last answer: its request and results."""
 
-    asked: Messages
+    sent: Messages
     params: SamplingParams
     completion: Completion
     passes: int
@@ -99,16 +99,16 @@ class ChatSession:
             case "/bye":
                 return False
             case "/help":
-                say("\n".join(f"{name:<12} {help}" for name, help in COMMANDS.items()), indent=13)
-                say(KEYS)
+                note("\n".join(f"{name:<12} {help}" for name, help in COMMANDS.items()), indent=13)
+                note(KEYS)
             case "/system":
                 self._set_system(rest.strip())
-                say("the system message is set" if self._system else "there is no system message")
+                note("the system message is set" if self._system else "there is no system message")
             case "/set":
                 self._set(rest.split())
             case "/new":
                 self._messages, self._last = [], None
-                say("a new conversation")
+                note("a new conversation")
             case "/compare":
                 self._compare(rest.strip())
             case "/provenance":
@@ -116,40 +116,40 @@ class ChatSession:
             case "/stats":
                 self._show_statistics()
             case _:
-                say(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
+                note(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
         return True
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def _answer(self, text: str) -> None:
-        asked = [*self._system, *self._messages, {"role": "user", "content": text}]
+        sent = [*self._system, *self._messages, {"role": "user", "content": text}]
         params = sampling_params(self._config)
         try:
-            stream = self._stream(asked, params)
+            stream = self._stream(sent, params)
             completion = self._write(stream, self._coloured)
         except ForesayError as error:
             if not self._terminal and not isinstance(error, InvalidRequest):
                 raise
-            say(f"{error} (/new begins a new conversation)")
+            note(f"{error} (/new begins a new conversation)")
             return
-        self._last = _Answer(asked, params, completion, len(stream.steps), self._engine.shadowed())
+        self._last = _Answer(sent, params, completion, len(stream.steps), self._engine.shadowed())
         if completion.text or completion.finish_reason != "cancelled":
-            self._messages = [*asked[len(self._system) :], {"role": "assistant", "content": completion.text}]
+            self._messages = [*sent[len(self._system) :], {"role": "assistant", "content": completion.text}]
         if self._terminal:
-            say(_in_words(self._last))
+            note(_in_words(self._last))
         if self._comparing:
             self._decode_again(self._last)
 
-    def _stream(self, asked: Messages, params: SamplingParams, speculate: bool = True) -> TextStream:
+    def _stream(self, sent: Messages, params: SamplingParams, speculate: bool = True) -> TextStream:
         return self._engine.stream_chat(
-            asked, params, stop=self._config.stop, speculate=speculate, provenance=self._terminal
+            sent, params, stop=self._config.stop, speculate=speculate, provenance=self._terminal
         )
 
     def _compare(self, text: str) -> None:
         """Compare with plain decoding. The drafted side is the answer already given: generated again, it could be
         drafted from itself."""
         if self._engine.info.drafter == NONE:
-            say("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
+            note("nothing drafts here, so there is nothing to compare; leave out --draft none to try it")
             return
         if self._last is not None and not text:
             self._decode_again(self._last)
@@ -158,26 +158,26 @@ class ChatSession:
         if text:
             self._answer(text)
         else:
-            say("the next question is answered with drafts and without")
+            note("the next question is answered with drafts and without")
 
     def _decode_again(self, last: _Answer) -> None:
         from foresay.server.cli.progress import Stages
 
         self._comparing = False
         if (drafted := last.completion.statistics) is None:
-            say("that answer was stopped: /compare TEXT asks again")
+            note("that answer was stopped: /compare TEXT asks again")
             return
-        stream = self._stream(last.asked, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
+        stream = self._stream(last.sent, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
         with stopping(stream), Stages() as stages:
             stages("the same answer without drafts")
             again = stream.result()
         if again.statistics is None:
-            say("stopped")
+            note("stopped")
             return
         same = again.token_ids == last.completion.token_ids
         reason = "" if same else f" ({self._engine.info.exact_reason})"
-        say(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}", indent=16)
-        say(f"{'the same text' if same else 'NOT the same text'}{reason}")
+        note(f"with drafts:    {_timed(drafted)}\nwithout drafts: {_timed(again.statistics)}", indent=16)
+        note(f"{'the same text' if same else 'NOT the same text'}{reason}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -188,40 +188,40 @@ class ChatSession:
         known = _settable()
         match words:
             case []:
-                say("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
+                note("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
             case [name, "unset"] if name in known:
                 self._config = for_people(msgspec.structs.replace(self._config, **{name: known[name].default}))
-                say(f"{name} {_shown(name, getattr(self._config, name))}")
+                note(f"{name} {_shown(name, getattr(self._config, name))}")
             case [name, value]:
                 try:
                     self._config = changed(self._config, {name: value}, known)
-                    say(f"{name} {_shown(name, getattr(self._config, name))}")
+                    note(f"{name} {_shown(name, getattr(self._config, name))}")
                 except ConfigurationError as error:
-                    say(str(error))
+                    note(str(error))
             case [name, *_] if name in known:
-                say(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
+                note(f"/set {name} VALUE: {name} is {known[name].expected}, or unset")
             case _:
-                say(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
+                note(f"/set NAME VALUE, such as /set temperature 0.7: the names are {', '.join(known)}")
 
     def _toggle_colours(self) -> None:
         if not self._terminal:
-            say("/provenance colours text on a terminal; this output goes elsewhere")
+            note("/provenance colours text on a terminal; this output goes elsewhere")
             return
         self._coloured = not self._coloured
-        say("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
+        note("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
 
     def _show_statistics(self) -> None:
         from foresay.server.cli.progress import shadow_summary, summary
 
         if self._last is None or self._last.completion.statistics is None:
-            say("nothing to tell yet")
+            note("nothing to tell yet")
             return
         completion, statistics = self._last.completion, self._last.completion.statistics
-        say(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
+        note(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        say(f"{cached} | {_accepted(statistics.by_depth)}")
+        note(f"{cached} | {_accepted(statistics.by_depth)}")
         for report in self._last.shadowed:
-            say(shadow_summary(report))
+            note(shadow_summary(report))
 
 
 def _settable() -> dict[str, Setting]:
@@ -270,8 +270,13 @@ def _timed(statistics: Statistics) -> str:
     return f"{statistics.decode_seconds:.2f} s after the first pass, {count}{rate}"
 
 
+@command(SamplingConfig, _add_chat_arguments)
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
-    """Answer until the end of input."""
+    """Talk to a model in the terminal.
+
+    foresay chat
+    foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7
+    """
     from foresay.server.cli.progress import loaded
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -292,17 +297,7 @@ def chat(config: SamplingConfig, arguments: Namespace) -> int:
 def _converse(conversation: ChatSession, engine: Engine, read: Callable[[], str | None]) -> int:
     drafter = engine.info.drafter
     who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
-    say(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")
+    note(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0
-
-
-CHAT = Command(
-    "chat",
-    "talk to a model in the terminal",
-    ("foresay chat", "foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7"),
-    SamplingConfig,
-    chat,
-    _add_chat_arguments,
-)

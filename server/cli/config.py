@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.config import SECTIONS, ServeConfig
 from foresay.server.settings.fields import Setting, settings_of
 from foresay.server.settings.load import load
@@ -36,8 +36,13 @@ def _line(setting: Setting, value: Any, origin: str | None) -> str:
     return line if origin is None else f"{line}  # {origin}"
 
 
+@command(None, _add_arguments, name="config")
 def run(config: None, arguments: Namespace) -> int:
-    """Print every section with the values from variables, the file and the defaults."""
+    """Show the settings in force.
+
+    foresay config show --origin
+    foresay config show --config foresay.toml
+    """
     for section, owner in SECTIONS.items():
         loaded = load(owner, {}, os.environ, arguments.config)
         print(f"[{section}]")
@@ -59,13 +64,3 @@ def _print_models(config: ServeConfig) -> None:
             if setting.section == "engine" and value is not None and value != getattr(config, name):
                 print(_line(setting, value, None))
         print()
-
-
-COMMAND = Command(
-    "config",
-    "show the settings in force",
-    ("foresay config show --origin", "foresay config show --config foresay.toml"),
-    None,
-    run,
-    _add_arguments,
-)

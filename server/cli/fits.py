@@ -15,7 +15,7 @@ from foresay.server.engine.machine import free_bytes, machine_bytes, may_have_gp
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.parameters import cpu_dtype, item_bytes, model_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig
 
@@ -98,7 +98,7 @@ class Machine:
 
                 return plan_gpu(config, length, dtype, model, drafts, self.gpu).total
             taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), self.total).total
-        except Unfit:
+        except CannotRun:
             return None
         return taken if taken <= self.free else None
 

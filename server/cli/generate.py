@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
-from foresay.server.cli.progress import say, stopping
+from foresay.server.cli.command import command
+from foresay.server.cli.progress import note, stopping
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
@@ -58,12 +58,12 @@ def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -
     """If no model was named, say that this is the toy, and how to name another, such as a running server's."""
     if config.target != "bundled" or "target" in arguments:
         return
-    said, target = "smollm2 is a small real model", "smollm2"
+    description, target = "smollm2 is a small real model", "smollm2"
     for served in _served():
         if served["root"] != "bundled":
-            said, target = f"the server at {URL} has {served['id']}", served["root"]
+            description, target = f"the server at {URL} has {served['id']}", served["root"]
             break
-    say(f"no model is named, so this is the toy; {said}: foresay {command} {target}")
+    note(f"no model is named, so this is the toy; {description}: foresay {command} {target}")
 
 
 def _served() -> list[dict[str, str]]:
@@ -75,8 +75,14 @@ def _served() -> list[dict[str, str]]:
         return []
 
 
+@command(SamplingConfig, _add_generate_arguments)
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
-    """Generate, and print the text or the JSON line."""
+    """Continue one prompt.
+
+    foresay generate --prompt "Once upon a time" --max-tokens 100
+    foresay generate --prompt "How many is 3 times 12?" --chat --temperature 0 --json
+    foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"
+    """
     prompt = _prompt(arguments.prompt)
 
     from foresay.server.cli.progress import loaded, shadow_summary, summary
@@ -91,9 +97,9 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         completion = _writer(arguments.chat)(stream, False)
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
-            say(f"{line} | {drawn(config)}")
+            note(f"{line} | {drawn(config)}")
         for report in engine.shadowed():
-            say(shadow_summary(report))
+            note(shadow_summary(report))
     return 0
 
 
@@ -134,17 +140,3 @@ def _json_line(engine: Engine, completion: Completion) -> str:
     info = engine.info
     models = {"target": info.target, "drafter": info.drafter, "dtype": info.dtype, "exact_reason": info.exact_reason}
     return msgspec.json.encode(msgspec.to_builtins(completion) | models).decode()
-
-
-GENERATE = Command(
-    "generate",
-    "continue one prompt",
-    (
-        'foresay generate --prompt "Once upon a time" --max-tokens 100',
-        'foresay generate --prompt "How many is 3 times 12?" --chat --temperature 0 --json',
-        'foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"',
-    ),
-    SamplingConfig,
-    generate,
-    _add_generate_arguments,
-)

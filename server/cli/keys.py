@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from getpass import getpass
 from pathlib import Path
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.models import show_table
 from foresay.server.cli.serve import admin_key, answers
 from foresay.server.settings.config import ServeConfig
@@ -48,8 +48,15 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
 
 
+@command(None, _add_arguments, name="keys")
 def run(config: None, arguments: Namespace) -> int:
-    """Make, hash or list keys. A key itself is only printed to the terminal."""
+    """Make API keys for the server, and list them.
+
+    foresay keys new alice
+    foresay keys hash alice
+    foresay keys list --api-key-file keys.toml
+    foresay keys list --url http://127.0.0.1:8000
+    """
     from foresay.server.gateway import keys
 
     action, name = arguments.action, arguments.name
@@ -116,18 +123,3 @@ def _file(arguments: Namespace) -> Path:
 def _given() -> str:
     """Read the key from stdin; without echo on a terminal."""
     return getpass("key: ", stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline().strip()
-
-
-COMMAND = Command(
-    "keys",
-    "make API keys for the server, and list them",
-    (
-        "foresay keys new alice",
-        "foresay keys hash alice",
-        "foresay keys list --api-key-file keys.toml",
-        "foresay keys list --url http://127.0.0.1:8000",
-    ),
-    None,
-    run,
-    _add_arguments,
-)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from foresay.server.catalog.agents import Agent, known_agents, models_for_agents
-from foresay.server.cli.command import Command, base_url
+from foresay.server.cli.command import base_url, command
 from foresay.server.cli.serve import answers
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
@@ -50,8 +50,14 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--anyway", action="store_true", help="start the agent even if the model does not suffice")
 
 
+@command(ServeConfig, _add_agent, add_after_target=_add_arguments, passes_on=True)
 def launch(config: ServeConfig, arguments: Namespace) -> int:
-    """Start the agent and return its exit status."""
+    """Start a coding agent on a local model, with a server for it.
+
+    foresay launch claude Qwen/Qwen3-8B
+    foresay launch codex --url http://127.0.0.1:8001
+    foresay launch claude Qwen/Qwen3-8B --quantize int8 -- -p "What does this project do?"
+    """
     agent = known_agents()[arguments.agent]
     if agent.cannot:
         raise ConfigurationError(f"{agent.title} cannot be used: {agent.cannot}")
@@ -196,18 +202,18 @@ def _health(url: str) -> dict[str, Any] | None:
     try:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=ANSWER_SECONDS) as answer:
-                told = json.loads(answer.read())
+                error_body = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                told = json.loads(error.read())
-        told["engine_starts"]
+                error_body = json.loads(error.read())
+        error_body["engine_starts"]
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             return None
         raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
     except (OSError, HTTPException, ValueError, TypeError, KeyError):
         raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
-    return dict(told)
+    return dict(error_body)
 
 
 # -- its model ---------------------------------------------------------------------------------------------------------
@@ -286,19 +292,3 @@ def _handling(handle: Callable[[int], object], signals: tuple[signal.Signals, ..
     finally:
         for number in taken:
             signal.signal(number, before[number])
-
-
-COMMAND = Command(
-    "launch",
-    "start a coding agent on a local model, with a server for it",
-    (
-        "foresay launch claude Qwen/Qwen3-8B",
-        "foresay launch codex --url http://127.0.0.1:8001",
-        'foresay launch claude Qwen/Qwen3-8B --quantize int8 -- -p "What does this project do?"',
-    ),
-    ServeConfig,
-    launch,
-    _add_agent,
-    add_after_target=_add_arguments,
-    passes_on=True,
-)

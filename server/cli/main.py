@@ -39,7 +39,7 @@ from foresay.server.cli import (
     train,
 )
 from foresay.server.cli.check import command as check
-from foresay.server.cli.command import USAGE_ERROR, Command, told
+from foresay.server.cli.command import USAGE_ERROR, Command, command, report_error
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names
@@ -55,8 +55,12 @@ def _installed(package: str) -> str:
         return "not installed"
 
 
+@command(None)
 def version(config: None, arguments: Namespace) -> int:
-    """Print one line per package, Foresay first."""
+    """What is installed.
+
+    foresay version
+    """
     print(f"foresay {foresay.__version__}")
     for package in PACKAGES:
         print(f"{package} {_installed(package)}")
@@ -64,14 +68,12 @@ def version(config: None, arguments: Namespace) -> int:
     return 0
 
 
-VERSION = Command("version", "what is installed", ("foresay version",), None, version)
-
 #: The commands as the overview shows them: those for newcomers first.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "use a model:": (serve.SERVE, chat.CHAT, generate.GENERATE, launch.COMMAND),
-    "choose one:": (models.MODELS, pull.PULL, check.COMMAND, pull.QUANTIZE),
-    "make it faster:": (bench.BENCH, bench.SELFCHECK, train.COMMAND, replay.COMMAND),
-    "run a server:": (config.COMMAND, keys.COMMAND, serve.RELOAD, serve.DEPLOY, VERSION),
+    "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
+    "choose one:": (models.show, pull.pull, check.run, pull.quantize),
+    "make it faster:": (bench.bench, bench.selfcheck, train.run, replay.run),
+    "run a server:": (config.run, keys.run, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
 }
 COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}
@@ -276,7 +278,7 @@ def _obey(words: Sequence[str]) -> int:
     try:
         return _run(command, words[1:])
     except ForesayError as error:
-        return told(command.name, error)
+        return report_error(command.name, error)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.fields import nearest
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
@@ -42,8 +42,14 @@ def _add_models_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
 
 
+@command(None, _add_models_arguments, name="models")
 def show(config: None, arguments: Namespace) -> int:
-    """Print the catalog, or one target of it."""
+    """List known models, the memory they take, and what fits this machine.
+
+    foresay models
+    foresay models Qwen/Qwen3-8B
+    foresay models --json
+    """
     import msgspec
 
     from foresay.server.catalog.catalog import known_targets
@@ -112,11 +118,11 @@ def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> 
     return {weights: needed(target, weights, draft, machine) for weights in WEIGHTS}
 
 
-def _size(place: Path | None) -> int:
+def _size(directory: Path | None) -> int:
     """Bytes of a file, or of all files of a directory."""
-    if place is None:
+    if directory is None:
         return 0
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    files = [directory] if directory.is_file() else [file for file in directory.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
@@ -167,8 +173,8 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
     out, shape = console(), target.shape
     out.print(f"{_name(target)}", style="bold")
     out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
-    place = on_disk(target)
-    out.print(f"  on disk: {bytes_in_words(_size(place))}" if place else "  not on disk yet")
+    directory = on_disk(target)
+    out.print(f"  on disk: {bytes_in_words(_size(directory))}" if directory else "  not on disk yet")
     out.print(f"This machine: {machine}.\n")
     rows = [("alone", None), *((f"with {draft.id}", draft) for draft in target.drafts)]
     title = "GiB of memory in"
@@ -222,13 +228,3 @@ def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
-
-
-MODELS = Command(
-    "models",
-    "list known models, the memory they take, and what fits this machine",
-    ("foresay models", "foresay models Qwen/Qwen3-8B", "foresay models --json"),
-    None,
-    show,
-    _add_models_arguments,
-)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foresay.server.cli.chat import chat
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.generate import generate
 from foresay.server.cli.models import show_table
 from foresay.server.cli.serve import URL, answers
@@ -25,8 +25,13 @@ def _add_prompt(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; without it, a conversation")
 
 
+@command(SamplingConfig, add_after_target=_add_prompt)
 def run(config: SamplingConfig, arguments: Namespace) -> int:
-    """``foresay chat``, or ``foresay generate --chat`` if there is a prompt."""
+    """Talk to a model, or have it answer one prompt.
+
+    foresay run smollm2
+    foresay run smollm2 "Why is the sky blue?" --max-tokens 100
+    """
     if arguments.prompt:
         prompt = " ".join(arguments.prompt)
         return generate(config, _with(arguments, prompt=prompt, chat=True, json=False, unlimited=True))
@@ -40,8 +45,12 @@ def _with(arguments: Namespace, **more: object) -> Namespace:
 # -- on disk -----------------------------------------------------------------------------------------------------------
 
 
+@command(None, name="list")
 def list_models(config: None, arguments: Namespace) -> int:
-    """Print the models on disk."""
+    """List the models on disk.
+
+    foresay list
+    """
     from foresay.verifier.model.hub import cached
 
     rows = [("bundled", bytes_in_words(_bundled_bytes()), "comes with Foresay")]
@@ -70,8 +79,13 @@ def _add_rm_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
+@command(None, _add_rm_arguments, name="rm")
 def remove(config: None, arguments: Namespace) -> int:
-    """Remove a fetched model, after asking."""
+    """Remove a model that was fetched.
+
+    foresay rm smollm2
+    foresay rm Qwen/Qwen3-0.6B --yes
+    """
     from foresay.server.catalog.catalog import of_short_name
     from foresay.verifier.model import hub
 
@@ -136,8 +150,13 @@ def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None)
     return answer
 
 
+@command(None, _add_server_arguments)
 def ps(config: None, arguments: Namespace) -> int:
-    """Print the models that a server has loaded."""
+    """List the models that a running server has loaded.
+
+    foresay ps
+    foresay ps --url http://127.0.0.1:8001
+    """
     show_table(("name", "size", "on", "until"), map(_row, _answer(arguments, "/api/ps").get("models", [])))
     return 0
 
@@ -148,45 +167,15 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
     return model["name"], bytes_in_words(model["size"]), "GPU" if model["size_vram"] else "CPU", until
 
 
+@command(None, _add_stop_arguments)
 def stop(config: None, arguments: Namespace) -> int:
-    """Make a server unload a model. A model that is not loaded stays unloaded."""
+    """Have a running server unload a model.
+
+    foresay stop smollm2
+    """
     _answer(arguments, "/api/generate", {"model": arguments.model, "keep_alive": 0, "stream": False})
     print(f"{arguments.model}: unloaded as soon as no request needs it (where the server has several keys it stays)")
     return 0
 
 
-COMMANDS = (
-    Command(
-        "run",
-        "talk to a model, or have it answer one prompt",
-        ("foresay run smollm2", 'foresay run smollm2 "Why is the sky blue?" --max-tokens 100'),
-        SamplingConfig,
-        run,
-        add_after_target=_add_prompt,
-    ),
-    Command("list", "list the models on disk", ("foresay list",), None, list_models),
-    Command(
-        "ps",
-        "list the models that a running server has loaded",
-        ("foresay ps", "foresay ps --url http://127.0.0.1:8001"),
-        None,
-        ps,
-        _add_server_arguments,
-    ),
-    Command(
-        "stop",
-        "have a running server unload a model",
-        ("foresay stop smollm2",),
-        None,
-        stop,
-        _add_stop_arguments,
-    ),
-    Command(
-        "rm",
-        "remove a model that was fetched",
-        ("foresay rm smollm2", "foresay rm Qwen/Qwen3-0.6B --yes"),
-        None,
-        remove,
-        _add_rm_arguments,
-    ),
-)
+COMMANDS = (run, list_models, ps, stop, remove)

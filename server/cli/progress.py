@@ -162,7 +162,7 @@ def stopping(stream: TextStream) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def say(text: str, indent: int = 0) -> None:
+def note(text: str, indent: int = 0) -> None:
     """Print lines on stderr: on a terminal dimmed and wrapped between words, otherwise unchanged. indent: of
     continuation lines."""
     if not sys.stderr.isatty():

@@ -8,7 +8,7 @@ import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, check_names, target_directory
 from foresay.server.settings.units import bytes_in_words
@@ -27,8 +27,14 @@ def _add_pull_arguments(parser: ArgumentParser) -> None:
     )
 
 
+@command(None, _add_pull_arguments)
 def pull(config: None, arguments: Namespace) -> int:
-    """Fetch a model, and print its path and how to serve it. Partial downloads are resumed."""
+    """Fetch a model from the hub, and the draft that fits it.
+
+    foresay pull smollm2
+    foresay pull Qwen/Qwen3-8B --draft
+    foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct
+    """
     name = arguments.name
     if name == "bundled":
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
@@ -72,16 +78,6 @@ def _draft_of(name: str) -> tuple[str, str]:
     return target.drafts[0].id, target.drafts[0].setting
 
 
-PULL = Command(
-    "pull",
-    "fetch a model from the hub, and the draft that fits it",
-    ("foresay pull smollm2", "foresay pull Qwen/Qwen3-8B --draft", "foresay pull HuggingFaceTB/SmolLM2-1.7B-Instruct"),
-    None,
-    pull,
-    _add_pull_arguments,
-)
-
-
 # -- foresay quantize --------------------------------------------------------------------------------------------------
 
 
@@ -93,8 +89,13 @@ def _add_quantize_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 
 
+@command(None, _add_quantize_arguments)
 def quantize(config: None, arguments: Namespace) -> int:
-    """Write the quantised model, and print how to serve it. It gives the same tokens as ``--quantize`` at load time."""
+    """Write a model in int8, int4 or fp8.
+
+    foresay quantize bundled --out small
+    foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4
+    """
     out = Path(arguments.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
@@ -130,13 +131,3 @@ def _quantize_head(directory: Path, how: str, out: Path) -> int:
     quantize(directory, out)
     print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
     return 0
-
-
-QUANTIZE = Command(
-    "quantize",
-    "write a model in int8, int4 or fp8",
-    ("foresay quantize bundled --out small", "foresay quantize Qwen/Qwen3-8B --quantize int4 --out qwen3-8b-int4"),
-    None,
-    quantize,
-    _add_quantize_arguments,
-)

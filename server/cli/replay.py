@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,8 +48,13 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
 
+@command(None, _add_arguments, name="replay")
 def run(config: None, arguments: Namespace) -> int:
-    """Read a trace, draft again, and print the results."""
+    """Draft again with lookups on a recorded trace.
+
+    foresay replay trace.jsonl
+    foresay replay trace.jsonl --json
+    """
     if not Path(arguments.file).is_file():
         raise ConfigurationError(f"{arguments.file}: no such file")
     from foresay.server.engine.drafters.registry import LOOKUPS
@@ -58,7 +63,7 @@ def run(config: None, arguments: Namespace) -> int:
     trace = read(Path(arguments.file))
     if trace.broken:
         print(f"{arguments.file}: left out {trace.broken} broken lines", file=sys.stderr)
-    requests = [told for session in _alike(trace) for told in drafting(session)]
+    requests = [request for session in _alike(trace) for request in drafting(session)]
     if not requests:
         raise ConfigurationError(f"{arguments.file}: contains no request that could be drafted for")
     rows = [recorded(requests)]
@@ -80,9 +85,9 @@ def _alike(trace: Trace) -> list[Session]:
 def recorded(requests: Iterable[TracedRequest]) -> Row:
     """The recorded counts."""
     row = Row("recorded")
-    for told in requests:
-        left = told.kept
-        for part in told.parts:
+    for request in requests:
+        left = request.kept
+        for part in request.parts:
             if not part.lead:
                 row.count(len(part.parents) - 1, max(0, min(part.accepted, left)))
             left -= part.emitted
@@ -97,17 +102,17 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
     from foresay.spec.tree import TreeShape
 
     drafter, row = LOOKUPS[name](), Row(f"{name}:{length}")
-    for told in requests:
-        if told.begin.grammar:
+    for request in requests:
+        if request.begin.grammar:
             continue
-        text, prompt = told.output(), told.begin.tokens
+        text, prompt = request.output(), request.begin.tokens
         if text is None or prompt is None:
             raise ConfigurationError("the trace holds no tokens to look up; record one with --trace-text")
-        walk = Walk(drafter, TreeShape.chain(length), _sequence(told, prompt))
+        walk = Walk(drafter, TreeShape.chain(length), _sequence(request, prompt))
         for _ in range(len(prompt) // _CHUNK):
             walk.read()
         # The step that completes the prefill drafts nothing.
-        walk.begin(text[: told.parts[0].emitted] if told.parts[0].lead else [])
+        walk.begin(text[: request.parts[0].emitted] if request.parts[0].lead else [])
         walk.follow([*prompt, *text], over=True)
         walk.close()
         for drafted, accepted in zip(walk.trace.per_step_drafted, walk.trace.per_step_accepted, strict=True):
@@ -115,7 +120,7 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
     return row
 
 
-def _sequence(told: TracedRequest, prompt: list[int]) -> SequenceState:
+def _sequence(request: TracedRequest, prompt: list[int]) -> SequenceState:
     """The request's state, as far as a lookup drafter needs it."""
     from foresay.kvpaging import PagePool, PageTable
     from foresay.spec.sample import Noise
@@ -123,13 +128,13 @@ def _sequence(told: TracedRequest, prompt: list[int]) -> SequenceState:
     from foresay.spec.sequence import SequenceState
 
     return SequenceState(
-        id=told.begin.id,
+        id=request.begin.id,
         tokens=prompt,
         prompt_length=len(prompt),
         sampling=SamplingParams(),
         table=PageTable(PagePool(2)),
         noise=Noise(0, 1),
-        limit=told.begin.limit,
+        limit=request.begin.limit,
         stop_ids=frozenset(),
     )
 
@@ -141,13 +146,3 @@ def _shown(rows: list[Row], requests: int) -> str:
         drafted = row.drafted / max(row.steps, 1)
         lines.append(f"{row.draft:<12} {row.tokens_per_step:>11.2f} {drafted:>12.1f} {accepted:>8}")
     return "\n".join(lines)
-
-
-COMMAND = Command(
-    "replay",
-    "draft again with lookups on a recorded trace",
-    ("foresay replay trace.jsonl", "foresay replay trace.jsonl --json"),
-    None,
-    run,
-    _add_arguments,
-)

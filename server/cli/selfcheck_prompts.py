@@ -61,11 +61,11 @@ def check(
 
     done: called with the number of compared answers. Raises ConfigurationError for a prompt that cannot be served.
     """
-    asked = [(number, prompt, params) for params in samplings for number, prompt in enumerate(prompts, start=1)]
+    pairs = [(number, prompt, params) for params in samplings for number, prompt in enumerate(prompts, start=1)]
     answers: list[Checked] = []
     ids = (f"plainly-{number}" for number in count())
-    for begin in range(0, len(asked), engine.info.max_seqs):
-        group = asked[begin : begin + engine.info.max_seqs]
+    for begin in range(0, len(pairs), engine.info.max_seqs):
+        group = pairs[begin : begin + engine.info.max_seqs]
         streams = [begun(engine, prompt, params, stop) for _, prompt, params in group]
         completions = [stream.result() for stream in streams]
         for (number, prompt, params), completion in zip(group, completions, strict=True):
@@ -133,10 +133,10 @@ def rows(report: SelfCheckReport) -> Iterator[str]:
     yield "prompt   temperature   tokens   steps   tokens/step   plain decoding"
     for one in report.answers:
         figures = f"{one.prompt:>6}   {one.temperature:>11g}   {one.tokens:>6}   {one.steps:>5}"
-        yield f"{figures}   {one.tokens_per_step:>11.2f}   {_said(one.difference)}"
+        yield f"{figures}   {one.tokens_per_step:>11.2f}   {_described(one.difference)}"
 
 
-def _said(found: Difference | None) -> str:
+def _described(found: Difference | None) -> str:
     if found is None:
         return "the same"
     plain = "ends there" if found.plain is None else f"writes {found.plain}"
@@ -147,8 +147,8 @@ def sentence(report: SelfCheckReport) -> str:
     """The result, compared with the engine's claim, in a sentence."""
     count = len(report.answers)
     if not report.mismatches:
-        said = f"Plain decoding writes the same: {count} answers, {report.tokens} tokens."
-        return said if report.exact else f"{said} This machine does not promise it, though: {report.exact_reason}"
+        line = f"Plain decoding writes the same: {count} answers, {report.tokens} tokens."
+        return line if report.exact else f"{line} This machine does not promise it, though: {report.exact_reason}"
     differ = f"{report.mismatches} of {count} answers differ from plain decoding"
     if report.exact:
         return f"{differ}, although this engine claims to be exact. That is a fault of Foresay: please report it."

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.cli.progress import Stages
 from foresay.server.host.imports import uncollected
 from foresay.server.host.spare import Spares
@@ -29,8 +29,14 @@ from foresay.server.settings.resolved import check_config
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 
+@command(ServeConfig)
 def serve(config: ServeConfig, arguments: Namespace) -> int:
-    """Serve until a signal stops it."""
+    """Serve a model over HTTP, with an OpenAI-compatible API.
+
+    foresay serve
+    foresay serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
+    foresay serve ./my-model --draft ngram --draft-tokens 6 --port 8001
+    """
     allow_most_files()
     # Several models are loaded on request; a single one is needed at once, and importing takes long.
     alone = not config.models and not config.replicas
@@ -50,19 +56,6 @@ def allow_most_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-SERVE = Command(
-    "serve",
-    "serve a model over HTTP, with an OpenAI-compatible API",
-    (
-        "foresay serve",
-        "foresay serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
-        "foresay serve ./my-model --draft ngram --draft-tokens 6 --port 8001",
-    ),
-    ServeConfig,
-    serve,
-)
-
-
 # -- foresay reload ----------------------------------------------------------------------------------------------------
 
 
@@ -76,8 +69,14 @@ def _add_reload_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--admin-key", metavar="KEY", help="its admin key (default: FORESAY_ADMIN_KEY)")
 
 
+@command(EngineConfig, _add_reload_arguments, elsewhere=True)
 def reload(config: EngineConfig, arguments: Namespace) -> int:
-    """Request the settings that were given as flags, and show progress until the engine is ready."""
+    """Replace a server's engine; its streams go on with the same text.
+
+    foresay reload --draft Qwen/Qwen3-0.6B
+    foresay reload --draft ngram --draft-tokens 6 --url http://127.0.0.1:8001
+    foresay reload ./my-model-v2
+    """
     given = [name for name in vars(arguments) if name in settings_of(EngineConfig)]
     body = {
         "settings": {name: _seen_from_there(getattr(config, name)) for name in given},
@@ -124,9 +123,11 @@ def answers(
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
             with error:
-                told = json.loads(error.read())["error"]
-            told = {"message": told, "type": ""} if isinstance(told, str) else told  # the format of Ollama's routes
-            yield {"status": "error", "error": {"message": told["message"], "type": told["type"]}}
+                error_body = json.loads(error.read())["error"]
+            error_body = (
+                {"message": error_body, "type": ""} if isinstance(error_body, str) else error_body
+            )  # the format of Ollama's routes
+            yield {"status": "error", "error": {"message": error_body["message"], "type": error_body["type"]}}
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         words = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
@@ -141,21 +142,6 @@ def _refused(last: dict[str, Any]) -> ForesayError:
     return (ConfigurationError if wrong else ForesayError)(f"{error['message']}; the previous engine keeps serving")
 
 
-RELOAD = Command(
-    "reload",
-    "replace a server's engine; its streams go on with the same text",
-    (
-        "foresay reload --draft Qwen/Qwen3-0.6B",
-        "foresay reload --draft ngram --draft-tokens 6 --url http://127.0.0.1:8001",
-        "foresay reload ./my-model-v2",
-    ),
-    EngineConfig,
-    reload,
-    _add_reload_arguments,
-    elsewhere=True,
-)
-
-
 # -- foresay deploy ----------------------------------------------------------------------------------------------------
 
 
@@ -163,8 +149,13 @@ def _add_deploy_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
 
 
+@command(ServeConfig, _add_deploy_arguments)
 def deploy(config: ServeConfig, arguments: Namespace) -> int:
-    """Print the file."""
+    """Write what Ray Serve needs to run the engines.
+
+    foresay deploy ray --replicas 2
+    foresay deploy ray Qwen/Qwen3-8B --replicas 1-4 --draft suffix
+    """
     if config.replicas is None:
         raise ConfigurationError("how many engines? say --replicas 2, or --replicas 1-4 to let Ray choose")
     print(serve_file(config), end="")
@@ -187,13 +178,3 @@ def serve_file(config: ServeConfig) -> str:
         "  import_path: foresay.server.host.replicas.cluster:build\n"
         f"  args:\n{settings}"
     )
-
-
-DEPLOY = Command(
-    "deploy",
-    "write what Ray Serve needs to run the engines",
-    ("foresay deploy ray --replicas 2", "foresay deploy ray Qwen/Qwen3-8B --replicas 1-4 --draft suffix"),
-    ServeConfig,
-    deploy,
-    _add_deploy_arguments,
-)

@@ -16,12 +16,12 @@ from typing import Any, TextIO
 
 import msgspec
 
-from foresay.server.cli.command import base_url, told
+from foresay.server.cli.command import base_url, report_error
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
-from foresay.server.http.life import BESIDE, CLOSING_SECONDS, run_server
+from foresay.server.http.life import CLOSING_SECONDS, WORKER_NAME, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
 from foresay.server.settings.units import counted, span_in_words
@@ -70,11 +70,11 @@ def _leave_the_busy() -> None:
     """Exit at once if a thread does not end, such as one that renders an endless template: Python would wait for it."""
     deadline = time.monotonic() + CLOSING_SECONDS
     for thread in threading.enumerate():
-        if thread.name.startswith(BESIDE):
+        if thread.name.startswith(WORKER_NAME):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 error = sys.exception()
-                status = 0 if error is None else told("serve", error)
+                status = 0 if error is None else report_error("serve", error)
                 logging.shutdown()
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -117,9 +117,9 @@ def access(config: ServeConfig) -> str:
     if not config.api_key and config.api_key_file is None:
         return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
     keys = len(config.api_key)
-    told = ["the one from the settings" if keys == 1 else f"one of {keys} from the settings"] if keys else []
-    told += [] if config.api_key_file is None else [f"one of those in {config.api_key_file}"]
-    return "only with an API key, " + " or ".join(told)
+    keys_accepted = ["the one from the settings" if keys == 1 else f"one of {keys} from the settings"] if keys else []
+    keys_accepted += [] if config.api_key_file is None else [f"one of those in {config.api_key_file}"]
+    return "only with an API key, " + " or ".join(keys_accepted)
 
 
 def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, float] | None = None) -> str:
@@ -175,13 +175,13 @@ def show(
     start took, in words.
     """
     table = [*rows(info), *([("start-up", took)] if took else [])]
-    _tell(table, info.warnings, config, model, port, out or sys.stderr)
+    _announce(table, info.warnings, config, model, port, out or sys.stderr)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
     """The same for several models, each loaded on its first request."""
     table = [("model", f"{name}: {one.target}") for name, one in config.models.items()]
-    _tell([*table, ("loaded", _how_long(config))], (), config, next(iter(config.models)), port, out or sys.stderr)
+    _announce([*table, ("loaded", _how_long(config))], (), config, next(iter(config.models)), port, out or sys.stderr)
 
 
 def _how_long(config: ServeConfig) -> str:
@@ -196,7 +196,9 @@ def _how_long(config: ServeConfig) -> str:
     return f"on first use, {together}{left}"
 
 
-def _tell(table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO) -> None:
+def _announce(
+    table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO
+) -> None:
     """Print the table, addresses and access, warnings, and a command to try."""
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foresay.drafters.training.settings import HELD_OUT
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.server.settings.units import counted
@@ -151,18 +151,24 @@ def _add_learning(parser: ArgumentParser) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
+@command(None, _add_arguments, name="train")
 def run(config: None, arguments: Namespace) -> int:
-    """Train; the table of held-out acceptance and the verdict go to stdout."""
+    """Train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model.
+
+    foresay train eagle3 --prompts prompts.txt --out my-head
+    foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft
+    foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads
+    """
     if not arguments.prompts.exists():
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
     from foresay.drafters.training.prompts import read_prompts
-    from foresay.server.cli.progress import Stages, say
+    from foresay.server.cli.progress import Stages, note
     from foresay.server.host.child import PASSIVE
 
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
-    say(plan(arguments, len(prompts)))
+    note(plan(arguments, len(prompts)))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)
@@ -264,13 +270,13 @@ def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings
     )
 
 
-def _device(asked: str) -> str:
+def _device(device: str) -> str:
     import torch
 
-    if asked == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: this machine has no CUDA device that PyTorch can use")
-    if asked != "auto":
-        return asked
+    if device != "auto":
+        return device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -293,7 +299,7 @@ def _trained(
 
     from foresay.drafters.training.run import Run
     from foresay.drafters.training.teacher import Teacher
-    from foresay.server.cli.progress import Stages, say
+    from foresay.server.cli.progress import Stages, note
     from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -305,7 +311,7 @@ def _trained(
             stages("loading the target")
             teacher = Teacher(directory, device, dtype)
         if warning := unasked(prompts, teacher.tokenizer.chat_template is not None):
-            say(warning)
+            note(warning)
         return Run(settings, teacher, work)()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
@@ -350,17 +356,3 @@ def farewell(settings: Settings, out: Path) -> str:
             f"check it:  foresay check {target}--draft {draft} --probe",
         ]
     )
-
-
-COMMAND = Command(
-    name="train",
-    summary="train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model",
-    examples=(
-        "foresay train eagle3 --prompts prompts.txt --out my-head",
-        "foresay train draft_model --target HuggingFaceTB/SmolLM2-1.7B-Instruct --prompts chats.jsonl --out my-draft",
-        "foresay train medusa --target HuggingFaceTB/SmolLM2-135M-Instruct --prompts chats.jsonl --out my-heads",
-    ),
-    config=None,
-    run=run,
-    add_arguments=_add_arguments,
-)

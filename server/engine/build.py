@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import msgspec
 import torch
@@ -30,7 +29,7 @@ from foresay.server.engine.drafting import (
 from foresay.server.engine.memory import (
     Demand,
     MemoryPlan,
-    check_beside,
+    check_others,
     footprint,
     plan_cpu,
 )
@@ -38,7 +37,14 @@ from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quant
 from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Resolved, Unfit, choose_draft, short_name, target_directory
+from foresay.server.settings.resolved import (
+    BUNDLED,
+    CannotRun,
+    Resolved,
+    choose_draft,
+    short_name,
+    target_directory,
+)
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
@@ -82,7 +88,7 @@ def fitting(
         drafters = needed
     try:
         return plan(config, length, dtype, target, drafters, device), drafters
-    except Unfit:
+    except CannotRun:
         if needed == drafters:
             raise
         return plan(config, length, dtype, target, needed, device), needed
@@ -95,7 +101,7 @@ LEAST_TOKENS = 2
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
     """``auto``: bf16 if the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
     if config.dtype == "float32" and device.name.startswith("cuda"):
-        raise Unfit("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
+        raise CannotRun("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
         return Resolved(config.dtype, "asked for")
     if not device.is_gpu:
@@ -123,28 +129,28 @@ def build_engine(
     config: EngineConfig,
     progress: LoadProgress | None = None,
     observers: Sequence[Observer] = (),
-    beside: Mapping[str, int] | None = None,
+    reserved: Mapping[str, int] | None = None,
     costs: Costs | None = None,
     witness: Witness | None = None,
     keeps: bool = False,
 ) -> Engine:
-    """Load the models, plan the memory, probe exactness, measure the step cost. observers: of the engine. beside: bytes
-    that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this one
-    does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on disk
-    for servers that start later; updated with new ones. Without them everything is measured. witness: may know from an
-    earlier start that rows are equal, and then probes later; without it they are probed now. keeps: whether KV is kept
-    on disk as the settings say; the caller that steps the engine writes it while idle.
+    """Load the models, plan the memory, probe exactness, measure the step cost. observers: of the engine. reserved:
+    bytes that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this
+    one does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on
+    disk for servers that start later; updated with new ones. Without them everything is measured. witness: may know
+    from an earlier start that rows are equal, and then probes later; without it they are probed now. keeps: whether KV
+    is kept on disk as the settings say; the caller that steps the engine writes it while idle.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    say = progress or _nobody
-    say("finding the models")
+    report = progress or _ignore
+    report("finding the models")
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
-    chosen = _chosen(config, say, beside or {})
+    chosen = _chosen(config, report, reserved or {})
     loading, pool = chosen.loading, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
-    drafters = [loading.made.setdefault(one.asked, one.load(loading, verifier)) for one in chosen.named]
+    drafters = [loading.made.setdefault(one.option, one.load(loading, verifier)) for one in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, witness)
@@ -152,8 +158,8 @@ def build_engine(
     info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
-        say("taking over the previous engine's measurements")
-    profile_run = ProfileRun(info, verifier, pool, costs, say, *_mixture(loading))
+        report("taking over the previous engine's measurements")
+    profile_run = ProfileRun(info, verifier, pool, costs, report, *_mixture(loading))
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
     info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
@@ -185,7 +191,7 @@ def build_engine(
     )
 
 
-def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) -> _Chosen:
+def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, int]) -> _Chosen:
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, activations = choose_dtype(config, model, device), choose_activations(config, model, device)
@@ -194,19 +200,21 @@ def _chosen(config: EngineConfig, say: LoadProgress, beside: Mapping[str, int]) 
     named = drafts(config, draft.value)
     pinned(config)  # refuses an invalid shape before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
-    if others := beside.get(device.name, 0):  # they may be unloaded, so what is free now does not count
+    if others := reserved.get(device.name, 0):  # they may be unloaded, so what is free now does not count
         by_itself, _ = fitting(config, length, dtype.value, model, named, replace(device, free=None))
-        check_beside(footprint(by_itself, device), others)
+        check_others(footprint(by_itself, device), others)
     memory, fits = fitting(config, length, dtype.value, model, named, device)
     if fits != named:
         reason = "without the target's copy, for which there is no room or which was not measured on this device"
-        draft, named = Resolved(",".join(one.asked for one in fits), reason), fits
+        draft, named = Resolved(",".join(one.option for one in fits), reason), fits
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
         pool.attach_windows(memory.window_pages, model.sliding_window)
     if memory.states is not None:
         pool.attach_states(*memory.states)
-    loading = LoadContext(config, directory, model, dtype.value, length, device, pool, activations.value == "int8", say)
+    loading = LoadContext(
+        config, directory, model, dtype.value, length, device, pool, activations.value == "int8", report
+    )
     files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
@@ -219,15 +227,15 @@ def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | Non
         found = tokenizer(loading.target)
     if experts is None or found is None:
         return (), None
-    ids: list[int] = found.encode(Path(__file__).read_text("utf-8")).ids
+    ids: list[int] = found.encode((BUNDLED / "README.md").read_text("utf-8")).ids
     return [id for id in ids if id < loading.model.vocab_size], (experts.count, experts.chosen)
 
 
 def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) -> Exactness:
     loading = chosen.loading
     if witness is not None and not loading.device.is_gpu:
-        return witness.exactness(chosen.of, verifier, loading.pool, loading.say)
-    loading.say("probing exactness")
+        return witness.exactness(chosen.of, verifier, loading.pool, loading.report)
+    loading.report("probing exactness")
     return probe(verifier, loading.pool)
 
 
@@ -236,7 +244,7 @@ def _capture(loading: LoadContext, verifier: ModelRunner, drafters: Sequence[Dra
     if loading.device.is_gpu:
         capture = capture_of(loading.config.graphs)
         most = loading.config.max_seqs, loading.device.chunk
-        capture_passes(verifier, drafters, loading.length, *most, capture, loading.say)
+        capture_passes(verifier, drafters, loading.length, *most, capture, loading.report)
         return capture
     # Torch's ops in a step are small, and its threads would compete with the kernels'.
     torch.set_num_threads(1)
@@ -251,13 +259,13 @@ def _drafting(
     capture: Capture | None,
 ) -> tuple[Drafting, StepRunner | None]:
     """The drafting, by measured costs, and the step runner (None: the default). capture: a GPU's."""
-    config, say = loading.config, loading.say
+    config, report = loading.config, loading.report
     if capture is None:
         drafting = Drafting.of(config, drafters, profile_run)
         for _ in capture_levels(verifier, drafting, 1, 1, Eager):  # what the first request needs: a CPU records it
             pass
         return drafting, None
-    say("compiling kernels")  # first: measurements must not include compilation
+    report("compiling kernels")  # first: measurements must not include compilation
     shape = pinned(config)
     shapes = COMPILED if shape is None else (shape,)
     for member in [*drafters, None][: max(1, len(drafters))]:
@@ -265,8 +273,8 @@ def _drafting(
             profile_run.compile(member, each, config.max_seqs, loading.device.chunk)
     drafting = Drafting.of(config, drafters, profile_run)
     for part in capture_levels(verifier, drafting, loading.length, config.max_seqs, capture):
-        say("capturing drafts", part)
-    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, say)
+        report("capturing drafts", part)
+    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, report)
 
 
 def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:
@@ -290,8 +298,8 @@ def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
     placed: dict[str, str] = {}
     for name, draft in zip(names, drafts, strict=True):
         if name in placed:
-            raise ConfigurationError(f"--draft {draft.asked}: is called {name}, as is {placed[name]}; rename one")
-        placed[name] = draft.setting(name, short_name(draft.place) if draft.place else "")
+            raise ConfigurationError(f"--draft {draft.option}: is called {name}, as is {placed[name]}; rename one")
+        placed[name] = draft.setting(name, short_name(draft.location) if draft.location else "")
     return placed
 
 
@@ -299,21 +307,21 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     """The longest text, prompt and output together; raises Unfit if more is requested than the target supports."""
     wanted = config.max_model_len or model.max_positions
     if wanted > model.max_positions:
-        raise Unfit(
+        raise CannotRun(
             f"max_model_len is {wanted}, but the model holds at most {model.max_positions} tokens",
             f"--max-model-len {model.max_positions} is the most",
         )
     if config.max_model_len is None and config.kv_tokens is not None:
         wanted = min(wanted, config.kv_tokens)
     if wanted < LEAST_TOKENS:
-        raise Unfit(
+        raise CannotRun(
             f"max_model_len is {wanted}: {wanted} tokens cannot hold a prompt and an answer",
             f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
         )
     return wanted
 
 
-def _nobody(phase: str, share: float | None = None) -> None:
+def _ignore(phase: str, share: float | None = None) -> None:
     pass
 
 

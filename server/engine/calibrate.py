@@ -37,7 +37,7 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: Most rounds of steps; and after the third, no further round once they have taken this many seconds.
-_TURNS, _LEAST_TURNS, _PATIENCE = 6, 3, 1.5
+_TURNS, _LEAST_TURNS, _ENOUGH_SECONDS = 6, 3, 1.5
 #: After a step that takes longer than this (seconds), none with more rows is tried.
 _LONG = 0.4
 #: Except up to this many nodes: one row alone does not show what a second one costs.
@@ -67,7 +67,7 @@ Spent = dict[str, float]
 class ProfileRun:
     """Runs steps of one sequence at temperature 1 in an engine of their own, eagerly unless a runner is given.
 
-    costs: known costs, updated with what is measured. say: called with what is being measured. text: token ids of a
+    costs: known costs, updated with what is measured. report: called with what is being measured. text: token ids of a
     text, for a mixture of experts. experts: how many it has, and how many each row uses.
     """
 
@@ -77,12 +77,12 @@ class ProfileRun:
         verifier: Verifier,
         pool: PagePool,
         costs: Costs | None = None,
-        say: Callable[[str], None] = lambda phase: None,
+        report: Callable[[str], None] = lambda phase: None,
         text: Sequence[int] = (),
         experts: tuple[int, int] | None = None,
     ) -> None:
         self._info, self._verifier, self._pool = info, verifier, pool
-        self._costs, self._say = Costs() if costs is None else costs, say
+        self._costs, self._report = Costs() if costs is None else costs, report
         self._text, self._experts = text, experts
 
     def turns(
@@ -103,7 +103,7 @@ class ProfileRun:
         left = [shape for shape in shapes if 1 + shape.nodes < room]
         begun = time.perf_counter()
         for turn in range(1 + _TURNS):
-            if turn > _LEAST_TURNS and time.perf_counter() > begun + _PATIENCE:
+            if turn > _LEAST_TURNS and time.perf_counter() > begun + _ENOUGH_SECONDS:
                 break
             engine.cancel("rehearsal")  # a short text takes few pages
             for shape in [shape for shape in shapes if shape in left]:
@@ -183,7 +183,7 @@ class ProfileRun:
     def root_seconds(self, runner: StepRunner | None = None) -> float:
         """Seconds of a step without drafts; 0 for a context too short to decode in."""
         if self._costs.root is None:
-            self._say("timing plain steps")
+            self._report("timing plain steps")
             times = self.turns(None, [ROOT_ONLY], runner=runner).get(ROOT_ONLY)
             self._costs.root = median(sum(spent.values()) for spent in times) if times else 0.0
         return self._costs.root
@@ -222,7 +222,7 @@ class ProfileRun:
         """Seconds of a whole step without drafting, by its rows, and what context adds."""
         costs = self._costs
         if not costs.steps:
-            self._say("measuring the step cost")
+            self._report("measuring the step cost")
             costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
             costs.expert, costs.woken = self._woken()
         rows, seconds = zip(*costs.steps, strict=True)
@@ -278,7 +278,7 @@ class ProfileRun:
         begun = time.perf_counter()
         try:
             for turn in range(_CONTEXT_TURNS):
-                if not turn or time.perf_counter() < begun + _PATIENCE:
+                if not turn or time.perf_counter() < begun + _ENOUGH_SECONDS:
                     for rows, found in pairs.items():
                         found.append((self._pass(table, 0, rows), self._pass(table, length, rows)))
         finally:
@@ -311,7 +311,7 @@ class ProfileRun:
         """
         drafts = self._costs.drafts
         if drafter.name not in drafts:
-            self._say("measuring what drafting costs")
+            self._report("measuring what drafting costs")
             drafts[drafter.name] = self._draft_cost(drafter, most)
         return drafts[drafter.name]
 

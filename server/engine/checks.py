@@ -12,7 +12,7 @@ import msgspec
 from foresay.server.catalog.catalog import of_files
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
-from foresay.server.settings.resolved import Resolved, Unfit, short_name
+from foresay.server.settings.resolved import CannotRun, Resolved, short_name
 from foresay.server.settings.units import count_in_words
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
@@ -113,8 +113,8 @@ class Notes:
         """
         try:
             return read()
-        except Unfit as error:
-            self.fail(subject, error.fault, error.remedy)
+        except CannotRun as error:
+            self.fail(subject, error.fault, error.hint)
         except ForesayError as error:
             self.fail(subject, " ".join(str(error).split()), fix)
         return None

@@ -75,8 +75,8 @@ class Costs(msgspec.Struct):
         return kept.key_of("costs", self.of, repr(Processor.here()), kept.sources())
 
 
-def digest(config: EngineConfig, directories: Iterable[Path], *beside: object) -> str:
-    """Hash of the engine's settings, of the models' files by size and time, and of ``beside``."""
+def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -> str:
+    """Hash of the engine's settings, of the models' files by size and time, and of ``others``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__}
     files = [(str(path), *kept.seen(path)) for directory in directories for path in sorted(directory.iterdir())]
-    return hashlib.sha256(msgspec.json.encode((settings, files, beside))).hexdigest()
+    return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()

@@ -17,7 +17,7 @@ from foresay.kvpaging import KVStore, PagePool, StatePages
 from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
 from foresay.server.engine.parameters import kv_kind, state_pages, wanted_rows
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Resolved, Unfit
+from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.errors import ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.shape import MAX_CHUNK
@@ -95,16 +95,16 @@ def find_device(config: EngineConfig) -> Device:
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
-        raise Unfit("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
+        raise CannotRun("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
     if config.device != "cpu" and there:
         return Device.cuda()
     if config.gpu_memory_utilization is not None:
-        raise Unfit(
+        raise CannotRun(
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: the engine runs on the CPU",
             "leave the flag out; --kv-tokens sizes the KV cache there",
         )
     if reason := unsupported():
-        raise Unfit(f"--device {config.device}: {reason}", "only --device cuda is left, and it needs a GPU")
+        raise CannotRun(f"--device {config.device}: {reason}", "only --device cuda is left, and it needs a GPU")
     return Device.cpu()
 
 
@@ -114,7 +114,7 @@ def choose_activations(config: EngineConfig, model: ModelConfig, device: Device)
     bits = _rounded_bits(model)
     against = _against_rounding(bits, device)
     if config.activations == "int8" and against:
-        raise Unfit(f"--activations int8: {against}", "leave --activations out")
+        raise CannotRun(f"--activations int8: {against}", "leave --activations out")
     if config.activations != "auto":
         return Resolved(config.activations, "asked for")
     if against or 4 not in bits:
@@ -157,9 +157,9 @@ class LoadProgress(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
-    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. say: called with
-    progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their names
-    in ``--draft``."""
+    dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. report: called
+    with progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their
+    names in ``--draft``."""
 
     config: EngineConfig
     target: Path
@@ -169,7 +169,7 @@ class LoadContext:
     device: Device
     pool: PagePool
     rounds: bool
-    say: LoadProgress
+    report: LoadProgress
     unkept: list[tuple[str, Packed]] = field(default_factory=list)
     made: dict[str, Drafter] = field(default_factory=dict)
 
@@ -204,12 +204,12 @@ class LoadContext:
             return found
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
-        self.say(reading)
+        self.report(reading)
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights = load(directory, model, dtype, self.device.name, lambda share: self.say(reading, share))
+        weights = load(directory, model, dtype, self.device.name, lambda share: self.report(reading, share))
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
-        self.say(f"packing the {role}'s weights")
+        self.report(f"packing the {role}'s weights")
         packed = Packed.of(model, weights, self.rounds)
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
             self.unkept.append((key, packed))

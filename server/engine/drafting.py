@@ -78,9 +78,9 @@ class Drafting:
         if self.budget is None:
             return [(drafter, self.shape) for drafter in members_of(self.drafter).values()]
         opened = replace(OPEN, price=Price(0.0, (0.0,)))
-        asked = [opened, TreeShape.chain(MODEL_LEVELS)] if self.budget.pinned is None else [self.budget.pinned]
+        shapes = [opened, TreeShape.chain(MODEL_LEVELS)] if self.budget.pinned is None else [self.budget.pinned]
         members = [one for one in self.budget.members.values() if not one.looks]
-        return [(one.drafter, shape.limited(one.levels)) for one in members for shape in asked]
+        return [(one.drafter, shape.limited(one.levels)) for one in members for shape in shapes]
 
 
 def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:
@@ -98,7 +98,7 @@ def capture_passes(
     max_seqs: int,
     chunk: int,
     capture: Capture,
-    say: Callable[..., None],
+    report: Callable[..., None],
 ) -> None:
     """Capture the parts of split steps: target passes over trees of all sizes and over prefill chunks, and enable
     capture of the drafters for the profile run. longest: most tokens of a text. chunk: most prefill rows."""
@@ -106,7 +106,7 @@ def capture_passes(
     room = longest + MAX_NODES, verifier.store.pool.page_size
     sizes = [*passes(max_seqs, *room), *chunks(min(chunk, longest), *room)]
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
-        say("capturing passes", number / len(sizes))
+        report("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):
         captured.capture = capture
 
@@ -130,7 +130,7 @@ def runner_of(
     longest: int,
     max_seqs: int,
     capture: Capture,
-    say: Callable[..., None],
+    report: Callable[..., None],
 ) -> StepRunner:
     """The step runner. Whole steps of up to four sequences are captured, and launched one ahead of the host if the plan
     is unlikely to change; with user-defined drafters all steps are split."""
@@ -141,7 +141,7 @@ def runner_of(
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
     made, total = {}, len(counts) * len(tables)
     for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables)), start=1):
-        say("capturing steps", number / total)
+        report("capturing steps", number / total)
         made[key] = bucket
         for step in bucket:
             step.drafting = _part(drafting.budget, step.proposer)
@@ -150,10 +150,10 @@ def runner_of(
 
 def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
     """The drafters in captured steps; None if the host is needed in between."""
-    budget, asked, shape = drafting.budget, configured(drafting.drafter), drafting.shape
+    budget, given, shape = drafting.budget, configured(drafting.drafter), drafting.shape
     if budget is None:
-        drafter = on_device(asked)
-        if drafter is not asked or not (drafter is None or drafter.whole):
+        drafter = on_device(given)
+        if drafter is not given or not (drafter is None or drafter.whole):
             return None
         return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
     models = [(on_device(one.drafter), one.levels) for one in budget.members.values() if not one.looks]

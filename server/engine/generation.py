@@ -69,11 +69,9 @@ class Sink(Protocol):
 
     def put(self, delta: Delta) -> None:
         """Receive more tokens, or the end."""
-        ...
 
     def fail(self, error: Exception) -> None:
         """No delta will follow."""
-        ...
 
 
 class TokenEngine(Protocol):
@@ -82,37 +80,31 @@ class TokenEngine(Protocol):
     def add(self, request: Request, sink: Sink) -> None:
         """Start an accepted request: in the next engine if none is running now. Raises
         :class:`~foresay.server.schemas.errors.Unavailable` if there will be none."""
-        ...
 
     def cancel(self, id: str) -> None:
         """Drop a request; its sink receives nothing more. Unknown ids are ignored."""
-        ...
 
     def finish(self, id: str, at_token: int) -> None:
         """End a request after its output token number ``at_token``; the last delta still comes."""
-        ...
 
 
-class Watched(Protocol):
+class StatusSource(Protocol):
     """An engine that reports its status. info: None until first ready."""
 
     @property
     def status(self) -> EngineStatus:
         """Its current status."""
-        ...
 
     @property
     def info(self) -> EngineInfo | None:
         """What it runs."""
-        ...
 
 
-class ServedEngine(TokenEngine, Watched, Protocol):
+class ServedEngine(TokenEngine, StatusSource, Protocol):
     """The engine interface that a server needs."""
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
         """Make the KV of this text the last to be evicted."""
-        ...
 
 
 class RequestCounter(Protocol):
@@ -120,11 +112,9 @@ class RequestCounter(Protocol):
 
     def kept(self, delta: Delta, piece: Piece) -> None:
         """Count one step, and what of it is in the text."""
-        ...
 
     def delivered(self, tokens: int) -> None:
         """Count a sent chunk of this many tokens."""
-        ...
 
 
 class Mailbox:

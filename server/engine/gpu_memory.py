@@ -26,7 +26,7 @@ from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
@@ -59,29 +59,29 @@ def plan_gpu(
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         if model.stack.experts is not None:
             fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
-            raise Unfit(fault, "--device cpu runs them")
+            raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:
-        raise Unfit(_fault(case, room), _remedy(list(_remedies(case, room))))
+        raise CannotRun(_fault(case, room), _hint(list(_hints(case, room))))
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    return room.demand.plan(tokens, device.total, room.beside)
+    return room.demand.plan(tokens, device.total, room.overhead)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
     """What the models leave. tokens: of text that the KV cache has room for (negative if there is none).
 
-    beside: bytes other than weights and KV cache, by name.
+    overhead: bytes other than weights and KV cache, by name.
     """
 
     demand: Demand
-    beside: dict[str, int]
+    overhead: dict[str, int]
     tokens: int
 
     def needed(self, tokens: int) -> int:
         """Total bytes, with a KV cache of ``tokens`` tokens."""
-        return sum(self.demand.weights.values()) + sum(self.beside.values()) + self.demand.kv_bytes(tokens)
+        return sum(self.demand.weights.values()) + sum(self.overhead.values()) + self.demand.kv_bytes(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +115,18 @@ class _Case:
     def room(self) -> _Room:
         """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
-        beside = self._beside()
+        overhead = self._overhead()
         if demand.state_bytes:
-            beside["recurrent states"] = demand.state_bytes
-        left = self.budget - sum(demand.weights.values()) - sum(beside.values())
-        return _Room(demand, beside, demand.tokens(left))
+            overhead["recurrent states"] = demand.state_bytes
+        left = self.budget - sum(demand.weights.values()) - sum(overhead.values())
+        return _Room(demand, overhead, demand.tokens(left))
 
     @property
     def fits(self) -> bool:
         """Whether the required KV cache fits."""
         return self.room.tokens >= self.least
 
-    def _beside(self) -> dict[str, int]:
+    def _overhead(self) -> dict[str, int]:
         """Workspace and graph reserve. Models take turns, so the largest pass counts; all rotary tables stay."""
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
@@ -164,7 +164,7 @@ class _Case:
 def _fault(case: _Case, room: _Room) -> str:
     """What would be needed, and what is available."""
     needed = room.needed(case.least)
-    parts = {**room.demand.weights, **room.beside}
+    parts = {**room.demand.weights, **room.overhead}
     parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
     total, share = bytes_in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
     limit = f"{share} of its {total} is {bytes_in_words(case.budget)}"
@@ -173,7 +173,7 @@ def _fault(case: _Case, room: _Room) -> str:
     return f"the engine would take {bytes_in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
 
 
-def _remedy(fitting: list[str]) -> str:
+def _hint(fitting: list[str]) -> str:
     """fitting: flags, each of which suffices."""
     if not fitting:
         return "name a smaller model"
@@ -182,7 +182,7 @@ def _remedy(fitting: list[str]) -> str:
     return "any one of these fits: " + "; ".join(fitting)
 
 
-def _remedies(case: _Case, room: _Room) -> Iterator[str]:
+def _hints(case: _Case, room: _Room) -> Iterator[str]:
     """Flags that would make it fit; each was tried in the plan."""
     if room.tokens >= case.length:
         yield f"--kv-tokens {room.tokens}"

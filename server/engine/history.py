@@ -54,11 +54,11 @@ def read(path: str, vocab_size: int) -> History:
     Raises ConfigurationError for a path that cannot be read or written, a file of another kind, a damaged one, or one
     from a target with another vocabulary.
     """
-    place = Path(path).expanduser()
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"--draft-history {path}: no file can be written in {place.parent}")
+    file = Path(path).expanduser()
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"--draft-history {path}: no file can be written in {file.parent}")
     try:
-        data = place.read_bytes()
+        data = file.read_bytes()
     except FileNotFoundError:
         return History()
     except OSError as error:
@@ -90,15 +90,15 @@ def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0)
     """Write :meth:`History.texts`. rest: seconds to sleep between pieces, when called in a thread. Raises OSError."""
     packed = [(salt, [_packed(text, rest) for text in kept]) for salt, kept in texts]
     body = msgspec.msgpack.encode(Stored(vocab_size, key, packed))
-    place = Path(path).expanduser()
-    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+    file = Path(path).expanduser()
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(MAGIC + _digest(body) + body)
-            file.flush()
+        with os.fdopen(descriptor, "wb") as partial_file:
+            partial_file.write(MAGIC + _digest(body) + body)
+            partial_file.flush()
             os.fsync(descriptor)
-        os.replace(partial, place)
+        os.replace(partial, file)
     except OSError:
         partial.unlink(missing_ok=True)
         raise

@@ -28,8 +28,8 @@ def folder() -> Path:
 def room(config: EngineConfig, device: Device) -> tuple[int, str]:
     """The most bytes it may take, 0 for none; and a description with its folder and how to switch it off."""
     try:
-        size, told = _size(config, device)
-        return size, f"{told} in {folder()}, readable by you alone (--kv-disk off: none)" if size else told
+        size, note = _size(config, device)
+        return size, f"{note} in {folder()}, readable by you alone (--kv-disk off: none)" if size else note
     except (OSError, RuntimeError) as error:
         return 0, f"off ({error})"
 
@@ -48,9 +48,9 @@ def _size(config: EngineConfig, device: Device) -> tuple[int, str]:
 
 def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -> tuple[DiskPages | None, str]:
     """The store on disk for an engine's pages, once all its KV stores exist, None for none; and a description."""
-    size, told = room(loading.config, loading.device)
+    size, note = room(loading.config, loading.device)
     if not size:
-        return None, told
+        return None, note
     stores = [store for store in loading.pool.stores if isinstance(store, KVStore)]
     own, others = (
         [store for store in stores if store is target.store],
@@ -64,7 +64,7 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
             return None, f"off (other users may write to {folder()})"
     except (OSError, RuntimeError) as error:
         return None, f"off ({error})"
-    return found, told
+    return found, note
 
 
 def _key(loading: LoadContext) -> str:

@@ -30,7 +30,7 @@ from foresay.server.engine.parameters import (
     wanted_rows,
 )
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES
@@ -58,7 +58,7 @@ _PROBE_TOKENS = 256
 class MemoryPlan:
     """What an engine will hold, in bytes.
 
-    weights: by model. beside: anything else except the KV cache, by name. tokens: of text that the KV cache holds.
+    weights: by model. overhead: anything else except the KV cache, by name. tokens: of text that the KV cache holds.
     pages: of the pool, including room for drafts and padding. kv_bytes: of all pages. machine: the total available.
     token_bytes: of each further token, in the stores of all models together. window_pages: of the target's layers with
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
@@ -71,19 +71,19 @@ class MemoryPlan:
     kv_bytes: int
     machine: int
     token_bytes: int
-    beside: Mapping[str, int] = field(default_factory=dict)
+    overhead: Mapping[str, int] = field(default_factory=dict)
     window_pages: int = 0
     states: tuple[int, int] | None = None
 
     @property
     def total(self) -> int:
         """Everything: weights, KV cache and the rest."""
-        return sum(self.weights.values()) + sum(self.beside.values()) + self.kv_bytes
+        return sum(self.weights.values()) + sum(self.overhead.values()) + self.kv_bytes
 
     @property
     def described(self) -> str:
         """Its parts, in words."""
-        parts = listed({**self.weights, **self.beside})
+        parts = listed({**self.weights, **self.overhead})
         return f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
 
 
@@ -92,19 +92,15 @@ class DrafterShapes(Protocol):
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs."""
-        ...
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """Those of them that keep recurrent states of their own, if they have such layers."""
-        ...
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes that it keeps for each token of the KV cache."""
-        ...
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Bytes of its weights, by model."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +175,13 @@ class Demand:
             return whole
         return int((count - seen * self.per_seen) // self.per_token) if self.per_token else _BOUNDLESS
 
-    def plan(self, tokens: int, machine: int, beside: Mapping[str, int]) -> MemoryPlan:
-        """The plan with a KV cache of ``tokens`` tokens. machine, beside: see :class:`MemoryPlan`."""
+    def plan(self, tokens: int, machine: int, overhead: Mapping[str, int]) -> MemoryPlan:
+        """The plan with a KV cache of ``tokens`` tokens. machine, overhead: see :class:`MemoryPlan`."""
         pages = self.pages(tokens)
         fewer = self.most_seen if self.most_seen < pages else 0
         further = self.per_token + (0 if fewer else self.per_seen)
         return MemoryPlan(
-            self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, beside, fewer, self.states
+            self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, overhead, fewer, self.states
         )
 
 
@@ -201,21 +197,25 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     """Room for all sequences at full length, within a share of the memory. machine: its bytes."""
     weights, alone = demand.weights, sum(demand.weights.values())
     if alone > machine:
-        raise Unfit(
+        raise CannotRun(
             _too_much("the weights alone", alone, weights, machine), _smaller_weights(demand.dtype, config.quantize)
         )
     others = {"recordings": demand.recordings}
     if demand.state_bytes:
         others["recurrent states"] = demand.state_bytes
-    beside = alone + sum(others.values())
-    affordable = demand.held(min(machine * _KV_SHARE, machine * _ALL_SHARE - beside))
+    overhead = alone + sum(others.values())
+    affordable = demand.held(min(machine * _KV_SHARE, machine * _ALL_SHARE - overhead))
     tokens = config.kv_tokens or min(config.max_seqs * length, max(affordable, 0))
     if tokens < length:
-        raise Unfit(f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len")
+        raise CannotRun(
+            f"the KV cache holds {tokens} tokens, fewer than max_model_len ({length})", "lower --max-model-len"
+        )
     kv_bytes = demand.kv_bytes(tokens)
-    if beside + kv_bytes > machine:
+    if overhead + kv_bytes > machine:
         taken = {**weights, **others, f"KV cache of {tokens:,} tokens": kv_bytes}
-        raise Unfit(_too_much("the engine", beside + kv_bytes, taken, machine), _smaller_cache(affordable, length))
+        raise CannotRun(
+            _too_much("the engine", overhead + kv_bytes, taken, machine), _smaller_cache(affordable, length)
+        )
     return demand.plan(tokens, machine, others)
 
 
@@ -239,7 +239,7 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.record or found.channels)
-    widths += max((_copied(model, layer.mlp) for layer in model.stack.layers), default=0)
+    widths += max((_copied(model, layer.inner) for layer in model.stack.layers), default=0)
     return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
 
 
@@ -253,11 +253,11 @@ def _padded(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-class NoRoom(Unfit):
+class NoRoom(CannotRun):
     """An engine fits the device, but not alongside those already loaded."""
 
-    def __init__(self, fault: str, remedy: str, footprint: Footprint) -> None:
-        super().__init__(fault, remedy)
+    def __init__(self, fault: str, hint: str, footprint: Footprint) -> None:
+        super().__init__(fault, hint)
         self.footprint = footprint
 
 
@@ -267,10 +267,10 @@ def footprint(memory: MemoryPlan, device: Device) -> Footprint:
     return Footprint(memory.total, int(share * device.total), device.name)
 
 
-def check_beside(own: Footprint, beside: int) -> None:
-    """Raise :class:`NoRoom` if an engine does not fit alongside others that hold ``beside`` bytes of its device."""
-    if own.held + beside > own.capacity:
-        fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(beside)} of others"
+def check_others(own: Footprint, others: int) -> None:
+    """Raise :class:`NoRoom` if an engine does not fit alongside others that hold ``others`` bytes of its device."""
+    if own.held + others > own.capacity:
+        fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(others)} of others"
         raise NoRoom(fault, f"all together may hold {bytes_in_words(own.capacity)} of {own.device}", own)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Resolved, Unfit
+from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.quantization import HEAD, Quantization
@@ -24,14 +24,14 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
         return model
     if model.quantization is not None:
         found = f"its weights are quantised already ({model.quantization})"
-        raise Unfit(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
+        raise CannotRun(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
     return replace(model, quantization=Quantization.made(how))
 
 
-def kv_kind(model: ModelConfig, asked: str) -> str:
-    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. asked: the setting's value; for ``auto``, config.json
+def kv_kind(model: ModelConfig, setting: str) -> str:
+    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``, config.json
     decides (``kv_cache_scheme``)."""
-    return (asked == "auto" and model.quantization is not None and model.quantization.kv) or asked
+    return (setting == "auto" and model.quantization is not None and model.quantization.kv) or setting
 
 
 def in_words(model: ModelConfig, dtype: str, activations: str) -> str:

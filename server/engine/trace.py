@@ -207,10 +207,10 @@ def _take(trace: Trace, line: bytes, path: Path) -> None:
             raise ConfigurationError(f"{path}: is a trace of version {record.version}; this Foresay reads {VERSION}")
         trace.sessions.append(Session(record))
     elif trace.sessions:
-        _told(trace.sessions[-1], record)
+        _add(trace.sessions[-1], record)
 
 
-def _told(session: Session, record: Begin | Step | End | Cut) -> None:
+def _add(session: Session, record: Begin | Step | End | Cut) -> None:
     if isinstance(record, Begin):
         session.requests[record.id] = TracedRequest(record)
         return
@@ -228,4 +228,4 @@ def _told(session: Session, record: Begin | Step | End | Cut) -> None:
 
 def drafting(session: Session) -> Iterator[TracedRequest]:
     """The requests that did not switch speculation off, and emitted something."""
-    return (told for told in session.requests.values() if told.begin.speculate and told.parts)
+    return (request for request in session.requests.values() if request.begin.speculate and request.parts)

@@ -25,7 +25,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.text.detokenize import Spelling
 from foresay.server.text.tekken import tokenizer_file, tokenizer_json
 from foresay.verifier.model.config import ModelConfig
@@ -207,7 +207,7 @@ def translation(
     assert theirs is not None, "both have just been read"
     made = Translation.between(ours, theirs, target_model.vocab_size)
     if made.share < LEAST_SHARE:
-        raise Unfit(
+        raise CannotRun(
             f"--draft {draft}: it knows only {made.described}, too few to be of use",
             "name a draft model with a vocabulary more like the target's, ngram or suffix",
         )

@@ -34,19 +34,19 @@ class Witness:
     """The exactness of one engine process. clock: seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock, self._quiet_since, self._patience = clock, clock(), _QUIET
+        self._clock, self._quiet_since, self._pause = clock, clock(), _QUIET
         self._key = ""
         self._begin: Callable[[], Generator[None, None, Exactness]] | None = None
         self._passes: Generator[None, None, Exactness] | None = None
 
-    def exactness(self, of: str, model: ModelRunner, pool: PagePool, say: Callable[[str], None]) -> Exactness:
+    def exactness(self, of: str, model: ModelRunner, pool: PagePool, report: Callable[[str], None]) -> Exactness:
         """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code."""
         self._key = kept.key_of("probe", of, repr(Processor.here()), torch.__version__, kept.sources())
         if (when := self._known()) is not None:
             own = ModelRunner(model.decoder, model.store, model.max_positions)  # keeps the recordings of requests
             self._begin = lambda: probing(own, pool)
             return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
-        say("probing exactness")
+        report("probing exactness")
         return self._noted(probe(model, pool))
 
     def _known(self) -> float | None:
@@ -68,18 +68,18 @@ class Witness:
         """Whether a trial is in progress."""
         return self._passes is not None
 
-    def rest(self, asked: bool) -> None:
-        """The engine has something else to do: abort a trial, which leaves nothing behind. asked: whether that is a
+    def rest(self, requested: bool) -> None:
+        """The engine has something else to do: abort a trial, which leaves nothing behind. requested: whether that is a
         request."""
-        if asked or self._passes is not None:
+        if requested or self._passes is not None:
             self._quiet_since = self._clock()
         if self._passes is not None:
             self._passes.close()
-            self._passes, self._patience = None, 2 * self._patience
+            self._passes, self._pause = None, 2 * self._pause
 
     def go_on(self) -> None:
         """Run one pass of the trial, if it is time. Raises :class:`NotExact` if the last one shows that rows differ."""
-        if self._begin is None or self._clock() - self._quiet_since < self._patience:
+        if self._begin is None or self._clock() - self._quiet_since < self._pause:
             return
         self._passes = self._passes or self._begin()
         try:

@@ -17,14 +17,14 @@ from foresay.spec.sampling import SamplingParams
 
 FIELDS = SamplingParams.__struct_fields__
 #: Further keyword arguments of ``generate``.
-BESIDE = ("n", "stop", "structured_outputs")
+OTHER_ARGUMENTS = ("n", "stop", "structured_outputs")
 
 
 def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
     """``params`` updated with ``fields``, types checked; bad words given as text become token ids."""
     for name in fields:
         if name not in FIELDS:
-            raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *BESIDE))}")
+            raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *OTHER_ARGUMENTS))}")
     params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
     return SamplingParams(
         **{

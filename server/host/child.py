@@ -25,7 +25,7 @@ LOOKS = 30
 STOPPED = 2
 #: Multiples of the timeout for what may legitimately be slow: a prefill chunk of a large model on two cores takes
 #: minutes, and loading waits for disks and networks.
-PATIENCE = 20
+SLOW_FACTOR = 20
 #: If no kernel ends and no CPU time is used: this fraction of the timeout, but at least this long (seconds).
 SOON, SOON_SECONDS = 6, 5.0
 
@@ -40,20 +40,20 @@ class Watchdog:
         self._progress: bytes | None = None
 
     def look(
-        self, heard: bool, ticks: int, loading: bool, stopped: bool = False, progress: bytes | None = None
+        self, received: bool, ticks: int, loading: bool, stopped: bool = False, progress: bytes | None = None
     ) -> str | None:
         """Why the engine counts as hung; None if it does not.
 
-        heard: whether bytes arrived since the last look. ticks: CPU time used so far. loading: it answers no pings
+        received: whether bytes arrived since the last look. ticks: CPU time used so far. loading: it answers no pings
         then, so only an idle process counts as hung. stopped: by a signal, just now. progress: bytes that differ from
         the last look's if a kernel has ended since; None if unknown.
         """
         self._stopped = self._stopped + 1 if stopped else 0
-        self._silent = 0 if heard else self._silent + 1
-        self._idle = 0 if heard or ticks != self._ticks else self._idle + 1
-        self._still = 0 if heard or progress is None or progress != self._progress else self._still + 1
+        self._silent = 0 if received else self._silent + 1
+        self._idle = 0 if received or ticks != self._ticks else self._idle + 1
+        self._still = 0 if received or progress is None or progress != self._progress else self._still + 1
         self._ticks, self._progress = ticks, progress
-        long = LOOKS * PATIENCE
+        long = LOOKS * SLOW_FACTOR
         if self._stopped >= STOPPED:
             return f"the engine process hung (it was stopped by a signal {self._stopped * self.interval:g} s ago)"
         if self._still >= LOOKS:

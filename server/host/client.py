@@ -21,8 +21,8 @@ from functools import partial
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.server.host import frames
-from foresay.server.host.asked import Asked, Supervised, log
 from foresay.server.host.child import STARTING, Spawned, spawn
+from foresay.server.host.client_base import ChannelClient, Supervised, log
 from foresay.server.host.engine_process import Ended, EngineProcess
 from foresay.server.host.resumption import AGAIN
 from foresay.server.schemas.errors import EngineFailed
@@ -34,16 +34,16 @@ LONGEST_BACKOFF = 30.0
 HEALTHY_SECONDS = 60.0
 
 
-class EngineClient(Supervised, Asked):
+class EngineClient(Supervised, ChannelClient):
     """A :class:`~foresay.server.engine.generation.TokenEngine` that runs in a process of its own. spawn: starts one."""
 
     def __init__(self, config: ServeConfig, spawn: Callable[[], Spawned] = spawn) -> None:
         Supervised.__init__(self)
-        Asked.__init__(self, config.max_resumes)
+        ChannelClient.__init__(self, config.max_resumes)
         self._config = config
         self._spawn = spawn
         self._process: EngineProcess | None = None
-        self._beside: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
         self._costs = Costs()  # as measured by the engine that was ready last
         self._was_ready = False  # since it was started
         self._lost_at = 0.0  # when the last one that was ready ended
@@ -57,12 +57,12 @@ class EngineClient(Supervised, Asked):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, beside: Mapping[str, int] | None = None) -> None:
+    async def start(self, reserved: Mapping[str, int] | None = None) -> None:
         """Start the engine process; returns at once, ``status`` and ``until_ready`` show its progress.
 
-        beside: bytes that other engines hold, by device; it fails if the rest is too little.
+        reserved: bytes that other engines hold, by device; it fails if the rest is too little.
         """
-        self._beside, self._was_ready = dict(beside or {}), False
+        self._reserved, self._was_ready = dict(reserved or {}), False
         self._begin(STARTING)
 
     async def stop(self) -> None:
@@ -157,7 +157,7 @@ class EngineClient(Supervised, Asked):
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
         self._process = process = EngineProcess(self._spawn(), self._config, self._received)
         try:
-            self._channel = await process.open(self._beside, self._steps, self._costs)
+            self._channel = await process.open(self._reserved, self._steps, self._costs)
             hung = await process.until_over()
             if self.status.state == "ready":
                 self._lost_at = time.monotonic()

@@ -51,14 +51,14 @@ class EngineProcess:
         """The operating system's process id."""
         return self._process.pid
 
-    async def open(self, beside: dict[str, int], steps: int, costs: Costs) -> Channel:
+    async def open(self, reserved: dict[str, int], steps: int, costs: Costs) -> Channel:
         """Make it build its engine (see :class:`~foresay.server.host.frames.Start`); returns the channel to it."""
         loop = asyncio.get_running_loop()
-        _, self._channel = await loop.create_unix_connection(lambda: Channel(self._heard), sock=self._connection)
-        self._channel.send(frames.Start(self.config, beside, steps, costs))
+        _, self._channel = await loop.create_unix_connection(lambda: Channel(self._take), sock=self._connection)
+        self._channel.send(frames.Start(self.config, reserved, steps, costs))
         return self._channel
 
-    def _heard(self, frame: frames.DownFrame) -> None:
+    def _take(self, frame: frames.DownFrame) -> None:
         match frame:
             case frames.Ready():
                 self.ready = frame
@@ -83,21 +83,21 @@ class EngineProcess:
             await asyncio.sleep(watchdog.interval)
             loading, state = self.ready is None, child.state_of(self.id)
             progress = child.progress_in(self.ready.progress) if self.ready is not None and state != "t" else None
-            wrong = watchdog.look(channel.heard(), child.cpu_ticks(self.id), loading, state == "T", progress)
+            wrong = watchdog.look(channel.received(), child.cpu_ticks(self.id), loading, state == "T", progress)
             if wrong is not None:
                 return wrong
             if not loading:
                 channel.send(frames.Ping())
 
-    async def ended(self, hung: str | None, tell: Callable[[str, Collection[str] | None], None]) -> Ended:
-        """Why it ended. hung: what is wrong with it, if it has not exited. tell: called early, with what is known so
+    async def ended(self, hung: str | None, notify: Callable[[str, Collection[str] | None], None]) -> Ended:
+        """Why it ended. hung: what is wrong with it, if it has not exited. notify: called early, with what is known so
         far, if exiting takes long."""
         if hung is not None:
             among = () if child.stopped(self.id) else None
             self._process.kill()
-            tell(hung, among)
+            notify(hung, among)
             return Ended(hung, "hung", among)
-        status = await self._buried(lambda: tell("the engine process is about to end", ()))
+        status = await self._buried(lambda: notify("the engine process is about to end", ()))
         return Ended(self._cause(status), "died", self._among(status))
 
     async def _buried(self, late: Callable[[], None]) -> int:

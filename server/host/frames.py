@@ -29,12 +29,12 @@ HEADER_BYTES = 4
 
 
 class Start(msgspec.Struct, tag="start"):
-    """The first frame: which engine to build. beside: bytes that the server's other engines hold, by device, and that
+    """The first frame: which engine to build. reserved: bytes that the server's other engines hold, by device, and that
     must stay free for them. steps: of the previous engines; numbering continues from there. costs: measured by the last
     one."""
 
     config: EngineConfig
-    beside: dict[str, int] = {}
+    reserved: dict[str, int] = {}
     steps: int = 0
     costs: Costs = msgspec.field(default_factory=Costs)
 
@@ -208,13 +208,13 @@ class Channel(asyncio.Protocol):
         self._receive = receive
         self._splitter = FrameSplitter()
         self._transport: asyncio.WriteTransport | None = None
-        self._heard = False
+        self._has_received = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not subclasses
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         for body in self._splitter.feed(data):
             self._read(body)
 
@@ -226,10 +226,10 @@ class Channel(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def heard(self) -> bool:
+    def received(self) -> bool:
         """Whether anything arrived since the last call."""
-        heard, self._heard = self._heard, False
-        return heard
+        received, self._has_received = self._has_received, False
+        return received
 
     def send(self, frame: UpFrame | DownFrame) -> None:
         """Send a frame; dropped if the other end is gone."""

@@ -49,7 +49,7 @@ def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
 @contextmanager
 def _hidden() -> Iterator[None]:
     """Hide torch from imports in the block, without transformers' warning."""
-    told = os.environ.get(_QUIET)
+    previous = os.environ.get(_QUIET)
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.environ[_QUIET] = "1"
     try:
@@ -57,5 +57,5 @@ def _hidden() -> Iterator[None]:
     finally:
         del sys.modules["torch"]
         os.environ.pop(_QUIET)
-        if told is not None:
-            os.environ[_QUIET] = told
+        if previous is not None:
+            os.environ[_QUIET] = previous

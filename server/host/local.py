@@ -73,13 +73,13 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._watchers = EngineObservers.of(config)
+        self._observers = EngineObservers.of(config)
         try:
-            self._engine = build_engine(config, progress, self._watchers.observers)
+            self._engine = build_engine(config, progress, self._observers.observers)
         except BaseException:
-            self._watchers.close()
+            self._observers.close()
             raise
-        self._watchers.started(self._engine)
+        self._observers.started(self._engine)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
@@ -106,10 +106,10 @@ class Engine:
     @property
     def warnings(self) -> list[str]:
         """Warnings for the operator, a sentence each."""
-        length, told = self.info.max_model_len, list(self.info.warnings)
+        length, warnings = self.info.max_model_len, list(self.info.warnings)
         if self.usual_tokens is not None and length <= self.usual_tokens:
-            told.append(f"answers are limited to what the context of {length} tokens leaves")
-        return told
+            warnings.append(f"answers are limited to what the context of {length} tokens leaves")
+        return warnings
 
     def __enter__(self) -> Self:
         return self
@@ -123,7 +123,7 @@ class Engine:
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.tell()
-        self._watchers.close()
+        self._observers.close()
 
     @overload
     def generate(
@@ -239,7 +239,7 @@ class Engine:
 
     def shadowed(self) -> list[ShadowReport]:
         """What the ``shadow`` drafter would have done for the requests that ended since the last call."""
-        return [] if self._watchers.shadow is None else self._watchers.shadow.reports()
+        return [] if self._observers.shadow is None else self._observers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
         """End the text of a request after its output token number ``at_token``."""

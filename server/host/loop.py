@@ -56,12 +56,12 @@ class Loop:
     def _go_round(self) -> None:
         while not self._stopped:
             for frame in self._link.receive(wait=not (self._engine.has_work or self._trying or self._idle)):
-                self._rest(asked=False, of=frame)
+                self._rest(requested=False, of=frame)
                 self._apply(frame)
             for request, compiled in self._pending.ready():
                 self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
-                self._rest(asked=True)
+                self._rest(requested=True)
                 deltas = self._engine.step()
                 if deltas or self._engine.trace is not None:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
@@ -70,9 +70,9 @@ class Loop:
             self._observe()
             self._idle = not self._engine.has_work and (self._engine.prepare_one() or self._engine.keep_one())
 
-    def _rest(self, asked: bool, of: object = None) -> None:
+    def _rest(self, requested: bool, of: object = None) -> None:
         if self._witness is not None and not isinstance(of, frames.Ping):
-            self._witness.rest(asked)
+            self._witness.rest(requested)
 
     @property
     def _trying(self) -> bool:

@@ -65,12 +65,12 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
     from foresay.server.engine.memory import NoRoom
     from foresay.server.engine.observers import EngineObservers
 
-    watchers = EngineObservers()
+    observers = EngineObservers()
 
     try:
-        watchers = EngineObservers.of(start.config)
-        given = start.config, link.loading, watchers.observers, start.beside, start.costs, witness, True
-        return build_engine(*given), watchers
+        observers = EngineObservers.of(start.config)
+        given = start.config, link.loading, observers.observers, start.reserved, start.costs, witness, True
+        return build_engine(*given), observers
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -80,7 +80,7 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
     except Exception as error:
         log.exception("the engine could not be built")
         link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
-    watchers.close()
+    observers.close()
     return None
 
 
@@ -108,14 +108,14 @@ def serve(link: Link) -> int:
     parts = built(start, link, witness)
     if parts is None:
         return 2
-    engine, watchers = parts
+    engine, observers = parts
     engine.steps = start.steps
-    watchers.started(engine)
+    observers.started(engine)
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
-        Loop(engine, link, grammars, watchers.shadow, witness).run()
+        Loop(engine, link, grammars, observers.shadow, witness).run()
     except GONE:
         raise
     except Exception as error:
@@ -124,7 +124,7 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        watchers.close()
+        observers.close()
         leave_off()
     return 0
 

@@ -44,7 +44,7 @@ class InFlight:
     """One running request. tokens: the output sent so far, 32 bits each; trace: its statistics, counted as the engine
     does.
 
-    heard: deltas from its current engine. losses: engine processes that ended while it ran or waited. ran: it was
+    deltas: deltas from its current engine. losses: engine processes that ended while it ran or waited. ran: it was
     in one of them. alone: how many in a row ended while it alone was unproven. ends_at: its text ends with this output
     token. changed: the next engine may write a different text. text: see ``Address.text``, of its current or last
     engine.
@@ -57,7 +57,7 @@ class InFlight:
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     seed: int = 0
     cached_tokens: int = 0
-    heard: int = 0
+    deltas: int = 0
     losses: int = 0
     ran: bool = False
     alone: int = 0
@@ -67,8 +67,8 @@ class InFlight:
 
     def take(self, delta: Delta) -> None:
         """Record a step's delta."""
-        self.heard += 1
-        if self.heard >= PROOF and self.state == "unproven":
+        self.deltas += 1
+        if self.deltas >= PROOF and self.state == "unproven":
             self.state, self.alone = "proven", 0
         if not delta.tokens:
             return
@@ -83,7 +83,7 @@ class InFlight:
 
     def sent(self) -> Request:
         """The request to send to an engine now."""
-        self.state, self.heard = "unproven", 0
+        self.state, self.deltas = "unproven", 0
         if not self.ran:
             return self.request
         self.trace.resumed.append(len(self.tokens))
@@ -181,7 +181,7 @@ class InFlights:
     def _wait(self, flight: InFlight) -> None:
         """Queue it for the next engine."""
         flight.ran = flight.ran or flight.state != "waiting"
-        flight.state, flight.heard = "waiting", 0
+        flight.state, flight.deltas = "waiting", 0
         self._waiting.append(flight)
 
     def move(self, changed: bool) -> int:
@@ -235,7 +235,7 @@ class InFlights:
     @property
     def unread(self) -> int:
         """Prompt tokens of requests without a delta yet."""
-        return sum(len(flight.request.prompt) for flight in self._all.values() if not flight.heard and not flight.ran)
+        return sum(len(flight.request.prompt) for flight in self._all.values() if not flight.deltas and not flight.ran)
 
     def add(self, request: Request, sink: Sink) -> None:
         """Add a request, after those being resumed."""
@@ -268,11 +268,11 @@ class InFlights:
     def finish(self, id: str, at_token: int) -> None:
         """End the text of a request with this output token; its last delta still comes."""
         flight = self._all.get(id)
-        if flight is None or flight.heard:
+        if flight is None or flight.deltas:
             self.send(frames.Finish(id, at_token))  # even if over: for the engine's observers
         if flight is not None:
             flight.ends_at = at_token
-            if not flight.heard:  # all of it came from the previous engine
+            if not flight.deltas:  # all of it came from the previous engine
                 self._close(flight)
 
     def stepped(self, waiting: int) -> None:
@@ -339,5 +339,5 @@ def _fail(flight: InFlight, error: Exception) -> None:
 
 
 def _kills_engine(reason: str) -> KillsEngine:
-    told = f"{reason}, twice at the same position of this request: it may be what kills the engine"
-    return KillsEngine(f"{told}, so it is not resumed")
+    message = f"{reason}, twice at the same position of this request: it may be what kills the engine"
+    return KillsEngine(f"{message}, so it is not resumed")

@@ -95,7 +95,7 @@ class Service:
         self.pace = Pace()
         self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
-        self.places = Shared(config.most_running)
+        self.slots = Shared(config.most_running)
         self.server.allow_bodies(self.largest_body)  # until the context length is known
         self._running: set[Generation] = set()
         self._idle = asyncio.Event()
@@ -108,7 +108,7 @@ class Service:
         another model, this service is a copy: holders of the previous service keep its engine and text to the end, and
         requests of both are limited and counted as one model's."""
         self.engine, self.config, self.text = engine, config, text
-        self.places.most = config.most_running
+        self.slots.most = config.most_running
         self.telemetry.follow(engine, same_texts)
         self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
 
@@ -121,7 +121,7 @@ class Service:
     @property
     def running(self) -> int:
         """Requests that run or wait in the engine."""
-        return self.places.used
+        return self.slots.used
 
     def refusal(self) -> Unavailable | None:
         """Why requests are refused now; None if they are taken."""
@@ -154,11 +154,11 @@ class Service:
         made_by = f"{info.target} {info.dtype} {info.activations} {info.device} {info.exact}"
         return f"fs_{zlib.crc32(made_by.encode()):08x}"
 
-    def origin(self, request_id: str, asked: str | None) -> AnswerOrigin:
-        """What an answer reports about its origin. asked: the model that the request names."""
+    def origin(self, request_id: str, requested: str | None) -> AnswerOrigin:
+        """What an answer reports about its origin. requested: the model that the request names."""
         info, name = self.opened()[1], self.names.own
-        known = asked is None or self.names.has(asked)
-        warnings = () if known else (warning("model_renamed", "model", asked=asked, name=name),)
+        known = requested is None or self.names.has(requested)
+        warnings = () if known else (warning("model_renamed", "model", requested=requested, name=name),)
         return AnswerOrigin(
             id=request_id,
             model=name,
@@ -177,7 +177,7 @@ class Service:
         requests, count = [choice.request for choice in choices], len(choices)
         about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
         with (
-            self.places.holding(count, lambda: self.queue_full(count)),
+            self.slots.holding(count, lambda: self.queue_full(count)),
             admitted(requests) as spend,
             self.telemetry.watching(requests, keeps_text, about) as all_stats,
         ):
@@ -191,7 +191,7 @@ class Service:
     @contextmanager
     def arriving(self) -> Iterator[None]:
         """Count a request that waits for the model against the queue limit; raises :class:`QueueFull`."""
-        with self.places.holding(1, lambda: self.queue_full(1)):
+        with self.slots.holding(1, lambda: self.queue_full(1)):
             self.telemetry.arriving += 1
             try:
                 yield
@@ -212,12 +212,12 @@ class Service:
             if not self._running:
                 self._idle.set()
 
-    def queue_full(self, asked: int) -> QueueFull:
-        """Why ``asked`` choices can neither run nor wait."""
+    def queue_full(self, requested: int) -> QueueFull:
+        """Why ``requested`` choices can neither run nor wait."""
         most = self.config.most_running
-        if asked > most:
-            return QueueFull(f"This request asks for {asked} choices at once; this server runs {most}", None)
-        message = f"{self.running} requests are running or waiting already, {self.places.own} of them yours; try again"
+        if requested > most:
+            return QueueFull(f"This request asks for {requested} choices at once; this server runs {most}", None)
+        message = f"{self.running} requests are running or waiting already, {self.slots.own} of them yours; try again"
         return QueueFull(message, self.pace.retry_after(len(self._running)))
 
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
@@ -230,9 +230,9 @@ class Service:
         """Refuse new requests, let running ones finish for ``seconds``, then end them with an error."""
         self.telemetry.draining = True
         self.server.drain()
-        for patience in (seconds, 1.0):
+        for timeout in (seconds, 1.0):
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     await self._idle.wait()
             except TimeoutError:
                 for generation in list(self._running):

@@ -101,11 +101,11 @@ class Spares:
         if self._control is None:
             return
         with contextlib.suppress(BlockingIOError):
-            told = self._control.recv(32)
-            if not told:
+            received = self._control.recv(32)
+            if not received:
                 self._lose()
                 return
-            self._spare = Forked(int(told))
+            self._spare = Forked(int(received))
         if self._spare is not None and state_of(self._spare.pid) in "TtZX":
             self._lose()
 
@@ -165,8 +165,8 @@ def leave_spare(control: socket.socket, server: int, given: int) -> int:
         while _can_be_forked() and _in_spare(server):
             os.close(given)
             control.send(str(os.getpid()).encode())
-            told, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not told:
+            received, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not received:
                 os._exit(0)
             given = descriptors[0]
             prctl(PR_SET_NAME, ENGINE)

@@ -21,7 +21,6 @@ class KeptByApi(Protocol):
 
     def drain(self) -> None:
         """The server shuts down."""
-        ...
 
 
 class ServerState:

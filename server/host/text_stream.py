@@ -22,19 +22,15 @@ class Steps(Protocol):
     @property
     def info(self) -> EngineInfo:
         """What was loaded."""
-        ...
 
     def step(self) -> None:
         """Run one engine step for all open streams, and give each its delta."""
-        ...
 
     def cut(self, id: str, at_token: int) -> None:
         """End the text of a request after its output token number ``at_token``."""
-        ...
 
     def forget(self, id: str) -> None:
         """Cancel a request and free what it holds."""
-        ...
 
 
 class TextStream:

@@ -102,7 +102,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
-        response = _told(request, error, error.headers if isinstance(error, ApiError) else {})
+        response = _error_response(request, error, error.headers if isinstance(error, ApiError) else {})
         if isinstance(error, SlowBody):
             response.force_close()  # the rest is not read
         return response
@@ -122,14 +122,14 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
         if begun.response is None:
-            return _told(request, error)
+            return _error_response(request, error)
         begun.cut(request)
         return begun.response
 
 
-def _told(request: web.Request, error: Exception, headers: dict[str, str] | None = None) -> web.Response:
+def _error_response(request: web.Request, error: Exception, headers: dict[str, str] | None = None) -> web.Response:
     """An error as a response."""
-    return _shaped(request, *route.told(error), headers)
+    return _shaped(request, *route.error_body(error), headers)
 
 
 def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:

@@ -147,12 +147,12 @@ class Origins:
         allowed."""
         if not self._allowed:
             return {}
-        told = {} if ANY in self._allowed else {"Vary": "Origin"}
+        added = {} if ANY in self._allowed else {"Vary": "Origin"}
         origin = request.headers.get("Origin")
         if origin is not None and self.allows(origin):
-            told["Access-Control-Allow-Origin"] = ANY if ANY in self._allowed else origin
-            told["Access-Control-Expose-Headers"] = ANY
-        return told
+            added["Access-Control-Allow-Origin"] = ANY if ANY in self._allowed else origin
+            added["Access-Control-Expose-Headers"] = ANY
+        return added
 
     def _is_own(self, origin: str, host: str) -> bool:
         _, _, authority = origin.lower().partition("://")
@@ -288,11 +288,11 @@ def _check_plain(request: web.Request) -> None:
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:
     """The limits and what remains of them, in the headers that OpenAI's clients read."""
-    told: dict[str, str] = {}
+    added: dict[str, str] = {}
     for what, bucket in (("requests", rate_limiter.requests), ("tokens", rate_limiter.tokens)):
         if bucket is not None:
-            told |= _rate_headers(what, bucket)
-    return told
+            added |= _rate_headers(what, bucket)
+    return added
 
 
 def _rate_headers(what: str, bucket: TokenBucket) -> dict[str, str]:

@@ -47,7 +47,7 @@ class SharedThreads(ThreadPoolExecutor):
 
     def __init__(self, most: int | None = None, thread_name_prefix: str = "") -> None:
         super().__init__(most, thread_name_prefix)
-        self._places = Shared(self._max_workers)
+        self._slots = Shared(self._max_workers)
         self._waiting: dict[str, deque[_Job]] = {}  # by tenant, in the order of their turns
         self._shut = False
         self._lock = Lock()
@@ -75,12 +75,12 @@ class SharedThreads(ThreadPoolExecutor):
     def _begin(self) -> None:
         """Start all jobs that may run."""
         while (job := self._next()) is not None:
-            self._places.change(job.caller.tenant, 1)
+            self._slots.change(job.caller.tenant, 1)
             super().submit(self._run, job)
 
     def _next(self) -> _Job | None:
         """Remove and return the job of the next caller that may hold a thread; None if all must wait."""
-        fitting = (tenant for tenant, jobs in self._waiting.items() if self._places.fits(1, jobs[0].caller))
+        fitting = (tenant for tenant, jobs in self._waiting.items() if self._slots.fits(1, jobs[0].caller))
         tenant = next(fitting, None)
         if tenant is None:
             return None
@@ -96,7 +96,7 @@ class SharedThreads(ThreadPoolExecutor):
                 _settle(job)
         finally:
             with self._lock:
-                self._places.change(job.caller.tenant, -1)
+                self._slots.change(job.caller.tenant, -1)
                 self._begin()
 
 
@@ -111,7 +111,7 @@ def _settle(job: _Job) -> None:
 
 CLOSING_SECONDS = 2.0
 #: Prefix of the names of threads other than the event loop's.
-BESIDE = "beside the event loop"
+WORKER_NAME = "beside the event loop"
 
 
 async def run_server(
@@ -127,7 +127,7 @@ async def run_server(
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     asyncio.get_running_loop().set_exception_handler(Refusals())
-    threads = SharedThreads(thread_name_prefix=BESIDE)
+    threads = SharedThreads(thread_name_prefix=WORKER_NAME)
     asyncio.get_running_loop().set_default_executor(threads)
     models = Models.of(config, on_status, spawn)
     auth, tls = AuthMiddleware.of(config), context(config)
@@ -253,15 +253,15 @@ class Refusals:
     client."""
 
     def __init__(self) -> None:
-        self._told = -QUIET_SECONDS
+        self._logged_at = -QUIET_SECONDS
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle what asyncio's ``call_exception_handler`` was given."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES and "socket" in context):
             loop.default_exception_handler(context)
-        elif loop.time() - self._told >= QUIET_SECONDS:
-            self._told = loop.time()
+        elif loop.time() - self._logged_at >= QUIET_SECONDS:
+            self._logged_at = loop.time()
             log.error("%s", _reason(error))
 
 

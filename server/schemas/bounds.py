@@ -30,7 +30,7 @@ MOST_CALLS = 128
 #: For what is repeated in responses, or sent to the engine with each choice.
 MOST_NAME = 256
 MOST_TEMPLATE_BYTES = 16 * 1024
-MOST_SAID_AGAIN = 1 << 20
+MOST_REPEATED_BYTES = 1 << 20
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_BAD_WORDS = 256

@@ -14,7 +14,8 @@ from foresay.spec.sampling import Logprobs
 
 
 class CompletionRequest(shared.GenerationRequest, kw_only=True):
-    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: how many of the likeliest."""
+    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: number of most likely
+    tokens."""
 
     prompt: Annotated[str, shown(minLength=1)] | Annotated[list[str | int | list[int]], shown(minItems=1)]
     echo: bool | None = None
@@ -26,8 +27,8 @@ class CompletionRequest(shared.GenerationRequest, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One text, or a piece of one. seed: gives the same text again; once it is finished. What a whole answer has no
-    value for is null, since clients of vLLM's look for it."""
+    """One text, or a chunk of one. seed: reproduces the text; only when it is finished. In whole answers missing values
+    are null, as vLLM's clients expect."""
 
     index: int
     text: str

@@ -1,30 +1,5 @@
-"""All errors that clients can get, as one tree; each knows its HTTP status and OpenAI's ``type`` and ``code``.
-
-::
-
-    ForesayError (spec)
-    ├── InvalidRequest (spec)   a field is wrong: 400 invalid_request_error, param names the field
-    └── ApiError
-        ├── Unauthorized        401  invalid_request_error  invalid_api_key   (WWW-Authenticate)
-        ├── Forbidden           403  permission_error       origin_not_allowed
-        ├── NotAdmin            403  permission_error       admin_key_required
-        ├── ModelNotFound       404  invalid_request_error  model_not_found
-        ├── SlowBody            408  timeout_error          body_timeout
-        ├── NotNow              409  invalid_request_error  not_now
-        ├── TooLarge            413  invalid_request_error  body_too_large
-        ├── Compressed          415  invalid_request_error  unsupported_encoding  (Accept-Encoding)
-        ├── NotJson             415  invalid_request_error  unsupported_media_type
-        ├── QueueFull           429  rate_limit_error       queue_full        (Retry-After)
-        ├── TooManyWaiting      429  rate_limit_error       too_many_waiting  (Retry-After)
-        ├── RateLimited         429  rate_limit_error       rate_limit_exceeded  (Retry-After)
-        ├── WaitedTooLong       429  rate_limit_error       first_token_timeout  (Retry-After)
-        ├── EngineFailed        500  engine_error           engine_error
-        │   └── KillsEngine     500  engine_error           kills_engine    (X-Should-Retry: false)
-        ├── SlowReader          500  engine_error           slow_reader       (only ever seen inside a stream)
-        ├── Unavailable         503  unavailable_error      loading | unloaded | engine_down | draining   (Retry-After)
-        │   └── LoadFailed      503  unavailable_error      load_failed     (Retry-After)
-        ├── TookTooLong         504  timeout_error          request_timeout   (X-Should-Retry: false)
-        └── Mistake             500  internal_error         internal_error
+"""All errors that clients can get, as one tree: an :class:`InvalidRequest` (400, with the field's name), or an
+:class:`ApiError`. Each knows its HTTP status, OpenAI's ``type`` and ``code``, and further headers.
 """
 
 from __future__ import annotations

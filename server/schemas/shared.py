@@ -31,10 +31,10 @@ def renamed_to(name: str) -> Meta:
     return _refused((), f" is no longer a field; use {name}")
 
 
-def not_followed(*harmless: object, said: str) -> Meta:
+def not_followed(*harmless: object, why: str) -> Meta:
     """The annotation of a field that does not change the text and is ignored with a warning. harmless: values that need
     no warning."""
-    return Meta(extra={"harmless": [(type(value), value) for value in harmless], "said": said})
+    return Meta(extra={"harmless": [(type(value), value) for value in harmless], "why": why})
 
 
 def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
@@ -54,8 +54,8 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """What the answer must be. type: ``text``, ``json_object`` or ``json_schema``. schema: what an object must match,
-    as llama.cpp and others take it."""
+    """The required format of the answer. type: ``text``, ``json_object`` or ``json_schema``. schema: for a JSON object,
+    as in llama.cpp."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -64,9 +64,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """What the answer must match: exactly one of json (a schema, or its text), regex, choice, grammar, json_object.
-
-    The other fields say how JSON is written.
-    """
+    The other fields determine how JSON is formatted."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -101,7 +99,7 @@ WarningCode = Literal[
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream carries besides text."""
+    """What a stream contains in addition to text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -111,10 +109,8 @@ _DEEPEST = MAX_NODES - 1
 
 
 class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How this request is drafted for; its text is the same in any case. off: decode plainly, one token a step.
-
-    method: who drafts, one of the server's drafters, auto (whichever is best at each step) or none; max_tokens: the
-    deepest draft.
+    """How drafts are made for this request; they do not change its text. off: decode without drafts, one token per
+    step. method: one of the server's drafters, auto (the best at each step) or none. max_tokens: maximum draft depth.
     """
 
     off: bool | None = None
@@ -134,14 +130,14 @@ class PredictionPart(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """What the answer will probably be: it is drafted, and the text is the same in any case. type: ``content``."""
+    """A predicted answer, used as a draft; it does not change the text. type: ``content``."""
 
     type: Annotated[str, shown(enum=[CONTENT])]
     content: str | list[PredictionPart]
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """The fields that completions and chat share."""
+    """The fields shared by completions and chat."""
 
     model: str | None = None
     stream: bool | None = None
@@ -184,10 +180,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    samplers: Annotated[str | list[str] | None, not_followed([], said="filters have one order on this server")] = None
-    cache_prompt: Annotated[bool | None, not_followed(True, said="prefixes are always reused")] = None
-    return_progress: Annotated[bool | None, not_followed(False, said="there are no reports about the prompt")] = None
-    timings_per_token: Annotated[bool | None, not_followed(False, said="timings come at the end")] = None
+    samplers: Annotated[str | list[str] | None, not_followed([], why="filters have one order on this server")] = None
+    cache_prompt: Annotated[bool | None, not_followed(True, why="prefixes are always reused")] = None
+    return_progress: Annotated[bool | None, not_followed(False, why="there are no reports about the prompt")] = None
+    timings_per_token: Annotated[bool | None, not_followed(False, why="timings come at the end")] = None
 
     logprob_token_ids: Annotated[Any, not_done([])] = None
     dynatemp_range: Annotated[Any, not_done(0, 0.0)] = None
@@ -222,15 +218,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """cached_tokens: prompt tokens whose KV was already there."""
+    """cached_tokens: prompt tokens whose KV was cached."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: completion tokens the model thought with before it answered. accepted_prediction_tokens,
-    rejected_prediction_tokens: drafted tokens of the request's prediction that are in the text, and that are not (the
-    latter are no completion tokens); only where there is a prediction."""
+    """reasoning_tokens: completion tokens of reasoning. accepted_prediction_tokens, rejected_prediction_tokens: drafted
+    tokens of the request's prediction that are in the text, and that are not (these are not completion tokens); only if
+    there is a prediction."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int | UnsetType = UNSET
@@ -238,8 +234,8 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of the answer so far, all choices together. completion_tokens_details: where the model has thought, or the
-    request predicted."""
+    """Tokens of the answer so far, of all choices together. completion_tokens_details: only with reasoning or a
+    prediction."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -249,7 +245,7 @@ class Usage(msgspec.Struct):
 
 
 class SpeculativeDecoding(msgspec.Struct, kw_only=True):
-    """Drafting in numbers, as vLLM reports them. Lists by step only when details were asked for."""
+    """Drafting statistics in vLLM's format. Lists by step only if details were requested."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -263,12 +259,9 @@ class SpeculativeDecoding(msgspec.Struct, kw_only=True):
 
 
 class Metrics(msgspec.Struct, kw_only=True):
-    """How the answer was made: vLLM's fields; ``tokens_per_step``: tokens over the passes of the target that wrote
-    them, those without drafts included; ``exact``: whether plain decoding here gives the same tokens; ``resumed``: how
-    often another engine process had to go on with it.
-
-    speculative_decoding is null when nothing drafts.
-    """
+    """How the answer was generated: vLLM's fields; ``tokens_per_step``: tokens per pass of the target, including passes
+    without drafts; ``exact``: whether plain decoding gives the same tokens on this machine; ``resumed``: how often
+    another engine process continued it. speculative_decoding is null without a drafter."""
 
     time_to_first_token_ms: float
     generation_time_ms: float
@@ -282,8 +275,8 @@ class Metrics(msgspec.Struct, kw_only=True):
 
 
 class Timings(msgspec.Struct, kw_only=True):
-    """How long the answer took, as llama.cpp tells it: of the prompt, of which the last cache_n tokens were there
-    already, and of what was written; drafted tokens, and accepted ones. Times in milliseconds."""
+    """How long prompt and answer took, in llama.cpp's format; cache_n: prompt tokens that were cached. draft_n,
+    draft_n_accepted: drafted and accepted tokens. Times in milliseconds."""
 
     cache_n: int
     prompt_n: int
@@ -299,13 +292,13 @@ class Timings(msgspec.Struct, kw_only=True):
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done otherwise than the request asks. param: the field; message: a sentence that names it.
+    """What is not done as requested. param: the field; message: a sentence that names it.
 
-    tool_left_out: of a type that cannot be run here. format_not_enforced: the grammar of a tool is told to the model
-    only. max_tokens_clamped: to what the context leaves. model_renamed: another model was asked for. hint_left_out: the
-    model has no word for it. system_moved: a system message is told as the user's. client_noise_left_out: what its
-    client adds and changes each time (:mod:`foresay.server.text.client_noise`). compacted: what a window lacks.
-    resumed: another engine process went on with an answer that is not exact; param is the number of the choice.
+    tool_left_out: its type is not supported. format_not_enforced: the model sees the grammar of a tool, but is not
+    constrained to it. max_tokens_clamped: to the room in the context. model_renamed: another model was requested.
+    hint_left_out: the chat template does not support it. system_moved: a system message is sent as the user's.
+    client_noise_left_out: text that the client adds and changes each time. compacted: what was left out of a window.
+    resumed: another engine process continued an answer that is not exact; param is the number of the choice.
     """
 
     code: WarningCode
@@ -314,7 +307,7 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong, in OpenAI's four fields."""
+    """An error, in OpenAI's four fields."""
 
     message: str
     type: str
@@ -323,14 +316,14 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is no success, and the last event of a stream that broke."""
+    """The body of every error response, and the last event of a failed stream."""
 
     error: ErrorDetail
 
 
 class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How ``foresay chat``, ``foresay generate`` and the page sample where nothing is chosen. recommended: which of
-    these come from the model's ``generation_config.json``; the others are usual values."""
+    """The default sampling of ``foresay chat``, ``foresay generate`` and the page. recommended: which of these come
+    from the model's ``generation_config.json``; the others are usual values."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -339,9 +332,9 @@ class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One entry of ``GET /v1/models``, as OpenAI, vLLM, Anthropic, llama.cpp and others have it. loaded: only where
-    there are several models. max_model_len, which others call context_length or max_input_tokens: left out of a
-    model that was never loaded, unless its files tell. sampling: left out until its tokenizer is loaded."""
+    """One entry of ``GET /v1/models``, with the fields of OpenAI, vLLM, Anthropic, llama.cpp and others. loaded: only
+    if there are several models. max_model_len, also called context_length or max_input_tokens: left out if unknown, as
+    for a model that was never loaded. sampling: left out until its tokenizer is loaded."""
 
     id: str
     object: str = "model"
@@ -361,7 +354,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """``GET /v1/models``: all names of the model served here, on one page."""
+    """``GET /v1/models``: all names of the served models, on one page."""
 
     data: list[ModelCard]
     object: str = "list"

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 
 class TopLogprob(msgspec.Struct, gc=False):
-    """A token that could have been. bytes: of a token that is half a character, too."""
+    """An alternative token. bytes: also given for a token that is not a whole character."""
 
     token: str
     logprob: float
@@ -22,7 +22,7 @@ class TopLogprob(msgspec.Struct, gc=False):
 
 
 class ChatTokenLogprob(msgspec.Struct, gc=False):
-    """A token of the answer, and the likeliest ones in its place, likeliest first."""
+    """A token of the answer, and the most likely tokens at its position, the likeliest first."""
 
     token: str
     logprob: float
@@ -31,7 +31,7 @@ class ChatTokenLogprob(msgspec.Struct, gc=False):
 
 
 class ChatLogprobs(msgspec.Struct, gc=False):
-    """One entry per token, the one that ended the answer among them."""
+    """One entry per token, including the one that ended the answer."""
 
     content: list[ChatTokenLogprob]
     refusal: None = None
@@ -50,7 +50,7 @@ class CompletionLogprobs(msgspec.Struct, gc=False):
 
 
 class PromptLogprob(msgspec.Struct, gc=False):
-    """A token of the prompt, or a likelier one, as vLLM reports it. rank: 1 is the likeliest; null if not listed."""
+    """A token of the prompt, or a more likely one, in vLLM's format. rank: 1 is the likeliest; null if not listed."""
 
     logprob: float
     rank: int | None
@@ -67,11 +67,11 @@ Source = Literal["draft", "grammar", "target"]
 
 
 class TokenProvenance(msgspec.Struct, kw_only=True):
-    """One token. step: that made it. depth: how far below the tree's root it was accepted; 0: the target's own.
+    """One token. step: the step that emitted it. depth: its depth in the draft tree; 0: sampled by the target.
 
-    text, reasoning, arguments: what became certain with it of the answer's text, of what the model thinks, of the
-    arguments of its calls; characters of several tokens, and what might have begun a stop string, are told with the
-    token that makes them certain. drafter: who proposed it; logprob: if log-probabilities were asked for.
+    text, reasoning, arguments: what became certain with it of the answer's text, the reasoning, and the arguments of
+    calls. Characters of several tokens, and text that might begin a stop string, are reported with the token that makes
+    them certain. drafter: its name, if it was drafted. logprob: if log-probabilities were requested.
     """
 
     id: int
@@ -86,11 +86,11 @@ class TokenProvenance(msgspec.Struct, kw_only=True):
 
 
 class StepProvenance(msgspec.Struct, kw_only=True):
-    """One step's part in this answer. step: the engine's number of it. drafter: who proposed the tree, if somebody did.
+    """One step's contribution to this answer. step: its number in the engine. drafter: null if nothing was drafted.
 
-    nodes: of the tree, its root included. drafted: nodes below the root; forced: those of them that a grammar forced.
-    accepted: drafted tokens that are in the answer. discarded: tokens made behind the answer's end. ms: the step's
-    milliseconds by phase; all answers that ran in it share them.
+    nodes: of the tree, including its root. drafted: nodes below the root; forced: those that a grammar forced.
+    accepted: drafted tokens that are in the answer. discarded: tokens after the answer's end. ms: the step's
+    milliseconds by phase, shared by all answers in it.
     """
 
     step: int
@@ -104,7 +104,7 @@ class StepProvenance(msgspec.Struct, kw_only=True):
 
 
 class Provenance(msgspec.Struct):
-    """Steps and tokens, in order. No token is told before its step."""
+    """Steps and tokens, in order. A step is reported no later than its tokens."""
 
     steps: list[StepProvenance]
     tokens: list[TokenProvenance]

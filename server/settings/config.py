@@ -79,395 +79,77 @@ SecretKey = Annotated[
 ]
 
 
-#: Who applies a setting: the engine; the engine, whose text it may change; the server's routes; or each replica, in
-#: addition to the engine's.
-AppliedBy = Literal["engine", "text", "service", "cluster"]
-
-
-def _about(
-    description: str, group: str, metavar: str | None = None, secret: bool = False, by: AppliedBy | None = None
-) -> Meta:
-    """What ``--help`` says about a field, and under which heading. secret: its value is never shown. by: who applies
-    it, if its section does not say."""
-    return Meta(description=description, extra={"group": group, "metavar": metavar, "secret": secret, "by": by})
-
-
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What :func:`foresay.server.engine.build.build_engine` needs: the models, how to draft, and how much memory to
     hold."""
 
-    target: Annotated[
-        str,
-        _about(
-            "bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging Face hub "
-            "id",
-            "models",
-            "TARGET",
-            by="text",
-        ),
-    ] = "bundled"
-    draft: Annotated[
-        str,
-        _about(
-            "what proposes tokens: auto (suffix, and a head or draft model that ships with the target), none, ngram, "
-            "suffix, self (the target in fewer bits, on its own KV cache; self:int4, self:int8), mtp (the layer for "
-            "further tokens in Qwen3.5's checkpoints), the directory or hub id of a draft model or of "
-            "heads (eagle3:PATH, dflash:PATH, medusa:PATH and such), the kind alone of one that ships with the target "
-            "(draft_model, eagle3), a class of your own (package.module:Class, see docs/drafters.md), or several "
-            "separated by commas",
-            "models",
-            "DRAFT",
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        Dtype,
-        _about(
-            "weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16",
-            "models",
-            by="text",
-        ),
-    ] = "auto"
-    quantize: Annotated[
-        Quantize | None,
-        _about(
-            "make the target's weights int8, int4 or fp8 as they are loaded: half or a quarter of the bytes to read "
-            "in each step (as the files have them)",
-            "models",
-            "KIND",
-            by="text",
-        ),
-    ] = None
-    activations: Annotated[
-        Activations,
-        _about(
-            "what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a "
-            "CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU",
-            "models",
-            by="text",
-        ),
-    ] = "auto"
-    kv_dtype: Annotated[
-        KVDtype,
-        _about(
-            "the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice as many "
-            "tokens in the same memory; auto is --dtype",
-            "models",
-            by="text",
-        ),
-    ] = "auto"
-    draft_quantize: Annotated[Quantize | None, _about("--quantize for a draft model", "models", "KIND")] = None
-    draft_kv_dtype: Annotated[
-        KVDtype, _about("--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads", "models")
-    ] = "auto"
-    device: Annotated[
-        DeviceKind,
-        _about("where the models run; auto is the first GPU if there is one, otherwise the CPU", "models", by="text"),
-    ] = "auto"
-    graphs: Annotated[
-        bool, _about("capture whole steps in CUDA graphs at start-up; on a CPU there are none", "models")
-    ] = True
-    draft_tokens: Annotated[
-        Chain | None,
-        _about("draft a chain of K tokens in every step (chosen at each step from measurements)", "drafting", "K"),
-    ] = None
-    draft_tree: Annotated[
-        Shape | None,
-        _about(
-            "draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths",
-            "drafting",
-            "SHAPE",
-        ),
-    ] = None
-    draft_layers: Annotated[
-        LayerNumbers | None,
-        _about(
-            "the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (as the head's files say)",
-            "drafting",
-            "LAYERS",
-        ),
-    ] = None
-    draft_growth: Annotated[
-        Growth,
-        _about(
-            "dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; "
-            "static: keep as many at each depth as the tree has there",
-            "drafting",
-        ),
-    ] = "dynamic"
-    draft_history: Annotated[
-        str | None,
-        _about(
-            "a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and "
-            "of the ends of prompts (forgotten on exit)",
-            "drafting",
-            "FILE",
-        ),
-    ] = None
-    shadow: Annotated[
-        str | None,
-        _about(
-            "a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in "
-            "use, unverified, and what would have been accepted is counted",
-            "observing",
-            "DRAFT",
-        ),
-    ] = None
-    trace: Annotated[
-        str | None,
-        _about(
-            "append every step to this file (trees, draws, acceptance, times; no text)",
-            "observing",
-            "FILE",
-        ),
-    ] = None
-    trace_text: Annotated[bool, _about("write token ids into the trace too, for foresay replay", "observing")] = False
-    max_seqs: Annotated[int, Meta(ge=1, le=256), _about("sequences decoded at the same time", "memory", "N")] = 4
-    max_model_len: Annotated[
-        Positive | None, _about("longest prompt plus output in tokens (the model's own limit)", "memory", "TOKENS")
-    ] = None
-    kv_tokens: Annotated[
-        Positive | None, _about("tokens the KV cache holds (chosen from the free memory)", "memory", "TOKENS")
-    ] = None
-    page_size: Annotated[int, Meta(ge=1, le=1024), _about("tokens in one page of the KV cache", "memory", "TOKENS")] = (
-        16
-    )
-    gpu_memory_utilization: Annotated[
-        Share | None,
-        _about("share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)", "memory", "SHARE"),
-    ] = None
-    prefix_cache: Annotated[bool, _about("reuse the KV of prompts that start alike", "memory")] = True
-    kv_disk: Annotated[
-        KVDisk | None,
-        _about(
-            "how much of the user's cache directory the KV of prompts and answers may take, so that servers started "
-            "later need not compute it, in files that you alone may read; off: none. The least recently used goes "
-            "first (a tenth of what is free, at most 8GiB; off on a GPU)",
-            "memory",
-            "SIZE",
-        ),
-    ] = None
-    weight_cache: Annotated[
-        bool, _about("keep packed weights on disk, so that later starts on a CPU read and pack nothing", "memory")
-    ] = True
-    weight_cache_bytes: Annotated[
-        Positive,
-        _about(
-            "the most that packed weights on disk may take; the least recently used go first (20 GB)", "memory", "BYTES"
-        ),
-    ] = 20_000_000_000
-    threads: Annotated[Positive | None, _about("CPU threads (one per physical core)", "memory", "N")] = None
-    seed: Annotated[int | None, _about("seed of requests that give none (random)", "sampling", "S")] = None
+    target: str = "bundled"
+    draft: str = "auto"
+    dtype: Dtype = "auto"
+    quantize: Quantize | None = None
+    activations: Activations = "auto"
+    kv_dtype: KVDtype = "auto"
+    draft_quantize: Quantize | None = None
+    draft_kv_dtype: KVDtype = "auto"
+    device: DeviceKind = "auto"
+    graphs: bool = True
+    draft_tokens: Chain | None = None
+    draft_tree: Shape | None = None
+    draft_layers: LayerNumbers | None = None
+    draft_growth: Growth = "dynamic"
+    draft_history: str | None = None
+    shadow: str | None = None
+    trace: str | None = None
+    trace_text: bool = False
+    max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4
+    max_model_len: Positive | None = None
+    kv_tokens: Positive | None = None
+    page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    gpu_memory_utilization: Share | None = None
+    prefix_cache: bool = True
+    kv_disk: KVDisk | None = None
+    weight_cache: bool = True
+    weight_cache_bytes: Positive = 20_000_000_000
+    threads: Positive | None = None
+    seed: int | None = None
 
 
 class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay serve`` adds: where it listens and how it treats its clients."""
 
-    host: Annotated[str, _about("address to listen on", "server", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _about("port to listen on; 0 takes a free one", "server", "PORT")] = 8000
-    served_model_name: Annotated[
-        tuple[ModelName, ...],
-        _about(
-            "the model's name in the API; may be given several times, answers show the first (the target's name, or "
-            "the last part of its directory). Not for [models.NAME] in the file: those are called NAME",
-            "server",
-            "NAME",
-        ),
-    ] = ()
-    any_model_name: Annotated[
-        bool,
-        _about(
-            "serve requests whatever model they name; with [models.NAME], the first in the file serves them; answers "
-            "show the real name",
-            "server",
-        ),
-    ] = False
-    strict_limits: Annotated[
-        bool,
-        _about(
-            "refuse a max_tokens larger than the context leaves (else the answer gets what is left, with a warning)",
-            "server",
-        ),
-    ] = False
-    keep_client_noise: Annotated[
-        bool,
-        _about(
-            "show the model also what clients put into prompts that changes each time and means nothing to it, such as "
-            "Claude Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds "
-            "what follows again)",
-            "server",
-        ),
-    ] = False
-    max_queue: Annotated[
-        int, Meta(ge=0), _about("requests that may wait for their turn before new ones get 429", "server", "N")
-    ] = 256
-    tool_parser: Annotated[
-        ToolParser, _about("how the model writes tool calls; auto takes it from its chat template", "server")
-    ] = "auto"
-    reasoning_parser: Annotated[
-        ReasoningParser, _about("how the model writes its reasoning; auto takes it from its chat template", "server")
-    ] = "auto"
-    drain_seconds: Annotated[
-        float, Meta(ge=0), _about("after SIGTERM, how long running requests may take to finish", "server", "SECONDS")
-    ] = 30.0
-    engine_timeout: Annotated[
-        Seconds,
-        _about(
-            "kill and restart the engine process if it shows no sign of life (no answer, no CPU time, or on a CPU no "
-            "kernel that ends) for this long; 20 times as long if it is only silent, or loading, a sixth (but 5 s) if "
-            "on a CPU all of that is missing, and a fifteenth if it was stopped (SIGSTOP)",
-            "server",
-            "SECONDS",
-            by="cluster",
-        ),
-    ] = 30.0
-    max_resumes: Annotated[
-        int,
-        Meta(ge=0),
-        _about(
-            "how often a request is resumed in a new engine process after the one that ran it died or hung; 0: it "
-            "fails",
-            "server",
-            "N",
-            by="cluster",
-        ),
-    ] = 3
-    idle_unload: Annotated[
-        Span | None,
-        _about(
-            "end the engine process of a model after this long without a request (30s, 10m, 2h), which frees its "
-            "memory; the next request waits until it is loaded again (never)",
-            "server",
-            "TIME",
-        ),
-    ] = None
-    max_loaded_models: Annotated[
-        Positive | None,
-        _about(
-            "with [models.NAME] in the file: models loaded at the same time (as many as the memory plan has room for)",
-            "server",
-            "N",
-        ),
-    ] = None
-    access_log: Annotated[
-        bool, _about("a line on stderr for each request: path, status, time, tokens, key; never text", "server")
-    ] = False
-    log_stats: Annotated[
-        bool,
-        _about(
-            "every 10 s, a line on stderr about what was drafted and accepted, and a warning if speculation does not "
-            "pay",
-            "server",
-        ),
-    ] = True
-    self_check: Annotated[
-        float,
-        Meta(ge=0, le=1),
-        _about(
-            "decode this share of the finished requests again without drafts while the server is idle, and count "
-            "those whose tokens differ; 1 is all of them",
-            "server",
-            "P",
-        ),
-    ] = 0.0
-    ssl_certfile: Annotated[
-        str | None, _about("serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile", "server", "FILE")
-    ] = None
-    ssl_keyfile: Annotated[
-        str | None, _about("the private key of the certificate (PEM, not encrypted)", "server", "FILE")
-    ] = None
-    api_key: Annotated[
-        tuple[SecretKey, ...],
-        _about(
-            "a key that clients must send; may be given several times. Others on this machine can read flags: "
-            "FORESAY_API_KEY or --api-key-file keep it to yourself",
-            "access",
-            "KEY",
-            secret=True,
-        ),
-    ] = ()
-    api_key_file: Annotated[
-        str | None,
-        _about(
-            "keys with names and limits, hashed; foresay keys new makes entries. Read again when it changes",
-            "access",
-            "FILE",
-        ),
-    ] = None
-    admin_key: Annotated[
-        SecretKey | None,
-        _about(
-            "the key with which the engine of the running server may be replaced (foresay reload). It can be used to "
-            "load any file: FORESAY_ADMIN_KEY keeps it from others on this machine (no one may)",
-            "access",
-            "KEY",
-            secret=True,
-        ),
-    ] = None
-    cors_origin: Annotated[
-        tuple[Origin, ...],
-        _about(
-            "let web pages of this origin use the server; may be given several times, * is any page (default: none)",
-            "access",
-            "ORIGIN",
-        ),
-    ] = ()
-    max_requests_per_minute: Annotated[
-        Positive | None, _about("requests each key may send in a minute, then 429 (no limit)", "limits", "N")
-    ] = None
-    max_tokens_per_minute: Annotated[
-        Positive | None,
-        _about("tokens each key may use in a minute, prompt and output together, then 429 (no limit)", "limits", "N"),
-    ] = None
-    max_concurrent_requests: Annotated[
-        Positive | None,
-        _about("choices of each key that may run or wait at once, then 429 (no limit)", "limits", "N"),
-    ] = None
-    max_output_tokens: Annotated[
-        Positive | None, _about("most tokens a request may ask for (no limit but the context)", "limits", "N")
-    ] = None
-    max_body_bytes: Annotated[
-        Annotated[int, Meta(ge=1024)] | None,
-        _about(
-            "largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the context)",
-            "limits",
-            "BYTES",
-        ),
-    ] = None
-    body_timeout: Annotated[
-        Seconds,
-        _about(
-            "refuse with 408 a request whose body takes longer than this, plus a second for each 16 KiB of it, to "
-            "arrive",
-            "limits",
-            "SECONDS",
-        ),
-    ] = 30.0
-    request_timeout: Annotated[
-        Seconds | None,
-        _about("end a request that takes longer than this with an error (never)", "limits", "SECONDS"),
-    ] = None
-    first_token_timeout: Annotated[
-        Seconds | None,
-        _about("end a request that waits longer than this for its first token with 429 (never)", "limits", "SECONDS"),
-    ] = None
-    replicas: Annotated[
-        Replicas | None,
-        _about(
-            "run this many engines, each in a replica on Ray Serve; 1-4 lets Ray choose by load. "
-            "Needs the extra foresay[ray], see docs/scale.md (one engine, without Ray)",
-            "replicas",
-            "N",
-        ),
-    ] = None
-    ray_address: Annotated[
-        str | None,
-        _about(
-            "with --replicas: the Ray that runs them, such as auto or 10.0.0.5:6379; replicas that already exist are "
-            "shared (a Ray on this machine, started and ended with the server)",
-            "replicas",
-            "ADDRESS",
-        ),
-    ] = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    served_model_name: tuple[ModelName, ...] = ()
+    any_model_name: bool = False
+    strict_limits: bool = False
+    keep_client_noise: bool = False
+    max_queue: Annotated[int, Meta(ge=0)] = 256
+    tool_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
+    drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    engine_timeout: Seconds = 30.0
+    max_resumes: Annotated[int, Meta(ge=0)] = 3
+    idle_unload: Span | None = None
+    max_loaded_models: Positive | None = None
+    access_log: bool = False
+    log_stats: bool = True
+    self_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    api_key: tuple[SecretKey, ...] = ()
+    api_key_file: str | None = None
+    admin_key: SecretKey | None = None
+    cors_origin: tuple[Origin, ...] = ()
+    max_requests_per_minute: Positive | None = None
+    max_tokens_per_minute: Positive | None = None
+    max_concurrent_requests: Positive | None = None
+    max_output_tokens: Positive | None = None
+    max_body_bytes: Annotated[int, Meta(ge=1024)] | None = None
+    body_timeout: Seconds = 30.0
+    request_timeout: Seconds | None = None
+    first_token_timeout: Seconds | None = None
+    replicas: Replicas | None = None
+    ray_address: str | None = None
     #: By the name that clients use; empty if the server has one model. Each has all settings, including the common
     #: ones.
     models: dict[str, ServeConfig] = {}
@@ -495,55 +177,23 @@ USUAL_TOKENS = 256
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay generate`` and ``foresay chat`` add: how tokens are sampled and when to stop."""
 
-    temperature: Annotated[
-        Temperature | None,
-        _about("0 takes the most likely token (default: as the model recommends, else 0.7; bench: 1)", "sampling", "T"),
-    ] = None
-    top_k: Annotated[
-        TopK | None,
-        _about("sample from the K most likely tokens, 0: all (default: as the model recommends)", "sampling", "K"),
-    ] = None
-    top_p: Annotated[
-        TopP | None,
-        _about(
-            "sample from the most likely tokens that together reach P (default: as the model recommends, else 0.95; "
-            "bench: 1)",
-            "sampling",
-            "P",
-        ),
-    ] = None
-    min_p: Annotated[
-        MinP,
-        _about("leave out tokens less likely than P times the most likely one", "sampling", "P"),
-    ] = 0.0
-    presence_penalty: Annotated[
-        Penalty, _about("subtracted from the logits of tokens already generated", "sampling", "P")
-    ] = 0.0
-    frequency_penalty: Annotated[
-        Penalty, _about("the same, once for each time they were generated", "sampling", "P")
-    ] = 0.0
-    repetition_penalty: Annotated[
-        RepetitionPenalty,
-        _about("above 1, tokens of the prompt and the text so far get less likely", "sampling", "R"),
-    ] = 1.0
-    max_tokens: Annotated[
-        Positive | None,
-        _about(
-            "the longest answer, in tokens (default: 256; chat and run: all that the context leaves)", "stopping", "N"
-        ),
-    ] = None
-    min_tokens: Annotated[MinTokens, _about("fewest tokens to generate", "stopping", "N")] = 0
-    stop: Annotated[
-        tuple[Annotated[str, Meta(min_length=1)], ...],
-        _about("stop where this text appears; may be given several times", "stopping", "TEXT"),
-    ] = ()
-    ignore_eos: Annotated[bool, _about("go on past the model's end-of-text token", "stopping")] = False
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    max_tokens: Positive | None = None
+    min_tokens: MinTokens = 0
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    ignore_eos: bool = False
 
 
 class BenchConfig(SamplingConfig, frozen=True, kw_only=True):
     """What ``foresay bench`` adds."""
 
-    rounds: Annotated[int, Meta(ge=1, le=1000), _about("how often each way of decoding is measured", "bench", "N")] = 5
+    rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
 
 
 #: The sections of a TOML file and the classes that declare their keys, ancestors first.

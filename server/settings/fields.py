@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from foresay.server.settings.config import SECTIONS, AppliedBy, EngineConfig, ServeConfig
+from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
+from foresay.server.settings.help import AppliedBy, about_settings
 
 PREFIX = "FORESAY_"
 
@@ -79,25 +80,21 @@ def applied_by(*appliers: AppliedBy) -> tuple[str, ...]:
 
 
 def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
-    described = field.type
-    assert isinstance(described, msgspec.inspect.Metadata), f"{field.name} needs a description"
-    extra = described.extra or {}
-    types = _plain_types(described.type)
-    first = types[0]
+    about, first = about_settings()[field.name], _plain_types(field.type)[0]
     section = next(name for name, owner in SECTIONS.items() if field.name in owner.__struct_fields__)
     return Setting(
         name=field.name,
         section=section,
         kind=kind,
         default=field.default,
-        description=(described.extra_json_schema or {})["description"],
-        group=extra["group"],
-        metavar=extra["metavar"],
-        expected=_expected(described.type),
+        description=about.description,
+        group=about.group,
+        metavar=about.metavar,
+        expected=_expected(field.type),
         is_switch=isinstance(first, msgspec.inspect.BoolType),
         is_list=isinstance(first, msgspec.inspect.VarTupleType),
-        is_secret=extra["secret"],
-        applied_by=extra["by"] or ("engine" if section == "engine" else "service"),
+        is_secret=about.secret,
+        applied_by=about.by or ("engine" if section == "engine" else "service"),
         choices=_choices(first),
     )
 

@@ -257,13 +257,13 @@ class ModelNames(msgspec.Struct, frozen=True):
         """The name in responses."""
         return self.known[0]
 
-    def has(self, asked: str) -> bool:
+    def has(self, name: str) -> bool:
         """Whether it is one of the names, with or without Ollama's tag."""
-        return asked.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
+        return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
 
-    def mean(self, asked: str) -> bool:
-        """Whether a request for ``asked`` is for this model."""
-        return self.any or self.has(asked)
+    def mean(self, name: str) -> bool:
+        """Whether a request for ``name`` is for this model."""
+        return self.any or self.has(name)
 
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:
@@ -280,10 +280,10 @@ def _own_name(target: str) -> str:
     return path.resolve().name or target
 
 
-class Unfit(ConfigurationError):
-    """A setting that cannot work. fault: what is wrong. remedy: how to fix it, without a full stop. The message is
+class CannotRun(ConfigurationError):
+    """A setting that cannot work. fault: what is wrong. hint: how to fix it, without a full stop. The message is
     both."""
 
-    def __init__(self, fault: str, remedy: str) -> None:
-        super().__init__(f"{fault}: {remedy}")
-        self.fault, self.remedy = fault, remedy
+    def __init__(self, fault: str, hint: str) -> None:
+        super().__init__(f"{fault}: {hint}")
+        self.fault, self.hint = fault, hint

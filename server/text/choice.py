@@ -169,7 +169,7 @@ class Choice:
             elif token in self._parser.markers:
                 self._mark(token, piece)
             else:
-                self._say(self._released(self._counted(self._detokenizer.step(token))), piece)
+                self._append(self._released(self._counted(self._detokenizer.step(token))), piece)
             self.reasoning_tokens += self._parser.thinking
             self._cut = self._cut or self._parser.complete
             if self._cut:
@@ -192,16 +192,16 @@ class Choice:
 
     def _mark(self, token: int, piece: Piece) -> None:
         """Handle a marker token: the text before it is released completely."""
-        self._say(self._released(self._counted(self._detokenizer.flush())), piece)
+        self._append(self._released(self._counted(self._detokenizer.flush())), piece)
         if not self._cut:
-            self._say(self._search.flush(), piece)
+            self._append(self._search.flush(), piece)
             piece.parts += self._parser.marker(token)
 
     def _counted(self, text: str) -> str:
         self._length += len(text)
         return text
 
-    def _say(self, text: str, piece: Piece) -> None:
+    def _append(self, text: str, piece: Piece) -> None:
         """Add certain text to the piece."""
         piece.text += text
         piece.parts += self._parser.feed(text)
@@ -217,9 +217,9 @@ class Choice:
 
     def _finish(self, delta: Delta, piece: Piece) -> None:
         if not self._cut:
-            self._say(self._released(self._detokenizer.flush()), piece)
+            self._append(self._released(self._detokenizer.flush()), piece)
         if not self._cut:
-            self._say(self._search.flush(), piece)
+            self._append(self._search.flush(), piece)
             if delta.stop_token is not None and delta.stop_token not in self._quiet_stops:
                 self.stop_reason = delta.stop_token
         piece.parts += self._parser.flush()

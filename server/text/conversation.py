@@ -142,7 +142,7 @@ def _message(message: schemas.Message, called: frozenset[str]) -> dict[str, Any]
     role = schemas.ROLES.get(message.role)
     if role is None:
         raise InvalidRequest("role", f" must be one of {', '.join(schemas.ROLES)}, got {message.role!r}")
-    rendered: dict[str, Any] = {"role": role, "content": _said(message)}
+    rendered: dict[str, Any] = {"role": role, "content": _content_of(message)}
     if message.name is not None:
         rendered["name"] = message.name
     if message.role == "tool":
@@ -154,7 +154,7 @@ def _message(message: schemas.Message, called: frozenset[str]) -> dict[str, Any]
     return rendered
 
 
-def _said(message: schemas.Message) -> str:
+def _content_of(message: schemas.Message) -> str:
     if message.content is None:
         if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
             return ""
@@ -245,13 +245,13 @@ def offered(request: schemas.ChatRequest) -> Offer:
     """The tools that the request offers, checked; errors name the field."""
     bounds.check_count(request.tools, bounds.MOST_TOOLS, "tools")
     given = list(enumerate(request.tools or ()))
-    functions = {place: _function(tool, place) for place, tool in given if tool.type == FUNCTION}
-    warnings = tools_left_out([(("tools", place), tool.type) for place, tool in given if tool.type != FUNCTION])
+    functions = {index: _function(tool, index) for index, tool in given if tool.type == FUNCTION}
+    warnings = tools_left_out([(("tools", index), tool.type) for index, tool in given if tool.type != FUNCTION])
     names: dict[str, None] = {}
-    for place, function in functions.items():
+    for index, function in functions.items():
         if function.name in names:
             twice = f"tools: there are two functions named {function.name!r}"
-            raise InvalidRequest(("tools", place, "function", "name"), twice)
+            raise InvalidRequest(("tools", index, "function", "name"), twice)
         names[function.name] = None
     mode, chosen = _choice(request, names)
     if mode == "none" or not functions:
@@ -267,8 +267,8 @@ def offered(request: schemas.ChatRequest) -> Offer:
     )
 
 
-def _function(tool: schemas.Tool, place: int) -> schemas.Function:
-    path = ("tools", place, "function")
+def _function(tool: schemas.Tool, index: int) -> schemas.Function:
+    path = ("tools", index, "function")
     if tool.function is None:
         raise InvalidRequest(path, " is required")
     if not _NAME.fullmatch(tool.function.name):

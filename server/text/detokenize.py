@@ -34,11 +34,9 @@ class Decoder(Protocol):
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
-        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
         """The text of ``ids``."""
-        ...
 
 
 class Detokenizer:

@@ -56,22 +56,22 @@ def difference(
 ) -> str:
     """Where token ``at`` of a prompt is, in words. text: the whole prompt's, made of ``messages`` and ``offer``."""
     before = len(tokenizer.decode(prompt[:at], skip_special_tokens=False))
-    return f"differs at token {at:,} of {len(prompt):,}, in {_place(before, text, messages, offer)}"
+    return f"differs at token {at:,} of {len(prompt):,}, in {_where(before, text, messages, offer)}"
 
 
-def _place(at: int, text: str, messages: Sequence[dict[str, Any]], offer: Offer) -> str:
+def _where(at: int, text: str, messages: Sequence[dict[str, Any]], offer: Offer) -> str:
     begins = [(0, "what the chat template writes first")]
     if offer.listed:
         begins.append((text.find(f'"{offer.listed[0].name}"'), "the tools"))
     end = 0
     for number, message in enumerate(messages, start=1):
-        said = message["content"].strip()[:_SHOWN]
-        found = text.find(said, end) if said else -1
+        content = message["content"].strip()[:_SHOWN]
+        found = text.find(content, end) if content else -1
         if found > at:
             break
         if found >= 0:
             first = number == 1 and message["role"] == "system"
             begins.append((found, "the system message" if first else f"message {number} ({message['role']})"))
-            end = found + len(said)
+            end = found + len(content)
     begins.sort()
     return begins[bisect_right(begins, at, key=lambda one: one[0]) - 1][1]

@@ -76,20 +76,20 @@ def prompt_logprobs(request: GenerationRequest) -> int | None:
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 
-def check_told(request: GenerationRequest, prompts: Sequence[Sized], count: int) -> None:
+def check_echoed(request: GenerationRequest, prompts: Sequence[Sized], count: int) -> None:
     """Raise if ``count`` choices per prompt would repeat so much of the prompts that writing it takes long."""
     tokens, listed = count * sum(map(len, prompts)), prompt_logprobs(request)
     each = 0 if listed is None else listed + 1
     if tokens * each > MOST_PROMPT_ENTRIES:
         field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        told = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
-        raise InvalidRequest(field, f": {told}; at most {MOST_PROMPT_ENTRIES:,} are returned")
+        repeats = f"{tokens:,} tokens of prompts, over all choices, with {each} entries each are {tokens * each:,}"
+        raise InvalidRequest(field, f": {repeats}; at most {MOST_PROMPT_ENTRIES:,} are returned")
     echoes = isinstance(request, CompletionRequest) and bool(request.echo)
     repeated = tokens if echoes or request.return_token_ids else 0
     if repeated > max(MOST_REPEATED_TOKENS, *map(len, prompts)):
         field = "echo" if echoes else "return_token_ids"
-        told = f"all choices would repeat {repeated:,} tokens of their prompts"
-        raise InvalidRequest(field, f": {told}; at most {MOST_REPEATED_TOKENS:,} are repeated")
+        repeats = f"all choices would repeat {repeated:,} tokens of their prompts"
+        raise InvalidRequest(field, f": {repeats}; at most {MOST_REPEATED_TOKENS:,} are repeated")
 
 
 def logit_bias(request: GenerationRequest) -> dict[int, float]:

@@ -52,34 +52,27 @@ class OutputParser(Protocol):
     @property
     def markers(self) -> frozenset[int]:
         """Token ids that are passed to :meth:`marker` instead of becoming text."""
-        ...
 
     @property
     def thinking(self) -> bool:
         """Whether the output so far ends in the middle of reasoning."""
-        ...
 
     @property
     def heading(self) -> bool:
         """Whether the output so far ends between messages, in text that is part of none: no stop string is in it."""
-        ...
 
     @property
     def complete(self) -> bool:
         """Whether the answer ends here, as at a stop string."""
-        ...
 
     def feed(self, text: str) -> list[Part]:
         """Take more text; returns the parts that are now certain."""
-        ...
 
     def marker(self, token: int) -> list[Part]:
         """A marker token between the text so far and what follows."""
-        ...
 
     def flush(self) -> list[Part]:
         """The output has ended: what was held back."""
-        ...
 
 
 class PlainText:
@@ -108,7 +101,7 @@ def continues(part: Part, more: Part) -> bool:
     return type(part) is type(more)
 
 
-def said_by(part: Part) -> str:
+def part_text(part: Part) -> str:
     """A part's text; a call's arguments."""
     return part.arguments if isinstance(part, ToolCallPart) else part.text
 
@@ -120,7 +113,7 @@ def joined(parts: list[Part]) -> list[Part]:
         if not merged or not continues(merged[-1], part):
             merged.append(part)
             continue
-        last, text = merged[-1], said_by(merged[-1]) + said_by(part)
+        last, text = merged[-1], part_text(merged[-1]) + part_text(part)
         changed = {"arguments": text} if isinstance(last, ToolCallPart) else {"text": text}
         merged[-1] = msgspec.structs.replace(last, **changed)
     return merged
@@ -161,26 +154,26 @@ def tokens_of(
     origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenParts], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
     """The provenance of a step's tokens that are in the answer. logprobs: one for each of them, or none."""
-    told = [_token(origin, place, token, token_texts[place].parts) for place, token in enumerate(tokens)]
-    for token, entry in zip(told, logprobs, strict=False):
+    provenance = [_token(origin, position, token, token_texts[position].parts) for position, token in enumerate(tokens)]
+    for token, entry in zip(provenance, logprobs, strict=False):
         token.logprob = entry.logprob
-    return told
+    return provenance
 
 
-def _token(origin: Origin, place: int, token: int, parts: Sequence[Part]) -> TokenProvenance:
+def _token(origin: Origin, position: int, token: int, parts: Sequence[Part]) -> TokenProvenance:
     path = origin.path
-    source: Source = "target" if place >= len(path) else "grammar" if path[place] <= origin.forced else "draft"
-    told = TokenProvenance(id=token, text="", step=origin.step, origin=source, depth=0)
+    source: Source = "target" if position >= len(path) else "grammar" if path[position] <= origin.forced else "draft"
+    provenance = TokenProvenance(id=token, text="", step=origin.step, origin=source, depth=0)
     if source != "target":
-        told.depth = place + 1
+        provenance.depth = position + 1
     if source == "draft":
-        told.drafter = origin.sources[place] if origin.sources else origin.drafter
+        provenance.drafter = origin.sources[position] if origin.sources else origin.drafter
     for part in parts:
-        _say(told, part)
-    return told
+        _add_text(provenance, part)
+    return provenance
 
 
-def _say(token: TokenProvenance, part: Part) -> None:
+def _add_text(token: TokenProvenance, part: Part) -> None:
     match part:
         case TextPart(text=text):
             token.text += text

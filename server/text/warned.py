@@ -15,7 +15,7 @@ from foresay.spec.errors import Path, path_of, spelled
 
 HEADER = "X-Foresay-Warnings"
 #: Proxies refuse headers of more than some kilobytes; the response's body has all warnings.
-LONGEST_HEADER, MOST_TOLD = 2000, 16
+LONGEST_HEADER, MOST_LISTED = 2000, 16
 #: Most tools of one request that are named. The others are counted.
 MOST_TOOLS_NAMED = 16
 #: Agents send the same tools with every request: the log repeats a field's warning only after this many seconds.
@@ -30,9 +30,9 @@ log = logging.getLogger("foresay.server")
 _SENTENCES: dict[WarningCode, str] = {
     "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
     "max_tokens_clamped": (
-        "{asked:,} tokens are more than the context leaves after the prompt; at most {room:,} are generated"
+        "{requested:,} tokens are more than the context leaves after the prompt; at most {room:,} are generated"
     ),
-    "model_renamed": "{asked} is served by {name!r}",
+    "model_renamed": "{requested} is served by {name!r}",
     "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
     "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
     "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
@@ -45,39 +45,39 @@ _SENTENCES: dict[WarningCode, str] = {
 
 
 class Warned(msgspec.Struct, frozen=True):
-    """A warning about the field at ``path``. said: the sentence, after the field's name."""
+    """A warning about the field at ``path``. sentence: the sentence, after the field's name."""
 
     code: WarningCode
     path: Path
-    said: str
+    sentence: str
 
     @property
     def message(self) -> str:
         """The whole sentence."""
-        return f"{spelled(self.path)}: {self.said}"
+        return f"{spelled(self.path)}: {self.sentence}"
 
     @property
-    def told(self) -> RequestWarning:
+    def for_client(self) -> RequestWarning:
         """The warning in a response."""
         return RequestWarning(code=self.code, param=spelled(self.path), message=self.message)
 
 
-def warning(code: WarningCode, field: str | Path, **said: object) -> Warned:
-    """A warning about ``field``. said: values for the sentence; those that may be a client's text are shortened and
+def warning(code: WarningCode, field: str | Path, **values: object) -> Warned:
+    """A warning about ``field``. values: values for the sentence; those that may be a client's text are shortened and
     quoted."""
     words = {
-        name: _quoted(word) if isinstance(word, str) and name not in _OURS else word for name, word in said.items()
+        name: _quoted(word) if isinstance(word, str) and name not in _OURS else word for name, word in values.items()
     }
     return Warned(code, path_of(field), _SENTENCES[code].format(**words))
 
 
 def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...]:
     """Warnings about tools that cannot be run here. tools: the field and the type of each."""
-    told = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
-    if more := len(tools) - len(told):
-        said = f"{more:,} more of types that cannot be run here; the model does not see them"
-        told.append(Warned("tool_left_out", ("tools",), said))
-    return tuple(told)
+    listed = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
+    if more := len(tools) - len(listed):
+        sentence = f"{more:,} more of types that cannot be run here; the model does not see them"
+        listed.append(Warned("tool_left_out", ("tools",), sentence))
+    return tuple(listed)
 
 
 def _quoted(text: str) -> str:
@@ -95,28 +95,28 @@ def headers(warnings: Sequence[Warned]) -> dict[str, str]:
     if not warnings:
         return {}
     count = len(warnings)
-    told = [one.message for one in warnings[:MOST_TOLD]]
-    while len(value := json.dumps(_counted(told, count))) > LONGEST_HEADER and told:
-        told.pop()
+    listed = [one.message for one in warnings[:MOST_LISTED]]
+    while len(value := json.dumps(_counted(listed, count))) > LONGEST_HEADER and listed:
+        listed.pop()
     return {HEADER: value}
 
 
-def _counted(told: list[str], count: int) -> list[str]:
-    left = count - len(told)
-    return [*told, f"{left} more; the answer has all of them"] if left else told
+def _counted(listed: list[str], count: int) -> list[str]:
+    left = count - len(listed)
+    return [*listed, f"{left} more; the answer has all of them"] if left else listed
 
 
 class WarningLog:
     """Writes warnings to the log: at most one a minute for each code and field."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._logged_at: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def note(self, warnings: Iterable[Warned]) -> None:
         """Log warnings that were not logged recently."""
         now = time.monotonic()
         for one in warnings:
             about = one.code, tuple(step for step in one.path if isinstance(step, str))
-            if now - self._told.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
-                self._told[about] = now
+            if now - self._logged_at.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
+                self._logged_at[about] = now
                 log.warning("request %s: %s", CONTEXT.get().id or "-", one.message)

@@ -15,9 +15,6 @@ from bench.decode import summary
 from bench.drafters import APART, check_nodes, with_gains
 from bench.drive import BadMode, Options, Run
 from bench.experiment import Case, Sample, Taken
-from foresay.drafters.heads.dflash_model import DFlashModel, DFlashShape
-from foresay.drafters.heads.eagle_model import EagleModel, EagleShape
-from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.training.teacher import Teacher
 from foresay.spec.trace import Statistics
 from tests.bench import head_files
@@ -80,46 +77,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def write_heads(kind: str, teacher: Teacher, path: Path) -> None:
-    """Random heads, published; stored in fp32, so that they read back as they are."""
-    torch.manual_seed(3)
-    made: MedusaModel | EagleModel | DFlashModel
-    layer: Any = {
-        "vocab_size": VOCAB, "hidden_size": teacher.config.hidden_size, "intermediate_size": 40,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0, "max_position_embeddings": 64,
-    }  # fmt: skip
-    if kind == "medusa":
-        made = MedusaModel(teacher.lm_head, 2)
-    elif kind == "dflash":
-        own = {"draft_vocab_size": VOCAB, "num_hidden_layers": 2, "target_layers": 3}
-        block = DFlashShape(**layer, **own, layers=(1, 2), block_size=4, mask_token_id=7)
-        made = DFlashModel(block, teacher.embedding, torch.arange(VOCAB), teacher.lm_head)
-    else:
-        ids = torch.arange(0, VOCAB, 2)
-        shape = EagleShape(**layer, draft_vocab_size=len(ids), layers=(0, 1, 2))
-        made = EagleModel(shape, teacher.embedding, ids, teacher.lm_head, passes=3)
-    with torch.no_grad():
-        for parameter in filter(lambda each: each.requires_grad, made.parameters()):
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    head_files.write(path, made, torch.float32)
-
-
 def test_a_whole_run(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher = Teacher(target, "cpu", torch.float32)
+    matrices = teacher.embedding, teacher.lm_head
     with torch.enable_grad():
         for kind in ("medusa", "eagle3", "dflash"):
-            write_heads(kind, teacher, tmp_path / kind)
+            head = head_files.random_head(kind, matrices, torch.arange(0, VOCAB, 2), (1, 2))
+            head_files.write(tmp_path / kind, head, torch.float32)
     (tmp_path / "prompts.jsonl").write_text('{"text": "the quick brown fox"}\n{"text": "says the lazy dog"}\n')
     flags = ["--target", str(target), "--draft", str(target), "--medusa", str(tmp_path / "medusa")]
-    flags += [
-        "--eagle3",
-        str(tmp_path / "eagle3"),
-        "--dflash",
-        str(tmp_path / "dflash"),
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-    ]
+    flags += ["--eagle3", str(tmp_path / "eagle3"), "--dflash", str(tmp_path / "dflash")]
+    flags += ["--prompts", str(tmp_path / "prompts.jsonl")]
     flags += ["--modes", "none", "ngram:3", "draft_model:2", "medusa:3,2", "eagle3:3,2,2", "dflash:3"]
     flags += ["--dtype", "float32", "--max-tokens", "12", "--seeds", "1"]
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")

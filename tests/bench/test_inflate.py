@@ -96,15 +96,6 @@ def test_nothing_repeats(source: Path, tmp_path: Path) -> None:
     assert len(torch.unique(norms, dim=0)) == len(norms)
 
 
-def test_config_says_inflated(source: Path, tmp_path: Path) -> None:
-    (source / "tokenizer.json").write_text("{}")
-    inflate(source, tmp_path / "big", LARGE, vocab=400)
-    config = json.loads((tmp_path / "big" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (5, 72, 400)
-    assert config["foresay_inflated"]["source_shape"]["hidden"] == 32
-    assert (tmp_path / "big" / "tokenizer.json").exists()
-
-
 @pytest.mark.parametrize(
     ("shape", "vocab", "says"),
     [

@@ -23,8 +23,8 @@ GGUF = (Path("w-q4_1.gguf"), Path("w-q4_0.gguf"))
 def arguments(**changes: Any) -> Namespace:
     given = {"target": "bundled", "ways": ["none", "auto"], "gguf": GGUF, "llama_server": Path("llama-server")}
     more = {"xllamacpp": None, "llama_ways": ["plain", "ngram-mod"], "draft_gguf": None, "threads": 2, "seed": 0}
-    asked = {"prompts": [("own", prompts.OWN)], "edits": [], "limit": 2, "temperatures": (0.0, 1.0), "max_tokens": 8}
-    return Namespace(**{**given, **more, **asked, **changes})
+    drawn = {"prompts": [("own", prompts.OWN)], "edits": [], "limit": 2, "temperatures": (0.0, 1.0), "max_tokens": 8}
+    return Namespace(**{**given, **more, **drawn, **changes})
 
 
 def test_each_way_of_ours_and_each_format_of_theirs_has_a_server() -> None:
@@ -48,12 +48,12 @@ def test_each_prompt_is_asked_once_and_at_one_temperature(tmp_path: Path) -> Non
     code = tmp_path / "code.jsonl"
     code.write_text(json.dumps({"task_id": "HumanEval/0", "prompt": "def once():"}))
     args = arguments(prompts=[("own", prompts.OWN), ("code", code)], edits=[text])
-    asked = peers.asked_of(args, 4)
-    assert len({one.ids for one in asked}) == len({one.name for one in asked}) == len(asked)
-    by_kind = {kind: [one.temperature for one in asked if one.kind == kind] for kind in ("own", "code", "editing")}
+    drawn = peers.prompts_of(args, 4)
+    assert len({one.ids for one in drawn}) == len({one.name for one in drawn}) == len(drawn)
+    by_kind = {kind: [one.temperature for one in drawn if one.kind == kind] for kind in ("own", "code", "editing")}
     assert by_kind == {"own": [0.0, 1.0, 0.0, 1.0], "code": [0.0], "editing": [0.0, 1.0, 0.0]}
     with pytest.raises(prompts.BadPrompts, match="twice"):
-        peers.asked_of(arguments(prompts=[("own", prompts.OWN), ("again", prompts.OWN)]), 2)
+        peers.prompts_of(arguments(prompts=[("own", prompts.OWN), ("again", prompts.OWN)]), 2)
 
 
 def test_requests_at_once_need_a_prompt_each() -> None:
@@ -67,8 +67,8 @@ def test_prompts_come_from_everywhere_in_a_file() -> None:
 
 
 def test_code_is_asked_for_as_a_user_would() -> None:
-    asked = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
-    assert asked.chat and "def once():" in asked.text and asked.text.startswith("Complete")
+    drawn = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
+    assert drawn.chat and "def once():" in drawn.text and drawn.text.startswith("Complete")
     told = prompts.Prompt("own", "Once", chat=False)
     assert peers.instructed("own", told) is told
 
@@ -77,12 +77,12 @@ def test_one_client_times_whoever_serves(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", "--draft", "none") as live:
         server = peers.Server("foresay none", int(live.wait_for_url().rpartition(":")[2]), {"model": None})
         counted: list[int] = []
-        group = [peers.Asked("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
-        answer = server.ask(group[0], arguments(max_tokens=24), endless=True)
+        group = [peers.PeerPrompt("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
+        answer = server.send(group[0], arguments(max_tokens=24), endless=True)
         whole = exchange(server.port, {**BODY, "stream": False})
         heard = exchange(server.port, {**BODY, "stream": True}, counted.append)
         with pytest.raises(ServerFailed, match="prompt"):
-            server.ask(peers.Asked("own", "none", (1 << 30,)), arguments())
+            server.send(peers.PeerPrompt("own", "none", (1 << 30,)), arguments())
         with ThreadPoolExecutor(3) as pool:
             measured = peers.together(server, pool, arguments(max_tokens=8)).measure(Case("", "", group), 0)
     assert answer.tokens == 24 and 0 < answer.first < answer.whole <= answer.seconds
@@ -101,7 +101,7 @@ def answers() -> list[Taken]:
             for n in range(3)
         ]
         return [
-            Taken(way, Case("", f"{n}", peers.Asked("chat", f"{n}", ())), 0, peers.sample(answer))
+            Taken(way, Case("", f"{n}", peers.PeerPrompt("chat", f"{n}", ())), 0, peers.sample(answer))
             for n, answer in enumerate(made)
         ]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.soak import report, storm
-from bench.soak.answers import Said, difference
-from bench.soak.requests import SHARES, Asks, Json
+from bench.soak.answers import Reply, difference
+from bench.soak.requests import SHARES, Json, RequestSource
 from bench.soak.run import flags, known
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
@@ -110,13 +110,14 @@ def test_an_engine_that_errs_and_keeps_a_page_is_found_out(
 
 
 def test_equal_seeds_ask_the_same() -> None:
-    first, again, other = (Asks(seed, "m", 4096, 256) for seed in ("0 a 1", "0 a 1", "0 a 2"))
+    first, again, other = (RequestSource(seed, "m", 4096, 256) for seed in ("0 a 1", "0 a 1", "0 a 2"))
     visits = [first.visit() for _ in range(60)]
     assert visits == [again.visit() for _ in range(60)] != [other.visit() for _ in range(60)]
-    asked = [ask for visit in visits for ask in visit]
-    assert {ask.door for ask in asked} == set(SHARES)
-    assert any(ask.wrong for ask in asked) and {ask.conduct for ask in asked} == {"reads", "slow", "leaves", "cancels"}
-    assert all(body["stream"] is False for ask in asked if not ask.wrong for body in ask.plain)
+    asked = [request for visit in visits for request in visit]
+    assert {request.api for request in asked} == set(SHARES)
+    assert any(request.wrong for request in asked)
+    assert {request.conduct for request in asked} == {"reads", "slow", "leaves", "cancels"}
+    assert all(body["stream"] is False for request in asked if not request.wrong for body in request.plain)
 
 
 def test_a_beginning_is_right_as_far_as_it_goes() -> None:
@@ -133,28 +134,28 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     def choice(text: str, **more: object) -> dict[str, object]:
         return {"choices": [{"index": 0, "text": text, "finish_reason": None, **more}], "usage": None}
 
-    whole, said = Said(), Said()
+    whole, reply = Reply(), Reply()
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
     whole.whole("completions", choice("a b", finish_reason="stop", seed=7) | {"usage": usage, "id": "x"})
     for event in (choice("a", seed=7), choice(" b"), choice("", finish_reason="stop"), {"choices": [], "usage": usage}):
-        said.hear("completions", event)
-    assert said.parts == whole.parts
+        reply.take_event("completions", event)
+    assert reply.parts == whole.parts
 
 
 def test_what_every_choice_tells_of_the_prompt_is_one_prompt() -> None:
-    said = Said()
+    reply = Reply()
     for index in (0, 1):
         event = {"choices": [{"index": index, "delta": {"role": "assistant"}}], "prompt_token_ids": [3, 4]}
-        said.hear("chat", event)
-    assert said.parts["prompt_token_ids"] == [3, 4]
+        reply.take_event("chat", event)
+    assert reply.parts["prompt_token_ids"] == [3, 4]
 
 
 def test_a_response_must_end_as_it_went_on() -> None:
-    said = Said()
-    said.hear("socket", {"type": "response.output_text.delta", "delta": "a"})
+    reply = Reply()
+    reply.take_event("socket", {"type": "response.output_text.delta", "delta": "a"})
     response = {"status": "completed", "output": [{"content": [{"text": "b", "logprobs": []}]}], "usage": {}}
-    said.hear("socket", {"type": "response.completed", "response": response})
-    assert said.unlike
+    reply.take_event("socket", {"type": "response.completed", "response": response})
+    assert reply.unlike
 
 
 def test_memory_that_rises_is_not_flat() -> None:

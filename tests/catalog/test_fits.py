@@ -18,8 +18,9 @@ from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig
+from tests.server.terminal import Terminal
 
 GIB = 1 << 30
 LAPTOP = Machine(24 * GIB, 20 * GIB)
@@ -90,7 +91,7 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
     if length < model.max_positions:
         longer = EngineConfig(kv_tokens=2 * length)
-        with suppress(Unfit):
+        with suppress(CannotRun):
             assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
 
 
@@ -165,11 +166,6 @@ def test_json_has_the_same_in_bytes(laptop, capsys) -> None:
 def test_a_target_that_is_not_known(laptop, capsys, name, hint) -> None:
     assert main(["models", name]) == 2
     assert hint in capsys.readouterr().err
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_colours_are_for_terminals_that_want_them(laptop, monkeypatch) -> None:

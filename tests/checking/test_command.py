@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -15,6 +14,7 @@ from foresay.server.cli.main import main
 from foresay.server.engine.checks import CheckReport, Finding, Measured
 from foresay.spec.accept import ByDepth
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
+from tests.server.terminal import Terminal
 
 
 def arguments(case: Case, models: Path, space: Path) -> list[str]:
@@ -72,11 +72,6 @@ def test_json_says_the_same(models, tmp_path, capsys) -> None:
     assert facts["memory"]["kv_tokens"] == 640
     held = facts["memory"]["recordings"] + facts["memory"]["kv_cache"]
     assert facts["memory"]["total"] == sum(facts["memory"]["weights"].values()) + held
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_on_a_terminal_it_fits_and_reads_without_colour(models, tmp_path, monkeypatch) -> None:

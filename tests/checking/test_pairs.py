@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from foresay.server.cli.check.pair import check
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.checks import CheckReport
 from foresay.spec.errors import ForesayError
+from foresay.verifier.model import kept_weights
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 
@@ -54,6 +56,15 @@ def test_faults_are_told_and_nothing_is_built(name, models, tmp_path) -> None:
     for words in case.said:
         assert words in told(report, "fail")
     assert not builds(config)
+
+
+@pytest.mark.parametrize(
+    ("most", "status", "words"), [(1 << 30, "ok", "weights: later starts map them"), (999, "warn", "each start reads")]
+)
+def test_where_packed_weights_lie_is_told(most, status, words, models, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
+    config = msgspec.structs.replace(SOUND[next(iter(SOUND))].config(models, tmp_path), weight_cache_bytes=most)
+    assert words in told(check(config), status)
 
 
 @pytest.mark.parametrize("cases", [DOUBTFUL, FAULTY], ids=["doubtful", "faulty"])

@@ -23,12 +23,13 @@ from foresay.server.engine.machine import free_bytes, machine_bytes
 from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit, choose_draft
+from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.weights import allocate, places
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
+from tests.verifier.published import PUBLISHED
 
 GIB = 1 << 30
 LLAMA_8B = {
@@ -69,7 +70,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = ModelConfig.from_directory(root / "target")
     weights = allocate(model, torch.bfloat16, "meta")
     write_sparse(
-        root / "target" / "model.safetensors", {name: tuple(place.shape) for name, place in places(model, weights)}
+        root / "target" / "model.safetensors",
+        {name: tuple(location.shape) for name, location in places(model, weights)},
     )
     head = {**LLAMA_8B, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
     write_config(root / "head", head)
@@ -107,6 +109,19 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
     assert facts["memory"]["weights"]["head"] == pytest.approx(0.8 * GIB, rel=0.1)
 
 
+def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: 64 * GIB)
+    make_model(tmp_path, num_hidden_layers=1)
+    write_config(tmp_path, PUBLISHED["Falcon-H1-0.5B-Instruct"][1])
+    model = ModelConfig.from_directory(tmp_path)
+    stored = {of: tuple(place.shape) for of, place in places(model, allocate(model, torch.bfloat16, "meta"))}
+    write_sparse(tmp_path / "model.safetensors", stored)
+    report = check(EngineConfig(target=str(tmp_path), draft="suffix", dtype="bfloat16", device="cpu"))
+    assert report.works, report.findings
+    (memory,) = (finding.facts for finding in report.findings if finding.subject == "memory")
+    assert memory["weights"]["target"] == pytest.approx(2 * 521.4e6, rel=0.02)
+
+
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])
 def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> None:
     """In fp32, with matrices in 16 bits beside an embedding in fp32."""
@@ -134,16 +149,16 @@ def test_the_cache_leaves_room_for_the_weights(large) -> None:
     tight = planned(model, 18 * GIB)
     assert 8192 < tight.tokens < 4 * 8192
     assert tight.total < 18 * GIB
-    with pytest.raises(Unfit, match=r"the KV cache holds \d+ tokens, fewer than max_model_len \(8192\)"):
+    with pytest.raises(CannotRun, match=r"the KV cache holds \d+ tokens, fewer than max_model_len \(8192\)"):
         planned(model, 16 * GIB)
 
 
 def test_the_cache_that_fits_is_named(large) -> None:
     model = ModelConfig.from_directory(large / "target")
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(CannotRun) as refused:
         planned(model, 20 * GIB, kv_tokens=100_000)
     assert "KV cache of 100,000 tokens" in refused.value.fault
-    fits = int(refused.value.remedy.split()[1])
+    fits = int(refused.value.hint.split()[1])
     assert planned(model, 20 * GIB, kv_tokens=fits).total <= 20 * GIB
 
 
@@ -183,6 +198,6 @@ def test_auto_lets_a_target_of_floats_draft_for_itself_where_there_is_room(tmp_p
     named = drafts(config, chosen)
     enough = plan(config, 256, "float32", model, named, Device("cpu", 1 << 40)).total
     for room, found in ((enough, ["self", "suffix"]), (enough - 1, ["suffix"])):
-        assert [one.asked for one in fitting(config, 256, "float32", model, named, Device("cpu", room))[1]] == found
-    with pytest.raises(Unfit):
+        assert [one.option for one in fitting(config, 256, "float32", model, named, Device("cpu", room))[1]] == found
+    with pytest.raises(CannotRun):
         fitting(msgspec.structs.replace(config, draft=chosen), 256, "float32", model, named, Device("cpu", enough - 1))

@@ -227,19 +227,3 @@ async def test_text_that_was_not_to_be_stored_is_told_so(url):
         await expect(detail.locator(".note")).to_have_text("Its text was not kept, as store was false.")
         await expect(detail.locator(".strip .step").nth(1)).to_be_attached()
         await expect(detail.locator(".coloured")).to_have_count(0)
-
-
-async def test_a_server_that_drains_says_so(tmp_path):
-    with LiveServer(tmp_path / "log", "--threads", "1", "--drain-seconds", "30") as server:
-        url = server.wait_for_url()
-        async with visiting(url) as visit, aiohttp.ClientSession() as session:
-            await visit.go("/dashboard")
-            await visit.ready()
-            await expect(visit.page.locator("#facts")).not_to_contain_text("draining")
-            asked = {"prompt": ["Tell"] * 32, "max_tokens": 1000, "ignore_eos": True, "stream": True}
-            async with session.post(f"{url}/v1/completions", json=asked) as response:
-                assert response.status == 200
-                server.terminate()
-                await expect(visit.page.locator("#facts li.warn button")).to_have_text("draining")
-                await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
-                await visit.keep_picture("draining", tmp_path)

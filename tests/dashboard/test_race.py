@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,10 @@ from playwright.async_api import expect
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import STOP, STORY, Visit, needs_chromium, visiting
 from tests.dashboard.writing import sent, writing
-from tests.server.live import LiveServer
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 TIME = re.compile(r"^[\d.]+ m?s$")
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, "--threads", "1") as server:
-        yield server.wait_for_url()
 
 
 async def finished(visit: Visit) -> None:
@@ -83,9 +74,8 @@ async def test_both_ways_take_turns_and_neither_profits_from_the_other(tokenizer
         assert {one["input"][0]["content"] for one in frames} == {STORY}
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-async def test_the_lanes_are_side_by_side(tokenizer: Tokenizer, width: int) -> None:
-    async with writing("the fox and the owl ", tokenizer, viewport={"width": width, "height": 900}) as visit:
+async def test_the_lanes_are_side_by_side_on_a_phone_too(tokenizer: Tokenizer) -> None:
+    async with writing("the fox and the owl ", tokenizer, viewport={"width": 390, "height": 900}) as visit:
         await visit.ask("compare", max_output_tokens=24, seed=5)
         lanes = visit.page.locator(".lanes .answer")
         await expect(visit.page.locator(".lanes .answer[data-state=running]")).to_have_count(2)
@@ -97,7 +87,7 @@ async def test_the_lanes_are_side_by_side(tokenizer: Tokenizer, width: int) -> N
         await finished(visit)
         for place in (0, 1):
             await expect(lanes.nth(place).locator(".clock")).to_have_text(TIME)
-        assert await visit.page.evaluate("document.documentElement.scrollWidth") == width
+        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 async def test_one_race_is_called_one_race_and_can_be_left_at_that(tokenizer: Tokenizer) -> None:

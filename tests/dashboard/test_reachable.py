@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -12,14 +13,55 @@ from playwright.async_api import Page, expect
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.dashboard.showing import asked, shown, step
-from tests.dashboard.test_accessible import WIDTHS, violations
+from tests.dashboard.writing import writing
 from tests.models.serving import serving
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
+#: Evaluated rather than added to the page, whose policy lets no such script in.
+RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations
+    .flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.failureSummary}`))"""
+
+TEXT = "# Fox\n\nA **red** fox and `code`:\n\n- one\n- two\n\n```python\nfox()\n```\n\n|a|b|\n|-|-|\n|1|2|\n"
+
+WIDTHS = {"light": (390, 768, 1200, 1600), "dark": (390, 1600)}  # what themes differ in is no question of width
+
+
+async def violations(page: Page) -> list[str]:
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    found: list[str] = await page.evaluate(RUN)
+    overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return [*found, *([f"{overflow} pixels too wide"] if overflow > 0 else [])]
+
+
+@pytest.mark.parametrize("theme", WIDTHS)
+async def test_the_playground_is_clean_at_every_width(tokenizer: Tokenizer, theme: str) -> None:
+    found: dict[str, list[str]] = {}
+    async with writing(TEXT, tokenizer, color_scheme=theme, reduced_motion="reduce") as visit:
+        page = visit.page
+
+        async def look(view: str) -> None:
+            for width in WIDTHS[theme]:
+                await page.set_viewport_size({"width": width, "height": 900})
+                found[f"{view} at {width}"] = await violations(page)
+
+        await look("first visit")
+        await visit.ask("compare", max_output_tokens=60)
+        await expect(page.locator(".race .answer[data-state=running]").first).to_be_visible()
+        found["race"] = await violations(page)
+        await page.wait_for_selector("#playground form[data-busy=false]")
+        await visit.ask("on", max_output_tokens=len(tokenizer.encode(TEXT)))
+        await expect(page.locator(".answer .markdown pre")).to_have_count(1)
+        await look("conversation")
+        assert visit.complaints == []
+    assert {view: wrong for view, wrong in found.items() if wrong} == {}
+
+
 #: What is said only to those who can hover, and what scrolls within the page that scrolls.
 HIDDEN = "() => [...document.querySelectorAll('main [title], header [title], svg title')].map((one) => one.outerHTML)"
+
 SCROLLERS = """() => [...document.querySelectorAll("#tiles, #charts *, #requests, #requests > *, #requests table *")]
   .filter((one) => ["auto", "scroll"].includes(getComputedStyle(one).overflowY) && one.scrollHeight > one.clientHeight)
   .map((one) => one.outerHTML.slice(0, 200))"""
@@ -40,8 +82,8 @@ async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokeniz
     async with shown(ScriptedEngine([5], run=3), tokenizer, color_scheme=theme) as (service, visit):
         page = visit.page
         await sound(page, theme)
-        for number in range(200):
-            service.telemetry.step(replace(step(number), woken=12.5))  # of a mixture: one chart more
+        for _ in range(200):
+            service.telemetry.step(replace(step(), woken=12.5))  # of a mixture: one chart more
         for seed in range(9):
             await asked(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
         await expect(page.locator("#requests tr[data-id]")).to_have_count(8)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.trace import StepTrace
-from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.scripted import END, STEP, ScriptedEngine, served
 
 ASKS: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell"}]},
@@ -69,16 +66,8 @@ async def test_what_cannot_be_drafted_is_refused(tokenizer, path, given, param, 
 
 
 def test_plain_steps_that_were_asked_for_say_nothing_of_whether_speculation_pays():
-    counted: dict[str, Any] = {
-        "number": 1,
-        "rows": 5,
-        "sequences": 1,
-        "prefill_rows": 0,
-        "drafted": 4,
-        "accepted": 2,
-        "emitted": 3,
-    }
-    step = StepTrace(**counted, seconds={"forward": 0.02}, root_seconds=0.01)
+    counted = {"rows": 5, "drafted": 4, "accepted": 2, "emitted": 3}
+    step = msgspec.structs.replace(STEP, **counted, seconds={"forward": 0.02}, root_seconds=0.01)
     in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)
     window = Window()
     window.step(step)

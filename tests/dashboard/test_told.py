@@ -26,15 +26,15 @@ pytestmark = [needs_chromium, pytest.mark.slow]
 async def test_a_speed_up_that_rests_on_little_is_unsure(tokenizer: Tokenizer) -> None:
     async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
         speed, chart = visit.page.locator("#speed"), visit.page.locator("#speed-over-time .line")
-        for number in range(30):
-            service.telemetry.step(step(number, CHANGED))
+        for _ in range(30):
+            service.telemetry.step(step(CHANGED))
         await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*cannot tell\?"))
         await expect(speed.locator(".why")).to_have_text(re.compile(f"^Cannot tell, since {CHANGED}: "))
         assert await visit.page.title() == "Foresay: toy", "no headline that may be wrong"
         grey = await speed.locator("b").evaluate("one => getComputedStyle(one).color")
         await expect(chart.and_(visit.page.locator("[data-colour=none]"))).to_have_count(1)
-        for number in range(100):
-            service.telemetry.step(step(number, ""))
+        for _ in range(100):
+            service.telemetry.step(step())
         await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*estimated speed-up\?"))
         assert await visit.page.title() == "2.70× · Foresay: toy"
         assert await speed.locator("b").evaluate("one => getComputedStyle(one).color") != grey
@@ -88,6 +88,14 @@ async def test_requests_say_what_was_asked_for_and_nobody_else_is_told(tokenizer
             told = await (await client.get(f"/dashboard/{path}", headers=key)).text()
             assert "secret" not in told
             assert "fox" not in told
+
+
+async def test_a_server_that_drains_says_so(tokenizer: Tokenizer) -> None:
+    async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
+        await expect(visit.page.locator("#facts")).not_to_contain_text("draining")
+        await service.drain(1.0)
+        await expect(visit.page.locator("#facts li.warn button")).to_have_text("draining")
+        await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
 
 
 @pytest.mark.parametrize("width", [1280, 1501, 1920])
@@ -203,8 +211,8 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
 
     monkeypatch.setattr(SequenceTrace, "statistics", timed)
     async with shown(ScriptedEngine([5], run=3, pause=0.002), tokenizer) as (service, visit):
-        for number in range(200):
-            service.telemetry.step(step(number))
+        for _ in range(200):
+            service.telemetry.step(step())
         metrics = (await asked(visit))["metrics"]
         page, seen = visit.page, Shown(visit.page)
         await expect(page.locator("#requests tr[data-id]")).to_have_count(1)

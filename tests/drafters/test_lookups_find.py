@@ -1,9 +1,10 @@
-"""What looking up finds: the same trees as are proposed, and None exactly where that is a root alone."""
+"""What is alike whoever looks up: what is found is what is proposed, from what a sequence said itself, as it is now."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.spec.protocols import Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
+from tests.drafters import texts
 from tests.drafters.test_combined import sequence
 
 
@@ -26,6 +28,25 @@ def written(rng: random.Random, words: int) -> SequenceState:
     one.tokens[:] = [rng.randrange(words) for _ in range(30)]
     one.prediction = [rng.randrange(words) for _ in range(40)]
     return one
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, patient_suffix])
+def test_each_sequence_is_looked_up_in_its_own_text_until_it_is_finished(make: Callable[[], Drafter]) -> None:
+    """The same id may come again, with another text."""
+    drafter, one, other = make(), texts.sequence("abcdab", "one"), texts.sequence("xyab", "two")
+    for _ in range(3):  # looking changes nothing
+        assert [len(tree) for tree in drafter.propose([one, other], [TreeShape.chain(2)] * 2)] == [3, 1]
+    drafter.finished(one)
+    assert texts.proposed(drafter, texts.sequence("xyab", "one")) == ""
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, patient_suffix])
+def test_each_token_read_as_it_comes_gives_what_the_whole_text_gives(make: Callable[[], Any]) -> None:
+    drafter, running = make(), texts.sequence("a")
+    drafter.learning = False  # of a suffix drafter
+    for letter in "bracadabra abracadabra, abraham: abrac":
+        running.tokens.append(ord(letter))
+        assert texts.proposed(drafter, running) == texts.proposed(make(), running)
 
 
 @pytest.mark.parametrize("make", [NgramDrafter, patient_suffix, PredictionDrafter])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from foresay.drafters.ngram import NgramDrafter
-from foresay.spec.tree import TreeShape
 from tests.drafters.texts import proposed, sequence
 
 
@@ -53,30 +52,3 @@ def test_the_index_grows_by_committed_text_alone() -> None:
     assert proposed(drafter, running) == "XXab"
     running.tokens += map(ord, "_ab")
     assert proposed(drafter, running) == "cd_a"
-
-
-def test_looking_twice_changes_nothing() -> None:
-    drafter, running = NgramDrafter(), sequence("abcdefab")
-    assert [proposed(drafter, running) for _ in range(3)] == ["cdef"] * 3
-
-
-def test_each_token_read_as_it_comes_gives_what_the_whole_text_gives() -> None:
-    drafter, running = NgramDrafter(), sequence("a")
-    text = "abracadabra abracadabra, abraham: abrac"
-    for letter in text[1:]:
-        running.tokens.append(ord(letter))
-        assert proposed(drafter, running) == proposed(NgramDrafter(), running)
-
-
-def test_sequences_do_not_share_what_they_said() -> None:
-    drafter = NgramDrafter()
-    first, second = sequence("abcdab", "one"), sequence("xyab", "two")
-    trees = drafter.propose([first, second], [TreeShape.chain(2), TreeShape.chain(3)])
-    assert [len(tree) for tree in trees] == [3, 1]
-
-
-def test_a_finished_sequence_is_forgotten() -> None:
-    drafter = NgramDrafter()
-    assert proposed(drafter, sequence("abcdab")) == "cdab"
-    drafter.finished(sequence("abcdab"))
-    assert proposed(drafter, sequence("xyab")) == ""

@@ -25,7 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=["qwen3_5", "lfm2", "granite_hybrid"])
+@pytest.fixture(params=["qwen3_5", "lfm2", "falcon_h1"])
 def alike(pair, request) -> Pair:
     """A target that drafts for itself: with the same noise it is never wrong, unless a state is."""
     found: Pair = pair(request.param)

@@ -108,24 +108,6 @@ def test_misses_make_it_draft_less_and_hits_more() -> None:
     assert lengths[False] < 0.5 < 2 < lengths[True]
 
 
-def test_looking_twice_changes_nothing() -> None:
-    drafter, running = suffix(), sequence("abcdefab")
-    assert [proposed(drafter, running) for _ in range(3)] == ["cdef"] * 3
-
-
-def test_each_token_read_as_it_comes_gives_what_the_whole_text_gives() -> None:
-    drafter, running = suffix(), sequence("a")
-    drafter.learning = False
-    for letter in "bracadabra abracadabra, abraham: abrac":
-        running.tokens.append(ord(letter))
-        assert proposed(drafter, running) == proposed(suffix(), running)
-
-
-def test_running_sequences_do_not_share_what_they_say() -> None:
-    trees = suffix().propose([sequence("abcdab", "one"), sequence("xyab", "two")], [TreeShape.chain(2)] * 2)
-    assert [len(tree) for tree in trees] == [3, 1]
-
-
 def test_choices_of_one_prompt_go_their_own_ways() -> None:
     drafter, first = suffix(), sequence("abcdab", "r-0", prompt=6)
     second = replace(first, id="r-1", tokens=list(first.tokens))
@@ -193,11 +175,3 @@ def test_a_text_that_was_cut_is_kept_as_far_as_it_goes() -> None:
     running.finish_reason = "stop"
     drafter.finished(running)
     assert proposed(drafter, sequence("xyab", "later")) == "cd"
-
-
-def test_a_finished_sequence_is_forgotten() -> None:
-    """The same id may come again, with another text."""
-    drafter = suffix()
-    assert proposed(drafter, sequence("abcdab")) == "cdab"
-    drafter.finished(sequence("abcdab"))
-    assert proposed(drafter, sequence("xyab")) == ""

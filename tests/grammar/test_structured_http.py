@@ -110,17 +110,3 @@ async def test_what_does_not_compile_is_a_400(
             )
     assert caught.value.param == param
     assert reason in caught.value.message
-
-
-async def test_a_bad_response_format_is_a_400_naming_the_schema(url: str):
-    async with openai_client(url) as client:
-        with pytest.raises(openai.BadRequestError, match="does not exist") as caught:
-            await client.chat.completions.create(
-                model="bundled",
-                messages=[{"role": "user", "content": "x"}],
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": {"$ref": "#/nowhere"}},
-                },
-            )
-    assert caught.value.param == "response_format.json_schema.schema"

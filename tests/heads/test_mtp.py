@@ -14,7 +14,7 @@ from foresay.drafters.eagle import MtpDrafter
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit, choose_draft
+from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
@@ -116,7 +116,7 @@ def test_it_is_drafted_with_where_it_is(directory, tmp_path) -> None:
     assert choose_draft(EngineConfig(target=str(tmp_path / "without"))).value == "suffix"
     make("qwen3", tmp_path / "qwen3")
     for name in ("without", "qwen3"):
-        with pytest.raises(Unfit, match=f"{name} has no layer that predicts"):
+        with pytest.raises(CannotRun, match=f"{name} has no layer that predicts"):
             find("mtp").checked(tmp_path / name, ModelConfig.from_directory(tmp_path / name))
-    with pytest.raises(Unfit, match="cannot draft for another"):
+    with pytest.raises(CannotRun, match="cannot draft for another"):
         find(f"{directory} > self").checked(tmp_path / "qwen3", ModelConfig.from_directory(tmp_path / "qwen3"))

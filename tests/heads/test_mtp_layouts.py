@@ -18,7 +18,7 @@ from transformers.modeling_layers import MtpLayer
 from foresay.kvpaging import KVStore
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import find
-from foresay.server.settings.resolved import Unfit, choose_draft
+from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.spec.protocols import Rows
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_beside
@@ -174,5 +174,5 @@ def test_beside_layers_that_no_head_has_they_are_refused(tmp_path) -> None:
     """Gemma's have norms on both sides."""
     publish(tmp_path, LAYOUTS["deepseek"]._replace(family="gemma2"))
     assert choose_draft(config(tmp_path, "auto")).value == "suffix"
-    with pytest.raises(Unfit, match="not known beside such layers"):
+    with pytest.raises(CannotRun, match="not known beside such layers"):
         find("mtp").checked(tmp_path, ModelConfig.from_directory(tmp_path))

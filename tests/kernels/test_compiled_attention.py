@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
 from foresay.verifier.ops.records import AttentionMetadata
+from tests.combinations import alternating
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
 
@@ -96,8 +97,7 @@ def arithmetic(code: str) -> set[str]:
     )
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(("variant", "capability"), alternating(VARIANTS, CAPABILITIES, 1), ids=str)
 def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability, tmp_path) -> None:
     """Decode, tails of trees and prefill: one tile of 64 stacked rows and 64 keys, so one instruction per product.
 

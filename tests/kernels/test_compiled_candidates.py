@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from foresay.verifier.ops.kernels import candidates
+from tests.combinations import pairwise
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
 
 FLOATS = ("logits", "temperature", "top_ps", "min_ps", "floats", "chances")
@@ -20,11 +21,11 @@ KERNELS: list[tuple[Any, tuple[int, int], dict[str, int], int]] = [
 ]
 
 
-@pytest.mark.parametrize("own_ids", [False, True], ids=("", "own ids"))
-@pytest.mark.parametrize("exact", [False, True], ids=("children", "sample"))
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(("kernel", "warps", "constants", "registers"), KERNELS, ids=("scan", "decide"))
-def test_draw(kernel, warps, constants, registers, capability, exact, own_ids, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("number", "exact", "own_ids", "capability"), pairwise([0, 1], [False, True], [False, True], CAPABILITIES), ids=str
+)
+def test_draw(number, exact, own_ids, capability, tmp_path) -> None:
+    kernel, warps, constants, registers = KERNELS[number]
     arguments = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
     constants = constants | {"EXACT": exact, "MOST": candidates.MOST, "CHAINED": capability >= 90}
     if not own_ids:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from tests.combinations import pairwise
 from tests.kernels.compiling import CAPABILITIES, compile_launches
 
 INSTRUCTIONS = {
@@ -50,9 +51,7 @@ def products(code: str) -> set[str]:
     return set(re.findall(r"(?:mma\.sync|wgmma\.mma_async)[\w.]+", code))
 
 
-@pytest.mark.parametrize("rows", [1, 17, 64], ids="{} rows".format)
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize(("dtype", "capability", "rows"), pairwise([*NAMES], CAPABILITIES, [1, 17, 64]), ids=str)
 def test_every_product_is_made_of_one_instruction(dtype, capability, rows, tmp_path) -> None:
     """Whatever the tile: so a row's sums are formed alike in each of them."""
     kinds = calls(dtype, rows)

@@ -11,6 +11,7 @@ from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate
+from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import Compiled, compile_launches
 from tests.kernels.test_compiled_linear import instruction, products
 
@@ -47,10 +48,10 @@ def compiled(
     return compile_launches(lambda: linear.whole(x, weight, dtype), folder, capability)
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("gated", ["", "silu", "gelu"])
-@pytest.mark.parametrize("rows", [1, 64], ids="{} rows".format)
-@pytest.mark.parametrize("kind", [*KINDS, "q4_k"])
+@pytest.mark.parametrize(
+    ("kind", "rows", "gated", "capability"),
+    pairwise([*KINDS, "q4_k"], [1, 64], ["", "silu", "gelu"], CAPABILITIES),
+)
 def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
     kind, rows, gated, capability, tmp_path
 ) -> None:
@@ -64,8 +65,7 @@ def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
     assert "cvt.rn.f32.s32" not in kernel.ptx and "cvt.rn.f32.s8" not in kernel.ptx, "slow where there are so many"
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("gated", ["", "relu2"])
+@pytest.mark.parametrize(("gated", "capability"), alternating(["", "relu2"], CAPABILITIES))
 def test_of_fp16_too(gated, capability, tmp_path) -> None:
     (kernel,) = compiled("int4", torch.float16, tmp_path, capability, gated).values()
     assert products(kernel.ptx) == instruction(torch.float16, 8, capability)

@@ -9,9 +9,10 @@ from foresay.verifier.ops.kernels import rotate, rows
 from foresay.verifier.ops.launch import row_of, warps
 from foresay.verifier.ops.records import Norm, SplitKSums
 from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, pair, take_both
+from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
-pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
+for_both = pytest.mark.parametrize("capability", CAPABILITIES)
 
 
 def bf16(*names: str) -> dict[str, str]:
@@ -23,10 +24,14 @@ def fits(made: Compiled, registers: int) -> bool:
     return made.stack == 0 and made.registers <= registers
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize(("width", "share"), [(576, 1.0), (4096, 1.0), (4096, 0.22), (8192, 0.0)])
-def test_norm(width, share, centred, capability, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "centred", "capability"),
+    pairwise([(576, 1.0), (4096, 1.0), (4096, 0.22), (8192, 0.0)], [False, True], CAPABILITIES),
+    ids=str,
+)
+def test_norm(shape, centred, capability, tmp_path) -> None:
     """Plain, or a layer norm with a bias in fp32."""
+    width, share = shape
     arguments = bf16("x", "y", "bias", "weight", "shift", "out") | {"R": "i32", "eps": "fp32"}
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
     read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
@@ -37,6 +42,7 @@ def test_norm(width, share, centred, capability, tmp_path) -> None:
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
 
+@for_both
 def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -52,14 +58,14 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     assert all(fits(each, registers=64) for each in made.values())
 
 
-@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize(("cap", "capability"), alternating([None, 30.0], CAPABILITIES))
 def test_finished_logits(cap, capability, tmp_path) -> None:
     given = torch.empty(6, 50_257, device="meta")
     made = compile_launches(lambda: finish_logits.launch(given, 0.5, cap), tmp_path, capability)
     assert fits(made["finish_rows"], registers=64) and ("ex2" in made["finish_rows"].ptx) == (cap is not None)
 
 
-@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(("segments", "capability"), alternating([1, 3], CAPABILITIES))
 def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     x, sums = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 4096), (3, 6, 4096)))
     product = x if segments == 1 else SplitKSums(sums.float(), x[0])
@@ -67,17 +73,23 @@ def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     assert fits(made["gate_rows"], registers=64)
 
 
-@pytest.mark.parametrize("kept", ["bf16", "i8", "u8"])
 @pytest.mark.parametrize(
-    ("dim", "block", "kind"),
-    [
-        *((*shape, "each") for shape in [(64, 32), (96, 64), (128, 64), (256, 128)]),
-        (256, 128, "whole"),
-        (256, 128, "after"),
-    ],
+    ("heads", "kept", "capability"),
+    pairwise(
+        [
+            (64, 32, "each"),
+            (96, 64, "each"),
+            (128, 64, "each"),
+            *((256, 128, how) for how in ("each", "whole", "after")),
+        ],
+        ["bf16", "i8", "u8"],
+        CAPABILITIES,
+    ),
+    ids=str,
 )
-def test_rotation_and_store(dim, block, kept, kind, capability, tmp_path) -> None:
+def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     """kept: what keys and values are stored as; u8: the bits of fp8. kind: how heads are normed."""
+    dim, block, kind = heads
     arguments = bf16("bias", "cos", "signed_sin", "factor", "query_weight", "key_weight", "queries", "scales")
     arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
     constants = {"QUERIES": 32, "GROUPS": 8, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}

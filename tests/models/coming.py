@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Heartbeat, Keep, NoPlace, Resident
+from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, Resident
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 
@@ -46,7 +46,7 @@ class Comer:
         if self.wrong is not None:
             raise self.wrong
         if others and others + self.size > CAPACITY:
-            raise NoPlace(f"{self.name} does not fit beside {others}")
+            raise NoMemory(f"{self.name} does not fit beside {others}")
         self.there = True
         self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
         self.happened.append(f"+{self.name}")
@@ -90,7 +90,7 @@ class World:
         resident = self.residents[name]
         lease = await self.residency.lease(resident, patience or Heartbeat(), keep)
         try:
-            assert resident.latest.standing in ("in", "leaving")
+            assert resident.latest.state in ("in", "leaving")
             yield
         finally:
             lease.release()

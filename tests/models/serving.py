@@ -80,10 +80,10 @@ class Serving:
         assert response.status == status, body
         return body
 
-    async def settle(self, name: str, standing: str) -> None:
+    async def settle(self, name: str, state: str) -> None:
         """Until the model stands so."""
         async with asyncio.timeout(60):
-            while self.models.find(name).resident.standing != standing:
+            while self.models.find(name).resident.state != state:
                 await asyncio.sleep(0.005)
 
 

@@ -87,7 +87,7 @@ async def test_who_runs_finishes_and_who_comes_then_waits_its_turn():
     async with world.running():
         async with world.leased("a"):
             other = asyncio.create_task(ask("b", 1))
-            await world.settle(lambda: world.residents["a"].standing == "leaving")
+            await world.settle(lambda: world.residents["a"].state == "leaving")
             late = asyncio.create_task(ask("a", 2))
             await world.settle()
             assert world.happened == ["+a"]
@@ -112,7 +112,7 @@ async def test_if_nobody_waits_any_more_nobody_goes():
     async with world.running():
         async with world.leased("a"):
             other = asyncio.create_task(world.ask("b"))
-            await world.settle(lambda: world.residents["a"].standing == "leaving")
+            await world.settle(lambda: world.residents["a"].state == "leaving")
             late = asyncio.create_task(world.ask("a"))
             await world.settle()
             other.cancel()
@@ -307,7 +307,7 @@ async def test_a_client_that_leaves_at_the_last_moment_leaves_no_lease_behind():
             assert world.residents["a"].leases == 0
             world.residency.forget(world.residents["a"])
             await world.settle()
-            assert world.residents["a"].standing == "out"
+            assert world.residents["a"].state == "out"
 
 
 def test_who_waits_is_told_so_now_and_then():

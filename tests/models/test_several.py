@@ -244,7 +244,7 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(token
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(60):
-            while server.models.find("fox").service.places.used:
+            while server.models.find("fox").service.slots.used:
                 await asyncio.sleep(0.005)
         assert (await server.client.post("/v1/completions", json=ask)).status == 200
 
@@ -341,7 +341,7 @@ async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
             assert resident.leases == 1
             answer = await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
             assert answer["choices"][0]["text"] == OWL
-            assert resident.standing == "out"
+            assert resident.state == "out"
             deltas = await generation.next()
             assert deltas[-1][1].finish_reason is not None
         assert resident.leases == 0

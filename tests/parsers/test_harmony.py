@@ -255,6 +255,8 @@ async def test_anthropic_and_ollama(tokenizer) -> None:
         said = {"model": "toy", "messages": [USER], "tools": [TOOL], "think": "low", "stream": False}
         own = await (await client.post("/api/chat", json=said)).json()
         assert "Reasoning: low" in prompt_of(engine, tokenizer)
+        off = await (await client.post("/api/chat", json=said | {"think": False})).json()
+        assert [(one["code"], one["param"]) for one in off["warnings"]] == [("hint_left_out", "think")]
     assert [block["type"] for block in body["content"]] == ["thinking", "text", "tool_use"]
     assert body["content"][2]["input"] == {"city": "Paris"} and body["stop_reason"] == "tool_use"
     assert (own["message"]["thinking"], own["message"]["content"]) == ("We look.", "Wait.")

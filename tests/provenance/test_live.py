@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from tests.provenance.drafting import Json, check, check_counts, check_steps, joined
-from tests.provenance.test_random_runs import ALL
 
 EXTRA: Json = {"provenance": True, "return_token_ids": True, "spec_decode_metrics": "detailed"}
 ASK: Json = {"seed": 3, "max_tokens": 40}
@@ -20,19 +19,6 @@ SCHEMA: Json = {
     "required": ["name", "happy"],
     "additionalProperties": False,
 }
-
-
-class Rooted:
-    """An HTTP client that knows the server's address, as the tests' own server has one."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-
-    def post(self, path: str, **options: Any) -> Any:
-        return self._session.post(self._url + path, **options)
-
-    def ws_connect(self, path: str, **options: Any) -> Any:
-        return self._session.ws_connect(self._url + path, **options)
 
 
 async def posted(url: str, path: str, ask: Json) -> Json:
@@ -104,38 +90,6 @@ async def test_forced_tokens_are_told_as_such(url: str) -> None:
     kinds = {token["origin"] for token in told["tokens"]}
     assert {"grammar", "target"} <= kinds
     assert sum(step["forced"] for step in told["steps"]) > 5
-
-
-@pytest.mark.parametrize("protocol", sorted(ALL))
-@pytest.mark.parametrize("fields", [{}, {"stop": ["a "]}, {"stream_pacing": "even"}])
-async def test_responses(url: str, protocol: str, fields: Json) -> None:
-    ask: Json = {"input": "Tell me a story about a fox.", "provenance": True, "spec_decode_metrics": "detailed"}
-    ask |= {"seed": 3, "max_output_tokens": 40} | fields
-    async with aiohttp.ClientSession() as session:
-        events = await ALL[protocol](Rooted(session, url), ask)
-    whole = await posted(url, "/v1/responses", ask)
-    response = events[-1]["response"]
-    text = response["output"][0]["content"][0]["text"]
-    assert text == whole["output"][0]["content"][0]["text"]
-    for one in (response, whole):
-        check(one["provenance"], None, text, one["metrics"])
-    deltas = [event for event in events if "delta" in event]
-    for delta in deltas:
-        told = delta.get("provenance", {"tokens": []})
-        assert "".join(token["text"] for token in told["tokens"]) == delta["delta"]
-    assert joined([delta["provenance"] for delta in deltas if "provenance" in delta]) == response["provenance"]
-    ids = [[token["id"] for token in one["provenance"]["tokens"]] for one in (response, whole)]
-    assert ids[0] == ids[1] and len(ids[0]) == response["usage"]["output_tokens"]
-
-
-async def test_the_official_client_reads_responses(client: openai.AsyncOpenAI) -> None:
-    ask: Any = {"model": "bundled", "input": "Tell me a story about a fox."}
-    async with client.responses.stream(**ask, extra_body={"seed": 3, "provenance": True}) as stream:
-        events: Any = [event async for event in stream]
-        final: Any = await stream.get_final_response()
-    assert final.output_text == "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    tokens = final.model_extra["provenance"]["tokens"]
-    assert "".join(token["text"] for token in tokens) == final.output_text
 
 
 async def test_other_doors_ignore_the_fields(url: str) -> None:

@@ -11,7 +11,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import generate
-from foresay.server.host.asked import Progress
+from foresay.server.host.client_base import Progress
 from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.host.replicas.hosted import Address, Hosted
 from foresay.server.host.spare import Spares

@@ -12,7 +12,7 @@ from typing import Any
 
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.host import frames
-from foresay.server.host.asked import Progress
+from foresay.server.host.client_base import Progress
 from foresay.server.host.frames import Channel, unpack_up
 from foresay.server.host.replicas.admission import admit
 from foresay.server.host.replicas.fleet import Fleet

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench.replicas import ASKED, answered, processes
+from bench.replicas import REQUESTS, answered, processes
 from tests.server.live import LiveServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ async def test_streams_outlive_rays_head(tmp_path: Path) -> None:
     """Ray ends whatever spoke to its head a minute later; whoever serves starts it again."""
 
     async def ask() -> object:
-        while isinstance(answer := await answered(client, ASKED[2]), str) and answer.startswith("503"):
+        while isinstance(answer := await answered(client, REQUESTS[2]), str) and answer.startswith("503"):
             refused.append(answer)
             await asyncio.sleep(0.2)
         return answer

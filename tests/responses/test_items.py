@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.responses.items import given_items, messages_of, said_items
+from foresay.server.api.responses.items import given_items, messages_of, output_as_input
 from foresay.server.api.responses.request import chat_request
 from foresay.server.api.responses.schemas import (
     FunctionCall,
@@ -83,8 +83,8 @@ def test_the_output_of_a_response_goes_on_as_items():
         FunctionCall(id="fc_1", status="completed", call_id="c", name="f", arguments="{}"),
     ]
     again = given_items(msgspec.convert(msgspec.to_builtins(output), list[InputItem]))
-    assert messages_of(None, said_items(output), []) == messages_of(None, (), again)
-    (message,) = messages_of(None, said_items(output), [])
+    assert messages_of(None, output_as_input(output), []) == messages_of(None, (), again)
+    (message,) = messages_of(None, output_as_input(output), [])
     assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
 
 

@@ -59,7 +59,7 @@ async def test_one_tenant_cannot_push_out_anothers():
 
 
 async def test_what_one_socket_keeps_is_found_there_only_and_counts_as_its_keys():
-    store, here = ResponseStore(StoreLimits(count=3)), {"place": "socket"}
+    store, here = ResponseStore(StoreLimits(count=3)), {"socket_id": "socket"}
     store.keep(msgspec.structs.replace(record("t", "hidden"), **here))
     store.keep(record("t", "shown"))
     assert [store.find("t", "hidden", place) is not None for place in ("", "other", "socket")] == [False, False, True]
@@ -83,7 +83,7 @@ async def test_bounds_hold_whatever_happens():
                 store.find(tenant, id)
             case _:
                 store.keep(record(tenant, id, "x" * rng.randrange(6000)))
-        for shelf in store._shelves.values():
+        for shelf in store._tenants.values():
             assert shelf.bytes == sum(one.size for one in shelf.records.values()) > 0
         assert len(store) <= limits.count and store.bytes <= limits.bytes
 

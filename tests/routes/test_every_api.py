@@ -140,6 +140,7 @@ async def test_who_cannot_be_served_now_is_told_why(tokenizer, api: Api, stream)
         assert "signal 9" in await refused(503, "engine_down")
         engine.status, engine.info = EngineStatus("loading", "weights of the target", 0.4), None
         assert await refused(503, "loading") == "Loading model: weights of the target (40%)"
+        assert (await (health := await client.get("/health")).json())["status"] == "loading" and health.status == 503
 
 
 @apis

@@ -37,6 +37,8 @@ SELF = ["self chain3", "self 3,2,1", "self dynamic 4,4,2,2,1", "staged chain7", 
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
 DRAFTERS = ["ngram", "suffix", "suffix tree", *CHAINS, *TREES, *DYNAMIC, "template", *SELF, "garbage", "truth"]
 
+#: One of each kind, for whatever all of them do alike: `make soak` tries the others there.
+ONE_OF_EACH = ("ngram", "suffix tree", "chain4", "3,2,1", "dynamic 8,8", "template", "self 3,2,1", "garbage", "truth")
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
     "cool": SamplingParams(temperature=0.7),

@@ -29,7 +29,7 @@ PROMPTS = [
     ("T", "warm_top_p"),
 ]
 QUICK = ["ngram", "chain4", "3,2,1", "truth", "garbage"]
-SLOW = [drafter for drafter in [*CHAINS, *TREES] if drafter not in QUICK]
+REST = [drafter for drafter in [*CHAINS, *TREES] if drafter not in QUICK]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def assert_same_tokens(engine, expected, drafter: str, dtype: str = "auto") -> d
     return texts
 
 
-@pytest.mark.parametrize("drafter", [*QUICK, *(pytest.param(drafter, marks=pytest.mark.slow) for drafter in SLOW)])
+@pytest.mark.parametrize("drafter", [*QUICK, *(pytest.param(drafter, marks=pytest.mark.soak) for drafter in REST)])
 def test_every_drafter(engine, expected, drafter) -> None:
     assert_same_tokens(engine, expected, drafter)
 

@@ -22,8 +22,29 @@ from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
-RECURRENT = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "granite_hybrid", "granite_hybrid_moe", "nemotron_h")
-MORE_MIXTURES = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "qwen3_5_moe", "qwen3_next", "granite_hybrid_moe")
+RECURRENT = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "lfm2",
+    "granite_hybrid",
+    "granite_hybrid_moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "falcon_h1",
+    "falcon_h1_norm",
+)
+#: Of others' kinds of layers, in another order.
+KNOWN = (
+    "olmoe",
+    "mixtral",
+    "granite_moe",
+    "glm4_moe",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "granite_hybrid_moe",
+    "falcon_h1_norm",
+)
 MAX_TOKENS = 12
 
 
@@ -46,7 +67,7 @@ def _cases() -> list:
         turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, [*DYNAMIC, "template"], SELF))
         quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
         others = [drafter for drafter in drafters if drafter not in quick]
-        spared = family in MORE_MIXTURES
+        spared = family in KNOWN
         marks = {d: pytest.mark.soak if spared or (number + n) % 2 else pytest.mark.slow for n, d in enumerate(others)}
         cases += [pytest.param(family, drafter, marks=marks.get(drafter, ())) for drafter in drafters]
     return cases

@@ -1,4 +1,4 @@
-"""The same tokens with every kind of head, chains and trees, static and dynamic, in any company."""
+"""The same tokens and logprobs with every kind of head and shape of tree, in any company, under every option."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ import torch
 from foresay.drafters.levels import TreeDrafter
 from foresay.spec.engine import Engine
 from foresay.spec.tree import TreeShape
+from tests.combinations import alternating
+from tests.same_tokens import options
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
-from tests.same_tokens.witness import Text, run
+from tests.same_tokens.witness import Job, Text, run
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
+
 everywhere = pytest.mark.parametrize("kind", KINDS)
+
 #: Every kind in every shape; in most tests all but these are tried in `make soak`.
 QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
+
 QUICK |= {("eagle1", "template"), ("dspark", "static")}
+
 QUICK |= {("dflash", "chain"), ("dflash", "dynamic"), ("dspark", "dynamic"), ("peagle", "dynamic")}
+
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
     [
@@ -143,3 +150,26 @@ def test_a_whisper_is_no_draft(pair) -> None:
     run(engine, jobs)
     assert isinstance(engine.drafter, Whisper)
     assert engine.drafter.drafted >= 9 * 8
+
+
+TOKENS = 24
+
+
+@cache
+def half(pair: Pair, first: int) -> tuple[list[Job], dict[str, Text]]:
+    """Every other combination, in one batch, and the texts that each comes to alone."""
+    jobs = options.arriving(list(options.jobs(pair.vocab_size, TOKENS).values())[first::2])
+    return jobs, plain(pair.target, jobs)
+
+
+@pytest.mark.parametrize(("kind", "shape"), alternating(KINDS, ["chain", "dynamic"]))
+def test_every_option(pair, kind, shape) -> None:
+    """The combinations that the options' own tests give the other drafters, all of them in one batch."""
+    models = pair("llama2")
+    jobs, wanted = half(models, 0 if shape == "chain" else 1)
+    drafter = whispered(head_of(models, kind, shape), whole(jobs, wanted))
+    texts = run(engine_of(models.target, drafter, SHAPES[shape], max_seqs=4, chunk=11), jobs)
+    assert_same(wanted, texts)
+    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 0
+    assert any(job.fork_of for job in jobs)
+    assert any(text.statistics.forced for text in texts.values() if text.statistics)

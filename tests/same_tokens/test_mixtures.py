@@ -14,7 +14,17 @@ from foresay.verifier.model import forward
 from foresay.verifier.ops.experts import route
 from tests.same_tokens import mutations
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import DRAFTERS, assert_same, drafting, expected, jobs_of, plain, returning, whole
+from tests.same_tokens.runs import (
+    DRAFTERS,
+    ONE_OF_EACH,
+    assert_same,
+    drafting,
+    expected,
+    jobs_of,
+    plain,
+    returning,
+    whole,
+)
 from tests.same_tokens.test_mutations import compare
 from tests.same_tokens.witness import run
 from tests.verifier.mxfp4 import publish
@@ -52,7 +62,9 @@ def published(tmp_path_factory) -> Pair:
     return Pair(*directories, *(load_decoder(each, torch.bfloat16) for each in directories))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(each, marks=() if each in ONE_OF_EACH else pytest.mark.soak) for each in DRAFTERS]
+)
 def test_mxfp4_with_every_drafter(published, drafter) -> None:
     """At temperature 0 and above; they are the tokens of the checkpoint written out."""
     jobs = jobs_of(published.vocab_size, LENGTHS, 20, ("greedy", "warm", "warm_filtered", "cool"))

@@ -26,7 +26,7 @@ LENGTHS = (9, 60, 17, 1, 33, 3)
 DRAFTED = ["none", "ngram", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"]
 
 
-@pytest.fixture(params=["qwen3_5", "lfm2", "granite_hybrid"])
+@pytest.fixture(params=["qwen3_5", "lfm2", "falcon_h1"])
 def models(pair, request) -> Pair:
     found: Pair = pair(request.param)
     return found

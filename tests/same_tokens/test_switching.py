@@ -115,8 +115,7 @@ CONDITIONS: dict[str, tuple[dict[str, int | bool], int]] = {
     "condition",
     [
         "in a batch",
-        pytest.param("with prefix hits", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("alone", "preempted")),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in CONDITIONS if name != "in a batch"),
     ],
 )
 def test_a_rested_drafter_has_caught_up(pair, condition) -> None:

@@ -15,7 +15,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from foresay.kvpaging import KVStore
 from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import Engine
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
@@ -94,19 +93,6 @@ async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) ->
         assert scrape.sum("foresay:self_check_mismatch_total") == scrape.sum("foresay:self_check_skipped_total") == 0
 
 
-async def test_a_request_in_the_middle_of_a_re_run_is_served_and_the_re_run_made_later(engine: Engine) -> None:
-    async with serving(engine) as (client, service, stepped):
-        counts = service.telemetry.self_check
-        await asked(client, prompt="Once upon a time", max_tokens=60, temperature=1, ignore_eos=True)
-        await until(lambda: len(stepped.checks) == 1)
-        body = await asked(client, prompt="The king said", max_tokens=10, temperature=1, ignore_eos=True)
-        assert (body["usage"]["completion_tokens"], counts.checked) == (10, 0)
-        await until(lambda: counts.checked == 2)
-        assert counts == SelfCheckCounts(share=1.0, checked=2, tokens=70)
-        assert [again.params.max_tokens for again in stepped.checks] == [60, 60, 10]
-    engine.check()
-
-
 async def test_a_broken_accept_rule_is_found(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,18 +111,6 @@ async def test_a_broken_accept_rule_is_found(
     assert re.match(r"self-check: request \w+-0 \(X-Request-Id found, seed 11\) differs at output position \d+", line)
     assert line.endswith("on this machine, which claims to be exact")
     assert not {word for word in body["choices"][0]["text"].split() if len(word) > 4} & set(line.split())
-
-
-async def test_without_a_share_the_counters_are_there_and_nothing_runs(engine: Engine) -> None:
-    async with serving(engine, share=0.0) as (client, service, stepped):
-        await asked(client, prompt="One day", max_tokens=5)
-        scrape = Scrape(await (await client.get("/metrics")).text())
-        state = await (await client.get("/dashboard/state")).json()
-        assert stepped.checks == [] and len(service.self_check.backlog) == 0
-    for name in ("requests", "tokens", "mismatch", "skipped"):
-        assert list(scrape.samples[f"foresay:self_check_{name}_total"].values()) == [0.0]
-    nothing = {"share": 0.0, "checked": 0, "tokens": 0, "mismatches": 0, "waiting": 0, "skipped": 0}
-    assert state["snapshot"]["self_check"] == nothing
 
 
 async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:

@@ -16,7 +16,6 @@ from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import prompts_of
 from foresay.server.cli.main import main
 from foresay.server.cli.selfcheck_prompts import check, rows, sentence
-from foresay.server.observe.selfcheck.answer import Difference
 from foresay.spec.errors import ConfigurationError
 from tests.selfcheck.inprocess import take_first_children
 
@@ -78,12 +77,6 @@ def test_a_broken_accept_rule_is_found(engine: Engine, monkeypatch: pytest.Monke
     assert sentence(report).endswith("did not claim to be exact: rows differ by how many there are")
     report.mismatches = 0
     assert sentence(report).endswith("does not promise it, though: rows differ by how many there are")
-
-
-def test_a_plain_text_that_ends_before_is_shown(engine: Engine) -> None:
-    report = check(engine, PROMPTS[:1], [GREEDY])
-    report.answers[0].difference = Difference(7, 55, None)
-    assert list(rows(report))[1].endswith("ends there where output token 7 is 55")
 
 
 def test_a_prompt_that_does_not_fit_is_named(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from foresay.server.schemas.errors import EngineFailed
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
-from foresay.spec.trace import SequenceTrace, depths_of
+from foresay.spec.trace import SequenceTrace, StepTrace, depths_of
 from tests.replicas.scripted import asked
 from tests.server.staying import alone, service_of
 
@@ -46,6 +46,8 @@ INFO = EngineInfo(
 )
 
 
+#: One of a request alone that wrote a token and drafted nothing.
+STEP = StepTrace(number=1, rows=1, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=1, seconds={})
 #: Of every step, by phase.
 SECONDS = {"propose": 0.0005, "forward": 0.002}
 

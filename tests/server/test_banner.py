@@ -10,6 +10,7 @@ from foresay.server.cli import serving
 from foresay.server.cli.command import base_url
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import EngineInfo
+from tests.server.terminal import Terminal
 
 INFO = EngineInfo(
     target="bundled",
@@ -29,11 +30,6 @@ INFO = EngineInfo(
     eos_token_ids=(0,),
     memory="target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB",
 )
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def shown(config: ServeConfig, out: io.StringIO) -> str:

@@ -23,13 +23,14 @@ from foresay.server.cli import chat, terminal
 from foresay.server.cli.chat import ChatSession
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
-from foresay.server.cli.progress import say
+from foresay.server.cli.progress import note
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import NumericalError
+from tests.server.terminal import Terminal
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
 QUESTION = "How many is 2 + 2?"
@@ -261,17 +262,12 @@ def test_system_and_new_change_what_is_asked(engine: Engine, said: Said) -> None
     assert told == ["the system message is set", "there is no system message", "a new conversation"]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
     for out, lines in ((Terminal(), 3), (io.StringIO(), 1)):
         monkeypatch.setattr(sys, "stderr", out)
-        say("/set  " + "words and more " * 6, indent=6)
+        note("/set  " + "words and more " * 6, indent=6)
         shown = out.getvalue().splitlines()
         assert len(shown) == lines
         assert all(line.startswith("      ") and len(line) < 40 for line in shown[1:])

@@ -86,30 +86,12 @@ def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
     assert drafting_steps(choice) == [(5, 3)]  # five drafted; of the five accepted, b, c and d are in the text
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_the_end_token_at_every_place_of_a_run(tokenizer, place):
-    tokens = [*tokenizer.encode("abcdef")[:place], END]
-    for runs in partitions(tokens):
-        choice = Choice(request(), tokenizer, ChoiceOptions(), [END])
-        text, ids, _ = answer(choice, runs, "stop", END)
-        assert (text, ids) == ("abcdef"[:place], tokens)
-        assert (choice.finish_reason, choice.stop_reason, choice.completion_tokens) == ("stop", None, place + 1)
-
-
 def test_a_stop_token_is_named_and_its_text_left_out(tokenizer):
     a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
     for include, expected in ((False, "a"), (True, "ab")):
         choice = Choice(request(stop_token_ids=(b,)), tokenizer, ChoiceOptions(include_stop=include), [END])
         text, _, _ = answer(choice, [[a, b]], "stop", b)
         assert (text, choice.stop_reason) == (expected, b)
-
-
-def test_held_text_comes_out_when_the_cap_ends_the_answer(tokenizer):
-    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("end",)), [END])
-    text, _, pieces = answer(choice, [tokenizer.encode("the e"), tokenizer.encode("n")])
-    assert text == "the en"
-    assert pieces[0].text == "the "
-    assert choice.finish_reason == "length"
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -51,23 +50,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = run_python(code + "print(*sys.modules, file=sys.stderr)")
     assert "foresay" in done.stdout
     assert not HEAVY & set(done.stderr.split())
-
-
-def test_help_is_quick() -> None:
-    """Beside a Python that does nothing. Processor time, since wall time says more about what else the machine does:
-    it is five times as much, and torch alone would cost sixty times."""
-
-    def spent(code: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run_python(code)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    helped, nothing = (
-        min(spent(code) for _ in range(3))
-        for code in ("from foresay.server.cli.main import main; main(['--help'])", "pass")
-    )
-    assert helped < 15 * nothing
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -172,14 +154,6 @@ def test_a_server_that_is_not_there_is_told_in_words(url: str, said: str, capsys
     assert said in capsys.readouterr().err
 
 
-def test_an_unknown_variable_stops_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORESAY_PROT", "3")
-    assert main(["serve"]) == 2
-    assert 'unknown environment variable FORESAY_PROT; did you mean "FORESAY_PORT"?' in capsys.readouterr().err
-
-
 def test_no_command_shows_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().out
@@ -259,13 +233,6 @@ def test_generate_streams_the_text_alone_on_stdout(capsys: pytest.CaptureFixture
     assert "seed 5" in captured.err
 
 
-def test_a_missing_model_is_one_line_not_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(tmp_path / "nothing"), "--prompt", "x"]) in (1, 2)
-    error = capsys.readouterr().err
-    assert "nothing" in error
-    assert "Traceback" not in error
-
-
 def test_chat_remembers_resets_and_ends_with_its_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,25 +259,6 @@ def test_bench_says_how_far_it_is() -> None:
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
         measure({"ngram": engine, "none": engine}, config, [Prompt("Once", "here")], told.append)
     assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
-
-
-@pytest.mark.slow
-def test_bench_reports_both_ways_and_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "--rounds", "1", "--prompt", "Once upon a time", "--temperature", "0", *QUICK]
-    assert main(arguments) == 0
-    head, titles, drafted, plain, verdict = capsys.readouterr().out.splitlines()
-    assert head == "bundled, float32, temperature 0, 1 prompt of 12 tokens (written: 12), 1 round"
-    assert titles.split("  ")[-1] == "tokens per step"
-    assert drafted.startswith("drafted by ngram ") and plain.startswith("plain decoding ") and plain.endswith(" 1.00")
-    assert verdict.endswith("both wrote the same tokens")
-    assert main([*arguments, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["same_tokens"] is True
-    assert report["on"]["tokens_per_second"] > 0
-    assert report["off"]["tokens_per_step"] == 1.0
-    found = report["on"]["accepted_by_depth"]
-    assert found["cumulative"][:1] == found["conditional"][:1]
-    assert report["speedup"] > 0
 
 
 def test_generate_tells_what_a_shadow_would_have_done_and_traces(

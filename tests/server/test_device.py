@@ -12,7 +12,7 @@ from foresay.server.cli.check.pair import check
 from foresay.server.engine.build import choose_dtype
 from foresay.server.engine.device import Device, find_device
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.nodes import Stack
 
@@ -37,10 +37,10 @@ def test_the_cpu_when_asked_for() -> None:
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
     assert find_device(EngineConfig()).name == "cpu"
     with pytest.raises(
-        Unfit, match="--device cuda: this machine has no CUDA device that PyTorch can use: --device cpu"
+        CannotRun, match="--device cuda: this machine has no CUDA device that PyTorch can use: --device cpu"
     ):
         find_device(EngineConfig(device="cuda"))
-    with pytest.raises(Unfit, match=r"--gpu-memory-utilization 0\.5: the engine runs on the CPU"):
+    with pytest.raises(CannotRun, match=r"--gpu-memory-utilization 0\.5: the engine runs on the CPU"):
         find_device(EngineConfig(gpu_memory_utilization=0.5))
 
 
@@ -49,7 +49,9 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
 def test_a_processor_without_kernels_is_refused(monkeypatch, system, machine) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    with pytest.raises(Unfit, match=f"--device auto: kernels .* Linux on x86-64 and aarch64, .* {system} on {machine}"):
+    with pytest.raises(
+        CannotRun, match=f"--device auto: kernels .* Linux on x86-64 and aarch64, .* {system} on {machine}"
+    ):
         find_device(EngineConfig())
 
 
@@ -64,7 +66,7 @@ def test_the_first_gpu(asked) -> None:
 
 
 def test_a_share_of_a_gpu_is_refused_on_the_cpu() -> None:
-    with pytest.raises(Unfit, match="leave the flag out; --kv-tokens sizes the KV cache there"):
+    with pytest.raises(CannotRun, match="leave the flag out; --kv-tokens sizes the KV cache there"):
         find_device(EngineConfig(device="cpu", gpu_memory_utilization=0.9))
 
 
@@ -87,7 +89,7 @@ def test_a_dtype_that_was_asked_for_is_taken() -> None:
 
 
 def test_fp32_is_not_for_a_gpu() -> None:
-    with pytest.raises(Unfit, match="made for 16-bit weights: leave --dtype out"):
+    with pytest.raises(CannotRun, match="made for 16-bit weights: leave --dtype out"):
         choose_dtype(EngineConfig(dtype="float32"), model(), HOPPER)
 
 

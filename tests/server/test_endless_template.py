@@ -127,10 +127,6 @@ def test_it_is_an_error_of_the_messages(template, seconds, says, monkeypatch) ->
         byte_level_tokenizer(template).render([{"role": "user", "content": "x"}])
 
 
-#: One instruction that holds the interpreter's lock for longer than anybody lives.
-POWER = "{% set n = messages|length + 8 %}{{ (n**(n**n)) }}"
-
-
 def _server_of(tmp_path: Path, template: str) -> LiveServer:
     """A server that is starting: it tries its template at once."""
     directory = shutil.copytree(BUNDLED, tmp_path / "model")
@@ -149,17 +145,6 @@ def test_a_server_is_stopped_while_it_renders_a_template(tmp_path) -> None:
         server.terminate()
         assert server.process.wait(60) == 0
         assert "in render" not in server.output
-
-
-@pytest.mark.slow
-def test_a_server_whose_template_holds_the_interpreters_lock_ends_by_itself(tmp_path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "from foresay.server.text import time_limit, tokenizer\n"
-        "time_limit.LOCKED_SECONDS = tokenizer.RENDERING_SECONDS = 0.5\n"
-    )
-    with _server_of(tmp_path, POWER) as server:
-        assert server.process.wait(120) == -signal.SIGVTALRM
-        assert "in render" in server.output
 
 
 def _heeds_sigterm(process: int) -> bool:

@@ -19,7 +19,7 @@ from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_by
 from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import KVShape, ModelConfig, parameters
 from foresay.verifier.model.fields import Fields
@@ -64,7 +64,7 @@ def test_the_rest_of_an_h200_is_kv_cache() -> None:
     # The workspace of a whole tree; logits where steps stop, of the passes, by tables of four widths, and of the last
     # rows of two stretches of a prompt.
     logits = (64 + 4 * (4 + 16 + 64 + 16 + 64) + 2) * 128256 * 4
-    assert found.beside["graphs"] == GRAPH_RESERVE + logits + workspace_bytes(llama(LLAMA_8B), 2, 131072 + 64, 64, 64)
+    assert found.overhead["graphs"] == GRAPH_RESERVE + logits + workspace_bytes(llama(LLAMA_8B), 2, 131072 + 64, 64, 64)
     assert found.kv_bytes == found.pages * 16 * PER_TOKEN
     budget = UTILIZATION * 139 * GIB
     assert 0 <= budget - found.total < 2 * 16 * PER_TOKEN
@@ -92,13 +92,13 @@ def test_every_part_takes_its_share_of_the_tokens() -> None:
     most = planned(H200).tokens
     assert planned(H200, gpu_memory_utilization=0.5).tokens == pytest.approx(most - 0.4 * 139 * GIB / PER_TOKEN, abs=32)
     assert planned(H200, graphs=False).tokens == pytest.approx(
-        most + planned(H200).beside["graphs"] / PER_TOKEN, abs=32
+        most + planned(H200).overhead["graphs"] / PER_TOKEN, abs=32
     )
     draft = llama(LLAMA_1B)
     pair = planned(H200, llama(LLAMA_8B), draft)
     assert pair.weights["draft_model"] == 2 * parameters(draft)
     assert pair.kv_bytes == pair.pages * 16 * (PER_TOKEN + 2 * 16 * 8 * 64 * 2)
-    assert planned(H200, max_model_len=8192).beside["workspace"] < planned(H200).beside["workspace"]
+    assert planned(H200, max_model_len=8192).overhead["workspace"] < planned(H200).overhead["workspace"]
 
 
 def test_what_others_hold_is_left_to_them() -> None:
@@ -119,7 +119,7 @@ def test_the_workspace_is_counted_from_the_shapes() -> None:
     least = logits + partials + rows * (6144 + 28672) * 2
     found = workspace_bytes(model, 2, positions, rows, trees)
     assert least < found < 1.3 * least
-    assert planned(H200).beside["workspace"] == found + rope_bytes(model, 2, positions)
+    assert planned(H200).overhead["workspace"] == found + rope_bytes(model, 2, positions)
     assert rope_bytes(model, 2, positions) == positions * 128 * 2 * 2
 
 
@@ -132,17 +132,17 @@ def test_kv_tokens_are_taken_at_their_word() -> None:
     assert planned(RTX_4090, max_model_len=8192, kv_tokens=10_000).tokens == 10_000
 
 
-def refused(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> Unfit:
-    with pytest.raises(Unfit) as caught:
+def refused(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> CannotRun:
+    with pytest.raises(CannotRun) as caught:
         planned(device, *models, dtype=dtype, **settings)
     return caught.value
 
 
-def remedies(error: Unfit) -> list[str]:
+def remedies(error: CannotRun) -> list[str]:
     """The flags that the message names."""
-    if error.remedy.startswith("any one of these fits: "):
-        return error.remedy.removeprefix("any one of these fits: ").split("; ")
-    return [error.remedy.removesuffix(" fits")]
+    if error.hint.startswith("any one of these fits: "):
+        return error.hint.removeprefix("any one of these fits: ").split("; ")
+    return [error.hint.removesuffix(" fits")]
 
 
 def test_a_long_context_does_not_fit_a_small_card() -> None:
@@ -158,10 +158,10 @@ def test_a_long_context_does_not_fit_a_small_card() -> None:
 def test_the_documents_have_these_plans() -> None:
     devices = (DOCS / "devices.md").read_text("utf-8")
     error = refused(RTX_4090)
-    assert f"{error.fault}: {error.remedy}" in " ".join(devices.split())
+    assert f"{error.fault}: {error.hint}" in " ".join(devices.split())
     for device, length in ((H200, 131_072), (RTX_4090, 32_768)):
         found = planned(device, max_model_len=length)
-        parts = [found.weights["target"], found.beside["workspace"], found.beside["graphs"]]
+        parts = [found.weights["target"], found.overhead["workspace"], found.overhead["graphs"]]
         sizes = " | ".join(bytes_in_words(part) for part in parts)
         kv_cache = f"{found.tokens:,} tokens, {bytes_in_words(found.kv_bytes)}"
         assert f"| {device.total // GIB} GiB, {length:,} tokens | {sizes} | {kv_cache} |" in devices
@@ -169,10 +169,10 @@ def test_the_documents_have_these_plans() -> None:
     assert f"{found.tokens:,} become {halved:,}" in (DOCS / "quantization.md").read_text("utf-8")
 
 
-def typed_in(remedy: str) -> dict[str, Any]:
+def typed_in(hint: str) -> dict[str, Any]:
     """The settings that the command line makes of some flags."""
-    names = [word.removeprefix("--").replace("-", "_") for word in remedy.split() if word.startswith("--")]
-    given = vars(build_parser(COMMANDS["serve"]).parse_args(["bundled", *shlex.split(remedy)]))
+    names = [word.removeprefix("--").replace("-", "_") for word in hint.split() if word.startswith("--")]
+    given = vars(build_parser(COMMANDS["serve"]).parse_args(["bundled", *shlex.split(hint)]))
     config = load(ServeConfig, {name: given[name] for name in names}, {}).config
     return {name: getattr(config, name) for name in names}
 
@@ -205,9 +205,9 @@ def test_what_a_refusal_names_fits(case) -> None:
     device, settings = CASES[case][0], dict(CASES[case][1])
     model, dtype = llama(settings.pop("shape", LLAMA_8B)), settings.pop("dtype", "bfloat16")
     found = remedies(refused(device, model, dtype=dtype, **settings))
-    assert [" ".join(word for word in remedy.split() if word.startswith("--")) for remedy in found] == WORDS[case]
-    for remedy in found:
-        typed = typed_in(remedy)
+    assert [" ".join(word for word in hint.split() if word.startswith("--")) for hint in found] == WORDS[case]
+    for hint in found:
+        typed = typed_in(hint)
         assert planned(device, model, **{"dtype": dtype, **settings, **typed}).total <= (device.free or 0)
         more = {name: count + 256 for name, count in typed.items() if name in ("max_model_len", "kv_tokens")}
         if more:
@@ -216,7 +216,7 @@ def test_what_a_refusal_names_fits(case) -> None:
 
 def test_too_large_a_model_is_called_so() -> None:
     large = llama(LLAMA_8B, num_hidden_layers=128)
-    assert refused(RTX_4090, large, max_model_len=4096).remedy == "name a smaller model"
+    assert refused(RTX_4090, large, max_model_len=4096).hint == "name a smaller model"
 
 
 def test_without_a_draft_model_it_may_fit() -> None:

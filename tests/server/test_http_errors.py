@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
-from foresay.server.engine.generation import EngineStatus
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
@@ -39,17 +36,6 @@ async def test_errors_have_openais_body(tokenizer, path, fields, status, param, 
             assert (body["error"]["param"], body["error"]["code"]) == (param, code)
             assert body["error"]["type"] == "invalid_request_error"
     assert engine.requests == []
-
-
-async def test_requests_that_find_no_route_or_fit_no_body(tokenizer):
-    async with served(ScriptedEngine([END]), tokenizer) as client:
-        for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405)):
-            response = await client.request(method, path)
-            assert response.status == status
-            assert (await response.json())["error"]["type"] == "invalid_request_error"
-        large = await client.post("/v1/completions", data=io.BytesIO(b" " * (65 << 20)))
-        assert large.status == 413
-        assert "error" in await large.json()
 
 
 async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer):
@@ -109,25 +95,6 @@ async def test_a_request_id_in_the_body_is_short_and_plain(tokenizer, script, gi
         assert response.status == 400
         assert b'"param":"request_id"' in said
         assert len(said) < 3000
-
-
-async def test_while_loading_everything_but_health_says_how_far_it_is(tokenizer):
-    engine = ScriptedEngine([END])
-    engine.status, engine.info = EngineStatus("loading", "weights of the target", 0.4), None
-    async with served(engine, tokenizer) as client:
-        for method, path in (("POST", "/v1/completions"), ("GET", "/ready")):
-            response = await client.request(method, path, json={"prompt": "x"} if method == "POST" else None)
-            error = (await response.json())["error"]
-            assert response.status == 503
-            assert error["code"] == "loading"
-            assert error["message"] == "Loading model: weights of the target (40%)"
-            assert "Retry-After" in response.headers
-        health = await client.get("/health")
-        assert health.status == 503
-        assert (await health.json())["status"] == "loading"
-        engine.status = EngineStatus("down", "the engine process died (signal 9)")
-        assert (await client.get("/health")).status == 503
-        assert (await (await client.get("/ready")).json())["error"]["code"] == "engine_down"
 
 
 async def test_a_server_that_is_ready_says_what_it_serves(tokenizer):

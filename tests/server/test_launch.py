@@ -163,6 +163,9 @@ def test_settings_are_passed_on_as_they_were_given() -> None:
 SERVER = "for child in $(cat /proc/$PPID/task/*/children); do [ $child = $$ ] || server=$child; done"
 
 
+USES = "Claude Code uses bundled at http://127.0.0.1:"
+
+
 def alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
@@ -189,19 +192,11 @@ def until(there: Path, *running: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("script", "sent", "status", "told"),
     [
-        ("exit 5", None, 5, "Claude Code uses bundled at http://127.0.0.1:"),
-        ("kill -TERM $$", None, 128 + signal.SIGTERM, "Claude Code uses bundled at http://127.0.0.1:"),
-        (
-            "trap 'exit 6' INT; touch up; while :; do sleep 0.1; done",
-            signal.SIGINT,
-            6,
-            "Claude Code uses bundled at http://127.0.0.1:",
-        ),
-        (
-            "trap 'exit 7' TERM; touch up; while :; do sleep 0.1; done",
-            signal.SIGTERM,
-            7,
-            "Claude Code uses bundled at http://127.0.0.1:",
+        ("exit 5", None, 5, USES),
+        pytest.param("kill -TERM $$", None, 128 + signal.SIGTERM, USES, marks=pytest.mark.soak),
+        ("trap 'exit 6' INT; touch up; while :; do sleep 0.1; done", signal.SIGINT, 6, USES),
+        pytest.param(
+            "trap 'exit 7' TERM; touch up; while :; do sleep 0.1; done", signal.SIGTERM, 7, USES, marks=pytest.mark.soak
         ),
         ("kill -9 $server; sleep 0.5; exit 3", None, 3, "the server ended while it was needed (exit status -9)"),
     ],

@@ -22,51 +22,6 @@ from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of, steps, steps_of
 
 MODEL = "bundled"
-ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
-
-
-async def test_completions_streamed_or_not(client):
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "seed": 3}
-    whole = await client.completions.create(**ask)
-    assert whole.usage.completion_tokens <= 24
-    assert whole.choices[0].finish_reason in ("stop", "length")
-    stream = await client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
-    chunks = [chunk async for chunk in stream]
-    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
-    assert chunks[-1].usage == whole.usage.model_copy(
-        update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
-    )
-    speculation = chunks[-1].metrics["speculative_decoding"]
-    assert len(speculation["acceptance_histogram"]) == speculation["num_spec_tokens"] + 1
-    assert sum(speculation["acceptance_histogram"]) == speculation["num_spec_steps"]
-
-
-async def test_a_prediction_is_counted_as_the_client_reads_it(client):
-    ask: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_completion_tokens": 40, "seed": 4}
-    whole = await client.chat.completions.create(**ask)
-    text = whole.choices[0].message.content
-    predicted = await client.chat.completions.create(**ask, prediction={"type": "content", "content": text})
-    assert predicted.choices[0].message.content == text
-    details = predicted.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens > 20
-    assert details.rejected_prediction_tokens >= 0
-    assert predicted.usage.completion_tokens == whole.usage.completion_tokens
-    with pytest.raises(openai.BadRequestError, match=r"prediction\.type must be content") as refused:
-        await client.chat.completions.create(**ask, prediction={"type": "text", "content": text})
-    assert refused.value.param == "prediction.type"
-
-
-async def test_the_same_seed_says_the_same_alone_and_in_company(client):
-    ask: dict[str, Any] = {
-        "model": MODEL,
-        "prompt": "The old king",
-        "max_tokens": 20,
-        "extra_body": {"return_token_ids": True, "ignore_eos": True},
-    }
-    alone = [await client.completions.create(**ask, seed=seed) for seed in range(4)]
-    together = await asyncio.gather(*[client.completions.create(**ask, seed=seed) for seed in range(4)])
-    assert [one.choices[0].token_ids for one in together] == [one.choices[0].token_ids for one in alone]
-    assert len({tuple(one.choices[0].token_ids) for one in alone}) == 4
 
 
 async def test_an_answer_names_the_seed_that_repeats_it(client):
@@ -87,19 +42,6 @@ async def test_a_stop_string_inside_the_text(client):
         assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
         assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
         assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
-
-
-async def test_errors_reach_the_client_as_its_own(client):
-    with pytest.raises(openai.BadRequestError) as caught:
-        await client.completions.create(model=MODEL, prompt="x", logprobs=30)
-    assert caught.value.param == "logprobs"
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.chat.completions.create(model="other", messages=ASK)
-    assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as long:
-        await client.completions.create(model=MODEL, prompt="fox " * 3000)
-    assert long.value.code == "context_length_exceeded"
-    assert [model.id async for model in client.models.list()] == [MODEL]
 
 
 @pytest.mark.parametrize("stream", [False, True])

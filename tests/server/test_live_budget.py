@@ -59,13 +59,6 @@ def test_no_draft_is_deeper_than_asked_for(url: str) -> None:
         assert all(token["depth"] <= most for token in told["choices"][0]["provenance"]["tokens"])
 
 
-def test_a_drafter_that_is_not_there_is_refused(url: str) -> None:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        said(url, method="medusa")
-    error = json.loads(refused.value.read())["error"]
-    assert error["message"].startswith("speculation.method must be one of auto, none, draft_model, suffix")
-
-
 def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace: Path) -> None:
     said(url)
     counted = [line for line in fetched(f"{url}/metrics").splitlines() if "spec_decode_num_choices_total{" in line]

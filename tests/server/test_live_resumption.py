@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from bench.soak.clients import LONGEST_LINE, Heard, visit
-from bench.soak.requests import Ask
+from bench.soak.clients import LONGEST_LINE, Received, visit
+from bench.soak.requests import SoakRequest
 from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.host.client import EngineClient
 from foresay.server.host.spare import Spares
@@ -36,11 +36,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": STORY}]}
 LARK = 'start: /[a-z]{2,9}/ (" " /[a-z]{2,9}/){90}'
 
 
-def completion(stream: bool, **fields: Any) -> Ask:
-    return Ask("completions", (LONG | {"prompt": STORY, "max_tokens": 160, "stream": stream} | fields,), stream)
+def completion(stream: bool, **fields: Any) -> SoakRequest:
+    return SoakRequest("completions", (LONG | {"prompt": STORY, "max_tokens": 160, "stream": stream} | fields,), stream)
 
 
-def asks(stop: str, text: str) -> list[Ask]:
+def requests(stop: str, text: str) -> list[SoakRequest]:
     """What runs at once. stop: late in the greedy text, which is ``text``."""
     counted = {"stream_options": {"include_usage": True}}
     chat = {"model": MODEL, **CHAT, "max_tokens": 240}
@@ -55,11 +55,11 @@ def asks(stop: str, text: str) -> list[Ask]:
         completion(True, temperature=1, seed=5, n=3, return_token_ids=True, **counted),
         completion(False, temperature=0.7, seed=6, logprobs=3, **penalties),
         completion(True, temperature=0, prediction=prediction, prompt_logprobs=1, **counted),
-        Ask("chat", (chat | {"response_format": schema, "seed": 3, "stream": True},), True),
-        Ask("chat", (chat | {"structured_outputs": {"grammar": LARK}, "seed": 8, "stream": False},), False),
-        Ask("socket", (response | {"temperature": 1, "seed": 2},), True),
-        Ask("messages", (chat | {"max_tokens": 160, "stream": True, "temperature": 0},), True),
-        Ask("ollama generate", (ollama,), True),
+        SoakRequest("chat", (chat | {"response_format": schema, "seed": 3, "stream": True},), True),
+        SoakRequest("chat", (chat | {"structured_outputs": {"grammar": LARK}, "seed": 8, "stream": False},), False),
+        SoakRequest("socket", (response | {"temperature": 1, "seed": 2},), True),
+        SoakRequest("messages", (chat | {"max_tokens": 160, "stream": True, "temperature": 0},), True),
+        SoakRequest("ollama generate", (ollama,), True),
     ]
 
 
@@ -78,8 +78,10 @@ async def client(server: LiveServer) -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def all_of(client: aiohttp.ClientSession, asked: list[Ask]) -> list[Heard]:
-    return [turn for talks in await asyncio.gather(*(visit(client, [ask]) for ask in asked)) for [turn] in talks]
+async def all_of(client: aiohttp.ClientSession, asked: list[SoakRequest]) -> list[Received]:
+    return [
+        turn for talks in await asyncio.gather(*(visit(client, [request]) for request in asked)) for [turn] in talks
+    ]
 
 
 async def counted(client: aiohttp.ClientSession, name: str) -> float:
@@ -113,38 +115,38 @@ HARMS = {"killed": [signal.SIGKILL], "frozen": [signal.SIGSTOP], "killed twice":
 
 
 @pytest.fixture(scope="module")
-def asked(server: LiveServer) -> list[Ask]:
+def asked(server: LiveServer) -> list[SoakRequest]:
     async def greedy() -> str:
         async with aiohttp.ClientSession(server.wait_for_url()) as client:
-            [heard] = await all_of(client, [completion(False, temperature=0)])
-        return str(heard.said.parts["choices"]["0"]["text"])
+            [received] = await all_of(client, [completion(False, temperature=0)])
+        return str(received.reply.parts["choices"]["0"]["text"])
 
     text = asyncio.run(greedy())
-    return asks(text[-60:-40], text)
+    return requests(text[-60:-40], text)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(server: LiveServer, asked: list[Ask]) -> list[Heard]:
-    async def heard() -> list[Heard]:
+def undisturbed(server: LiveServer, asked: list[SoakRequest]) -> list[Received]:
+    async def received() -> list[Received]:
         async with aiohttp.ClientSession(server.wait_for_url(), read_bufsize=LONGEST_LINE) as client:
             return await all_of(client, asked)
 
-    found = asyncio.run(heard())
-    assert [one for one in found if one.broken or one.said.error or not one.said.over] == []
+    found = asyncio.run(received())
+    assert [one for one in found if one.broken or one.reply.error or not one.reply.over] == []
     return found
 
 
 @pytest.mark.parametrize("how", HARMS)
 async def test_nothing_is_sent_twice_and_nothing_left_out(
-    how: str, server: LiveServer, client: aiohttp.ClientSession, asked: list[Ask], undisturbed: list[Heard]
+    how: str, server: LiveServer, client: aiohttp.ClientSession, asked: list[SoakRequest], undisturbed: list[Received]
 ) -> None:
     before = await counted(client, "request_resumes_total")
     running = asyncio.create_task(all_of(client, asked))
     await harm(server, client, HARMS[how])
-    for heard, right in zip(await running, undisturbed, strict=True):
-        assert heard.said.error is None and heard.said.over and not heard.broken, heard
-        assert not heard.said.unlike
-        assert heard.said.parts == right.said.parts, heard.ask.door
+    for received, right in zip(await running, undisturbed, strict=True):
+        assert received.reply.error is None and received.reply.over and not received.broken, received
+        assert not received.reply.unlike
+        assert received.reply.parts == right.reply.parts, received.request.api
     assert await counted(client, "request_resumes_total") - before >= 8
     assert re.search(r"engine replaced after \d+\.\d s; \d+ streams go on", server.output)
 

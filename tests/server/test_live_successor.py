@@ -182,20 +182,6 @@ async def test_what_does_not_get_ready_changes_nothing(place: Place, tmp_path: P
         assert await asyncio.gather(*reading) == right and place.server.engine_processes() == [before]
 
 
-async def test_it_goes_on_loading_when_the_client_that_asked_for_it_has_left(place: Place) -> None:
-    short, [before] = await place.ask(SHORT), place.server.engine_processes()
-    async with place.reloading():
-        [after] = set(await place.engines(2)) - {before}
-        os.kill(after, signal.SIGSTOP)
-    async with place.client.post("/admin/reload", json={}, headers=HEADERS) as response:
-        assert response.status == 409, "the first one goes on"
-    assert (await place.ask(SHORT))["choices"] == short["choices"]
-    os.kill(after, signal.SIGCONT)
-    await ended(place, before)
-    place.models.reverse()
-    assert (await place.ask(SHORT))["choices"] != short["choices"]
-
-
 async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_before_is_empty(
     place: Place, tmp_path: Path
 ) -> None:

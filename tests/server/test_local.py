@@ -15,7 +15,6 @@ import torch
 
 import foresay
 from foresay import Completion, ConfigurationError, Engine, ForesayError, InvalidRequest, SamplingParams
-from foresay.server.cli.main import main
 from foresay.server.host.completion import COLOURS, OTHER, drafters_of
 from foresay.spec import errors
 from foresay.spec.names import DRAFTERS
@@ -133,6 +132,7 @@ WRONG: list[tuple[str, object, dict[str, object]]] = [
     ("max_tokens", START, {"max_tokens": 10**30}),
     ("seed", START, {"seed": 1.5}),
     ("temperature", START, {"temperature": "hot"}),
+    ("top_p", START, {"top_p": 2.0}),
     ("temperature", START, {"temperature": 10**400}),
     ("stop_token_ids", START, {"stop_token_ids": [10**9]}),
     ("stop_token_ids", START, {"stop_token_ids": ["x"]}),
@@ -188,18 +188,6 @@ def test_of_several_prompts_none_is_left_running_where_one_is_wrong(engine: Engi
     engine._engine.check()
 
 
-def test_a_stop_string_ends_the_text_before_it(engine: Engine) -> None:
-    free = engine.generate(START, GREEDY)
-    middle = len(free.text) // 2
-    stop = free.text[middle : middle + 3]
-    cut = engine.generate(START, GREEDY, stop=[stop])
-    assert cut.finish_reason == "stop"
-    assert cut.text == free.text[: free.text.index(stop)]
-    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
-    assert stop in engine.tokenizer.decode(cut.token_ids)
-    assert stop not in engine.tokenizer.decode(cut.token_ids[:-1])
-
-
 def test_the_chat_template_is_used(engine: Engine) -> None:
     messages = [{"role": "user", "content": "How many is 2 + 2?"}]
     completion = engine.chat(messages, GREEDY)
@@ -216,31 +204,6 @@ def test_closing_gives_every_page_back(engine: Engine) -> None:
         stream.close()
     engine._engine.check()
     assert engine.generate(START, GREEDY).finish_reason == "length"
-
-
-def test_wrong_requests_name_their_field(engine: Engine) -> None:
-    with pytest.raises(InvalidRequest, match="top_p") as caught:
-        engine.generate(START, top_p=2.0)
-    assert caught.value.param == "top_p"
-    with pytest.raises(InvalidRequest, match="holds 256 tokens"):
-        engine.generate([5] * 300)
-
-
-def test_wrong_settings_are_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigurationError, match='did you mean "draft_tokens"'):
-        Engine(draft_token=3)
-    with pytest.raises(ConfigurationError, match="dtype must be one of"):
-        Engine(dtype="fp32")
-
-
-def test_commands_write_what_a_short_context_leaves_unless_they_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    short = ("--draft", "ngram", "--max-model-len", "16", "--dtype", "float32")
-    assert main(["generate", "--prompt", START, *short]) == 0
-    assert "tokens (length)" in capsys.readouterr().err
-    assert main(["generate", "--prompt", START, "--max-tokens", "40", *short]) == 2
-    assert "so --max-tokens 15 is the most" in capsys.readouterr().err
-    assert main(["selfcheck", *short]) == 0
-    assert "Plain decoding writes the same" in capsys.readouterr().out
 
 
 def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.text.options import check_told
+from foresay.server.text.options import check_echoed
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.sampling import SamplingParams
@@ -114,12 +114,12 @@ async def test_prompts_are_repeated_within_bounds(tokenizer):
     for echo, ids, field in ((True, None, "echo"), (False, True, "return_token_ids"), (True, True, "echo")):
         body.echo, body.return_token_ids = echo, ids
         with pytest.raises(InvalidRequest, match=f"{field}: all choices would repeat 1,048,584 tokens") as refused:
-            check_told(body, [range(131_073)], 8)
+            check_echoed(body, [range(131_073)], 8)
         assert refused.value.param == field
-        check_told(body, [range(131_072)], 8)
-        check_told(body, [range(2_000_000)], 1)
+        check_echoed(body, [range(131_072)], 8)
+        check_echoed(body, [range(2_000_000)], 1)
     body.echo = body.return_token_ids = None
-    check_told(body, [range(131_073)] * 8, 16)
+    check_echoed(body, [range(131_073)] * 8, 16)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -18,7 +18,6 @@ CHAT: dict[str, Any] = {
     "seed": 3,
 }
 IDS = {"return_token_ids": True, "ignore_eos": True}
-LEAST = -9999.0
 
 
 @pytest.fixture(scope="module")
@@ -72,35 +71,6 @@ async def test_logprobs_do_not_depend_on_how_the_tokens_were_drawn(client):
     assert echoed.top_logprobs[len(prompt) :] == said.logprobs.top_logprobs
     assert again.choices[0].finish_reason == "length"
     assert again.usage.completion_tokens == 0
-
-
-async def test_what_lm_eval_asks(client):
-    """The likelihood of a continuation: ``echo``, ``logprobs`` 1, one token, which it drops."""
-    context = (await client.completions.create(**ASK, extra_body=IDS)).choices[0].prompt_token_ids
-    for length in (1, 0):
-        body = await client.completions.create(
-            model=MODEL, prompt=[context, context[:5]], max_tokens=length, temperature=0, logprobs=1, echo=True, seed=1
-        )
-        for choice, prompt in zip(body.choices, (context, context[:5]), strict=True):
-            found = choice.logprobs
-            assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(prompt) + length
-            assert found.token_logprobs[0] is None
-            assert all(logprob <= 0 for logprob in found.token_logprobs[1:])
-            likeliest = [
-                token == max(top, key=top.__getitem__)
-                for token, top in list(zip(found.tokens, found.top_logprobs, strict=True))[1:]
-            ]
-            assert length == 0 or likeliest[-1], "at temperature 0 the likeliest token is written"
-    first = body.choices[1].logprobs.token_logprobs
-    assert body.choices[0].logprobs.token_logprobs[:5] == first, "a prompt's logprobs depend on what is before them"
-
-
-async def test_more_choices_than_places(client):
-    body = await client.completions.create(**ASK | {"max_tokens": 3}, n=11, extra_body=IDS)
-    assert [len(choice.token_ids) for choice in body.choices] == [3] * 11
-    assert body.usage.completion_tokens == 33
-    drafted = body.metrics["speculative_decoding"]
-    assert sum(drafted["acceptance_histogram"]) == drafted["num_spec_steps"]
 
 
 async def test_options_hold(client):

@@ -247,20 +247,3 @@ async def test_where_a_budget_chooses_it_is_one_of_several(edit):
     drafted = sum(step["drafted"] for step in told["steps"] if "prediction" in (step["drafter"] or ""))
     assert 0 <= details["rejected_prediction_tokens"] <= drafted - accepted
     assert len(told["steps"]) < len(provenance_of(plain)["steps"])
-
-
-async def test_it_serves_the_responses_of_a_socket_too(engine):
-    ask = ASKS["/v1/responses"] | {"seed": 5, "temperature": 0, "max_output_tokens": 40, "ignore_eos": True}
-    async with serving(engine) as client:
-        text = text_of(await (await client.post("/v1/responses", json=ask)).json())
-        async with client.ws_connect("/v1/responses") as socket:
-            await socket.send_json({"type": "response.create"} | ask | of(text))
-            while (event := await socket.receive_json())["type"] != "response.completed":
-                assert event["type"] not in ("error", "response.failed"), event
-                if event["type"] == "response.incomplete":
-                    break
-            assert text_of(event["response"]) == text
-            assert event["response"]["usage"]["output_tokens_details"]["accepted_prediction_tokens"] > 25
-            await socket.send_json({"type": "response.create"} | ask | {"prediction": {"type": "text", "content": ""}})
-            error = await socket.receive_json()
-            assert error["error"]["param"] == "prediction.type"

@@ -56,11 +56,3 @@ async def test_the_models_recommendations_and_the_request_reach_the_engine(token
     first, second = engine.requests
     assert (first.params.temperature, first.params.top_k, first.params.seed, first.salt) == (0.6, 20, 11, "mine")
     assert (second.params.temperature, second.params.seed) == (0, 5)
-
-
-async def test_long_prompts_are_tokenized_beside_the_event_loop(tokenizer):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        body = await (await post(client, "completions", prompt="Once upon a time " * 2000)).json()
-    assert body["error"]["code"] == "context_length_exceeded"
-    assert body["error"]["param"] == "prompt"

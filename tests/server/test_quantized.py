@@ -15,7 +15,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.device import Device, choose_activations
 from foresay.server.engine.parameters import model_bytes, packed_bytes, quantized
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import BUNDLED, Unfit
+from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -102,7 +102,7 @@ def test_weights_are_quantised_once(tmp_path) -> None:
     values = json.loads((TARGET / "config.json").read_text())
     about = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": about}))
-    with pytest.raises(Unfit, match="--draft-quantize int8: its weights are quantised already"):
+    with pytest.raises(CannotRun, match="--draft-quantize int8: its weights are quantised already"):
         quantized(ModelConfig.from_directory(tmp_path), "int8", "--draft-quantize")
 
 
@@ -134,7 +134,7 @@ def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, devic
     if not why:
         assert choose_activations(EngineConfig(activations="int8"), model, device).value == "int8"
         return
-    with pytest.raises(Unfit, match=f"--activations int8: .*{why}"):
+    with pytest.raises(CannotRun, match=f"--activations int8: .*{why}"):
         choose_activations(EngineConfig(activations="int8"), model, device)
 
 

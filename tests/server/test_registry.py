@@ -67,5 +67,5 @@ def test_models_draft_before_lookups_and_each_as_named() -> None:
 def test_the_page_names_what_an_entry_says() -> None:
     page = (ROOT / "docs" / "drafters.md").read_text("utf-8").partition("## Adding one to Foresay")[2]
     said = {name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")}
-    own = {"asked", "place", "directory", "at", "setting", "files", "warning"}
+    own = {"option", "location", "directory", "at", "setting", "files", "warning"}
     assert {name for name in said - own if f"`{name}`" not in page} == set()

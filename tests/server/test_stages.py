@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +16,7 @@ import pytest
 from foresay.server.cli.progress import TICK_SECONDS, Stages
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.server.terminal import Terminal
 
 
 def shown(text: str) -> str:
@@ -115,23 +107,3 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
     )
     assert lines[lines.index(f"page      {url}/") + 1] == f"API       {url}/v1"
     assert "warning" not in server.output and "anyone" not in server.output
-
-
-def test_on_a_terminal_only_the_banner_is_left(tmp_path: Path) -> None:
-    """The engine process writes to the same terminal, and nothing."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "foresay.server.cli.main", "serve", "--port", "0", "--draft", "none"]
-    command += ["--seed", str(time.time_ns() % 10**9)]  # of these settings no earlier start knows anything
-    environment = os.environ | {"TERM": "xterm-256color", "NO_COLOR": "1"}
-    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment) as process:
-        os.close(theirs)
-        text = ""
-        while "try it:" not in text:
-            text += os.read(ours, 4096).decode()
-        process.terminate()
-        while process.poll() is None:
-            time.sleep(0.05)
-    os.close(ours)
-    loading, _, banner = text.partition("Foresay is ready.")
-    assert loading.endswith("\r\x1b[K") and "\n" not in loading
-    assert "probing exactness ..." in loading and "start-up  " in banner

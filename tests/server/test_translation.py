@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
 from foresay.server.engine.vocabulary import TokenTable, Translation, translation
-from foresay.server.settings.resolved import Unfit
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.text.detokenize import Spelling
 from foresay.verifier.model.config import ModelConfig
 from tests.same_tokens.test_directories import write_tokenizer
@@ -199,9 +199,9 @@ def test_too_few_are_refused(tmp_path, model, tokens, enough) -> None:
     if enough:
         assert len(between(target, draft, model, model).token_ids) == tokens
         return
-    with pytest.raises(Unfit, match=r"--draft small: it knows only 14 of the target's 290 tokens, 5%") as raised:
+    with pytest.raises(CannotRun, match=r"--draft small: it knows only 14 of the target's 290 tokens, 5%") as raised:
         translation("small", target, model, draft, model)
-    assert "a vocabulary more like the target's" in raised.value.remedy
+    assert "a vocabulary more like the target's" in raised.value.hint
 
 
 def test_a_lexicon_counts_a_token_once(tmp_path, model) -> None:

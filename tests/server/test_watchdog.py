@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from foresay.server.host.child import LOOKS, PATIENCE, SOON, STOPPED, Watchdog
+from foresay.server.host.child import LOOKS, SLOW_FACTOR, SOON, STOPPED, Watchdog
 
-LONG = LOOKS * PATIENCE
+LONG = LOOKS * SLOW_FACTOR
 SEEN = LOOKS // SOON
 
 

@@ -112,18 +112,18 @@ def test_it_is_tried_again_once_nobody_asks(reader) -> None:
     for _ in range(3):
         witness.go_on()
     assert going(witness) and reader.pool.available < reader.pool.num_pages - 1
-    witness.rest(asked=False)
+    witness.rest(requested=False)
     assert not going(witness) and whole(reader.pool)
     clock.now += 19
     witness.go_on()
     assert not going(witness), "given up once, it waits twice as long"
-    witness.rest(asked=False)
+    witness.rest(requested=False)
     clock.now += 1
     witness.go_on()
     assert going(witness), "a look at the engine is no request"
-    witness.rest(asked=True)
+    witness.rest(requested=True)
     clock.now += 39
-    witness.rest(asked=True)
+    witness.rest(requested=True)
     clock.now += 39
     witness.go_on()
     assert not going(witness), "somebody may come again"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 
 from foresay.server.observe.telemetry.window import Window
 from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF, StepTrace
+from tests.server.scripted import STEP
 from tests.telemetry.test_verdict import Run
 
 PLAIN = "1.00 tokens in 6.00 ms without drafts"
@@ -17,18 +19,7 @@ LOSES = f"{NOT_PAYING}: {PLAIN}, against 1.10 tokens in 7.20 ms with 1 drafted b
 
 
 def step(choice: str, news: str = "") -> StepTrace:
-    return StepTrace(
-        number=1,
-        rows=1,
-        sequences=1,
-        prefill_rows=0,
-        drafted=0,
-        accepted=0,
-        emitted=1,
-        seconds={"forward": 0.01},
-        choice=choice,
-        news=news,
-    )
+    return msgspec.structs.replace(STEP, seconds={"forward": 0.01}, choice=choice, news=news)
 
 
 def test_steps_are_counted_by_who_was_chosen() -> None:

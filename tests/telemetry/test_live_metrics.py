@@ -218,17 +218,3 @@ async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: L
 async def ready(session: aiohttp.ClientSession, url: str) -> bool:
     async with session.get(f"{url}/ready") as response:
         return response.status == 200
-
-
-async def test_the_log_tells_how_it_went(url: str, live: LiveServer, scrape: Scrape) -> None:
-    async with asyncio.timeout(60):
-        while "Speculation: " not in live.output:
-            await asyncio.sleep(0.5)
-    lines = re.findall(r"([\d,]+) of ([\d,]+) drafted tokens accepted", live.output)
-    total = await scraped(url)
-    assert (
-        0
-        < sum(int(drafted.replace(",", "")) for _, drafted in lines)
-        <= total.sum("vllm:spec_decode_num_draft_tokens_total")
-    )
-    assert SECRET not in live.output

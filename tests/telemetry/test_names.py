@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from foresay.server.api.common.turns import wishes
+from foresay.server.api.common.turns import speculation_params
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.trace import read
 from foresay.server.schemas.shared import Speculation
@@ -152,7 +152,7 @@ def test_names_of_several_are_in_one_order() -> None:
 def test_the_bundled_draft_model_by_its_name_and_as_before(named: str) -> None:
     value = choose_draft(EngineConfig(draft=named)).value
     assert value.startswith("draft_model:")
-    assert [found.place for found in drafts(EngineConfig(), value)] == [value.partition(":")[2]]
+    assert [found.location for found in drafts(EngineConfig(), value)] == [value.partition(":")[2]]
 
 
 def test_a_draft_model_of_no_name_is_refused() -> None:
@@ -162,4 +162,6 @@ def test_a_draft_model_of_no_name_is_refused() -> None:
 
 def test_requests_may_use_the_name_that_was() -> None:
     assert canonical("draft") == DRAFT_MODEL
-    assert wishes(Speculation(method="draft"), INFO) == wishes(Speculation(method="draft_model"), INFO)
+    assert speculation_params(Speculation(method="draft"), INFO) == speculation_params(
+        Speculation(method="draft_model"), INFO
+    )

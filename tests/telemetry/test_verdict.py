@@ -17,8 +17,7 @@ from foresay.server.text.choice import Piece
 from foresay.spec.budget.cost import CHANGED
 from foresay.spec.request import Delta, EngineInfo, Origin, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import StepTrace
-from tests.server.scripted import INFO
+from tests.server.scripted import INFO, STEP
 
 LINE = re.compile(
     r"Speculation: (?P<per_step>\d+\.\d+) tokens per step, (?P<accepted>[\d,]+) of (?P<drafted>[\d,]+) drafted tokens "
@@ -56,21 +55,9 @@ class Run:
         request = Request(id="r", prompt=[1], params=SamplingParams())
         with self.telemetry.watching([request]) as [stats]:
             for number in range(count):
-                self.telemetry.step(
-                    StepTrace(
-                        number=number,
-                        rows=1 + drafted,
-                        sequences=1,
-                        prefill_rows=0,
-                        drafted=drafted,
-                        accepted=accepted,
-                        emitted=1 + accepted,
-                        seconds=seconds,
-                        root_seconds=0.01,
-                        doubt=doubt,
-                        crowded=crowded,
-                    )
-                )
+                counts = {"rows": 1 + drafted, "drafted": drafted, "accepted": accepted, "emitted": 1 + accepted}
+                timed: dict[str, object] = {"seconds": seconds, "root_seconds": 0.01, "crowded": crowded}
+                self.telemetry.step(msgspec.structs.replace(STEP, **counts, **timed, doubt=doubt))
                 tokens = [5] * (1 + accepted)
                 origin = Origin(number, "d", list(range(-1, drafted)), 0, list(range(1, accepted + 1)), seconds)
                 stats.kept(
@@ -194,18 +181,7 @@ async def test_the_figures_are_of_the_last_minute_in_which_anything_ran() -> Non
     request = Request(id="r", prompt=[1], params=SamplingParams())
     with run.telemetry.watching([request]) as [stats]:
         for number in range(1, 4):
-            seconds = {"forward": 0.1}
-            step = StepTrace(
-                number=number,
-                rows=1,
-                sequences=1,
-                prefill_rows=0,
-                drafted=0,
-                accepted=0,
-                emitted=2,
-                seconds=seconds,
-            )
-            run.telemetry.step(step)
+            run.telemetry.step(msgspec.structs.replace(STEP, emitted=2, seconds={"forward": 0.1}))
             stats.delivered(2)
             piece = Piece(token_ids=[5, 5], offsets=[0, 0], finish_reason="stop" if number == 3 else None)
             stats.kept(Delta(id="r", tokens=[5, 5]), piece)

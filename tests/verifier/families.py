@@ -18,6 +18,8 @@ from transformers import (
     Cohere2ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -222,6 +224,35 @@ NEMOTRON_H = {
     "mamba_head_dim": 32,
     "ssm_state_size": 16,
 }
+NEMOTRON_H_MOE = {
+    **NEMOTRON_H,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "moe_shared_expert_intermediate_size": 128,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.8,
+}
+#: Every factor is another one; heads' output is not normalised.
+FALCON_H1 = {
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_norm_before_gate": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.55,
+    "mlp_multipliers": [0.7, 0.6],
+    "ssm_multipliers": [0.9, 0.5, 0.75, 1.1, 0.65],
+}
 #: Mixtures: experts are narrower than the model is wide, and one layer has none.
 QWEN3_MOE = {
     "head_dim": 32,
@@ -325,6 +356,9 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         {**GRANITE_HYBRID, "num_local_experts": 8, "intermediate_size": 96, "position_embedding_type": "rope"},
     ),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM, NEMOTRON_H),
+    "nemotron_h_moe": (NemotronHConfig, NemotronHForCausalLM, NEMOTRON_H_MOE),
+    "falcon_h1": (FalconH1Config, FalconH1ForCausalLM, FALCON_H1),
+    "falcon_h1_norm": (FalconH1Config, FalconH1ForCausalLM, {**FALCON_H1, "mamba_rms_norm": True}),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {"head_dim": 32}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM, {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
@@ -404,3 +438,6 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
         else:
             parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

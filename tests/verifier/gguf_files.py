@@ -86,7 +86,7 @@ def order_of(config: ModelConfig, name: str, shape: tuple[int, ...]) -> tuple[in
         return 0, torch.arange(shape[0]).view(heads, 2, -1).swapaxes(1, 2).flatten()
     delta, dim = config.stack.recurrence, int(module == "out_proj")
     plain = torch.arange(shape[dim])
-    if not isinstance(delta, GatedDelta) or "linear_attn" not in name or name.endswith("norm.weight"):
+    if not isinstance(delta, GatedDelta) or delta.by_key or "linear_attn" not in name or name.endswith("norm.weight"):
         return dim, plain
     first = 2 * delta.keys if module in ("in_proj_qkv", "conv1d") else 0
     tiled = plain[first:].view(delta.key_heads, delta.value_heads // delta.key_heads, -1).transpose(0, 1)
@@ -97,6 +97,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     """Write the checkpoint as a GGUF file; afterwards the checkpoint holds, in fp32, what the file stands for."""
     config, checkpoint = ModelConfig.from_directory(directory), Checkpoint.open(directory)
     writer, floats = writer_of(file, config, tokens), {}
+    values = json.loads((directory / "config.json").read_text())
     with checkpoint.opened(checkpoint.files[0]) as tensors:
         names = [each for each in tensors.offset_keys() if each in checkpoint.tensors or each.startswith(PREDICTS)]
         if any(name.startswith(PREDICTS) for name in names):
@@ -106,9 +107,12 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         all_of_them = {name: tensors.get_tensor(name).float() for name in names}
         if writer.arch == "granitehybrid":
             all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
+        if writer.arch == "qwen3next":
+            all_of_them = _by_kind(directory, config, all_of_them)
         for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
             there = theirs(name, GgufFile(file, said, {}))
-            floats[name] = _added(writer, config, (name, there), tensor, kind, seed)
+            factor = _factor(values, name, tensor) if writer.arch == "falcon-h1" else 1.0
+            floats[name] = _added(writer, config, (name, there), tensor * factor, kind, seed) / factor
     if writer.arch == "muse-glimmer":
         _add_norms_of_heads(writer, config)
     write(writer)
@@ -127,6 +131,39 @@ def _apart(directory: Path, tensors: dict[str, Tensor], mixture: bool) -> dict[s
     values = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**values, "shared_mlp_apart": True}))
     return found
+
+
+def _by_kind(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with queries, keys and values of all keys apart from gates; the checkpoint will have them so too."""
+    found, delta = dict[str, Tensor](), config.stack.recurrence
+    assert isinstance(delta, GatedDelta)
+    each = delta.values // delta.key_heads
+    for name, tensor in tensors.items():
+        if name.endswith("qkvz.weight"):
+            parts = tensor.unflatten(0, (delta.key_heads, -1)).split((delta.key_dim, delta.key_dim, each, each), dim=1)
+            *mixed, gates = (part.flatten(0, 1) for part in parts)
+            found |= {name.replace("qkvz", "qkv"): torch.cat(mixed), name.replace("qkvz", "z"): gates}
+        else:
+            found[name] = tensor
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "linear_rates_apart": True}))
+    return found
+
+
+def _factor(values: Mapping[str, Any], name: str, tensor: Tensor) -> Tensor | float:
+    """By what the converter multiplies a tensor of Falcon-H1."""
+    read, (gate, down) = values["attention_in_multiplier"], values["mlp_multipliers"]
+    wide, keys = values["mamba_d_ssm"], values["mamba_n_groups"] * values["mamba_d_state"]
+    parts = torch.tensor(values["ssm_multipliers"]).repeat_interleave(
+        torch.tensor([wide, wide, keys, keys, values["mamba_n_heads"]])
+    )
+    factors: dict[str, Tensor | float] = {
+        "down_proj": down, "gate_proj": gate, "k_proj": values["key_multiplier"] * read, "q_proj": read, "v_proj": read,
+        "o_proj": values["attention_out_multiplier"], "out_proj": values["ssm_out_multiplier"],
+        "in_proj": values["ssm_in_multiplier"] * parts[:, None], "lm_head": values["lm_head_multiplier"],
+        "embed_tokens": values["embedding_multiplier"],
+    }  # fmt: skip
+    return factors.get(name.split(".")[-2], 1.0)
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -163,10 +200,10 @@ def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Ten
         raw = raw[0] if there.endswith("_inp_shexp.weight") else raw
         writer.add_tensor(there, raw, raw_dtype=gguf.GGMLQuantizationType[of])
         return found.index_select(dim, order.argsort())
-    writer.add_tensor(
-        there,
-        (-turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one).numpy(),
-    )
+    found = -turned.exp() if name.endswith(DECAYS) else turned.squeeze(1) if tensor.dim() == 3 else turned + one
+    if isinstance(scan := config.stack.recurrence, Mamba2) and name.endswith((".A_log", ".D", ".mamba.norm.weight")):
+        found = found.view(-1, scan.values // scan.key_heads if name.endswith("weight") else 1)
+    writer.add_tensor(there, found.numpy())
     return tensor
 
 
@@ -194,7 +231,7 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     """A file that has all but its tensors."""
     own, attention = FAMILIES[config.architecture].gguf, config.attention
     assert own is not None, "there are files of this family"
-    writer = gguf.GGUFWriter(file, own.architecture)
+    writer = gguf.GGUFWriter(file, (own.mixture if config.stack.experts else "") or own.architecture)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(512)
     writer.add_embedding_length(config.hidden_size)
@@ -212,15 +249,16 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
         _add_scaling(writer, config)
     if (mixture := config.stack.experts) is not None:
-        first = config.first.mlp
-        assert first is not None
-        writer.add_feed_forward_length(first.inner)
+        inner = [layer.inner.inner if layer.inner else 0 for layer in config.stack.layers]
+        writer.add_feed_forward_length(inner[0] or inner)
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
-        if mixture.shared is not None and mixture.router.correction is None:
+        if mixture.shared is not None and (own.mixture or mixture.router.correction is None):
             writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
-        elif mixture.shared is not None:
+        if own.mixture:
+            _add_corrected(writer, config, mixture, 1)
+        elif mixture.shared is not None and mixture.router.correction is not None:
             _add_corrected(writer, config, mixture, mixture.shared.inner // mixture.inner)
     else:
         inner = [config.intermediate_size * isinstance(layer.mixer, MLP) for layer in config.stack.layers]
@@ -232,11 +270,13 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_attn_logit_softcapping: attention.softcap,
         writer.add_final_logit_softcapping: config.stack.logit_cap,
         writer.add_attention_scale: attention.scale if writer.arch.startswith("granite") else None,
-        writer.add_residual_scale: config.first.share,
+        writer.add_residual_scale: config.first.share if writer.arch.startswith("granite") else None,
         writer.add_embedding_scale: config.stack.embedding_scale if writer.arch.startswith("granite") else None,
         writer.add_attn_temperature_scale: attention.query_scaling and attention.query_scaling.beta,
         writer.add_logit_scale: 1 / config.stack.logit_scale
         if writer.arch.startswith("granite")
+        else None
+        if writer.arch == "falcon-h1"
         else config.stack.logit_scale,
     }
     for add, number in numbers.items():

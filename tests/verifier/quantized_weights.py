@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
@@ -18,7 +20,7 @@ KINDS = {
     "fp8 groups": (8, 64, True, torch.float32),
 }
 #: Floats of 4 bits: numbers of a group, and the scales' dtype.
-E2M1 = {"mxfp4": (32, E8M0), "nvfp4": (16, FP8)}
+E2M1 = {"mxfp4": (32, E8M0), "nvfp4": (16, FP8), "nvfp4 steps": (16, FP8)}
 #: As GGUF has them: bits, numbers of a group and of a span, and whether there are minimums.
 STEPPED = {
     "q4_k": (4, 32, 64, True),
@@ -64,7 +66,10 @@ def matrix_of(shape: tuple[int, int], kind: str) -> QuantizedMatrix:
     if kind in STEPPED:
         return stepped_of(shape, kind)
     if kind in E2M1:
-        return e2m1_of(shape, *E2M1[kind])
+        matrix = e2m1_of(shape, *E2M1[kind])
+        if kind == "nvfp4 steps":
+            matrix = replace(matrix, steps=torch.linspace(0.3, 1.7, shape[1])[:, None])
+        return matrix
     bits, group, symmetric, scales = KINDS[kind]
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape[::-1], generator=generator) / shape[0] ** 0.5

@@ -43,10 +43,13 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("qwen3_next", FP32),
     ("lfm2", FP32),
     ("lfm2", BF16),
+    ("nemotron_h_moe", FP32),
+    ("falcon_h1", FP32),
+    ("falcon_h1", BF16),
     *((name, dtype) for name in ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe") for dtype in (FP32, BF16)),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe")
+AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe", "falcon_h1")
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:

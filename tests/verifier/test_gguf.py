@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from foresay.server.engine.parameters import packed_bytes
+from foresay.verifier.model.checkpoint import SINGLE, _names
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
-from foresay.verifier.model.gguf.config import config_of
+from foresay.verifier.model.gguf.config import config_of, theirs
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.weights import matrix_of
 from foresay.verifier.model.hub import resolve
@@ -110,18 +112,63 @@ AS_FILES_HAVE_IT = {
     "granite_hybrid": GRANITE_HYBRID,
     "granite_hybrid_moe": GRANITE_HYBRID,
     "nemotron_h": {"mamba_head_dim": 128},
+    "nemotron_h_moe": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "mamba_head_dim": 128,
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 256,
+        "num_experts_per_tok": 8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "falcon_h1": {"mamba_d_ssm": 512},
+    "falcon_h1_norm": {"mamba_d_ssm": 512},
+    "qwen3_next": {
+        "linear_value_head_dim": 64,
+        "mlp_only_layers": [],
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 512},
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "qwen3_next"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))
 def test_every_family(tmp_path, family) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4 if family == "llama2" else 2}
     assert_close(tmp_path, family, q4_k_m, **heads, **AS_FILES_HAVE_IT.get(family, {}))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_file_of_qwen3_next_has_the_bits_of_its_checkpoint(tmp_path, monkeypatch, older) -> None:
+    """Its rates are grouped by key as there; its other inputs only in older files."""
+    if older:
+        monkeypatch.setattr("tests.verifier.gguf_files._by_kind", lambda directory, config, tensors: tensors)
+    make("qwen3_next", tmp_path / "plain", mlp_only_layers=[])
+    wanted = reader(tmp_path / "plain").alone(TOKENS)
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
+    assert torch.equal(reader(resolve(tmp_path / "x.gguf")).alone(TOKENS), wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"), [("falcon_h1_norm", "FALCON_H1"), ("nemotron_h", "NEMOTRON_H"), ("lfm2", "LFM2")]
+)
+def test_names_are_those_that_the_converter_gives(tmp_path, family, architecture) -> None:
+    make(family, tmp_path)
+    kind = gguf.MODEL_ARCH[architecture]
+    file = GgufFile(tmp_path, {"general.architecture": gguf.MODEL_ARCH_NAMES[kind]}, {})
+    known = gguf.get_tensor_name_map(kind, 5)
+    with safe_open(tmp_path / SINGLE, "pt") as tensors:
+        for ours, name in _names(tensors.keys()).items():
+            theirs_there = name.replace("dt_bias", "dt_proj.bias")
+            if family == "nemotron_h":
+                theirs_there = theirs_there.replace("model.layers", "backbone.layers")
+            assert theirs(ours, file) == known.get_name(theirs_there, (".weight", ".bias"))
 
 
 @pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])

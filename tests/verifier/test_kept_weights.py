@@ -86,8 +86,12 @@ def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "granite_hybrid"]
-)
+    "family",
+    [
+        "gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "granite_hybrid",
+        "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "granite_hybrid_moe", "nemotron_h_moe", "falcon_h1",
+    ],
+)  # fmt: skip
 def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
     make(family, tmp_path)
     assert_kept(packed_of(tmp_path, torch.bfloat16))

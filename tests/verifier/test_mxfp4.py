@@ -18,8 +18,12 @@ from foresay.server.engine.parameters import packed_bytes
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.weights import check
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
+from tests.verifier.families import make
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert
 from tests.verifier.mxfp4 import QUANTIZATION, publish
 from tests.verifier.reading import Reader, load_decoder
 
@@ -61,6 +65,17 @@ def test_bits_are_those_of_the_checkpoint_written_out(files, dtype) -> None:
         one.nbytes for one in found.linears
     )
     assert str(config.quantization) == "fp4 in groups of 32"
+
+
+def test_a_scale_of_a_gguf_file_that_is_none_is_refused(tmp_path, monkeypatch) -> None:
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    make("qwen3", tmp_path / "plain", hidden_size=64, intermediate_size=128)
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("NVFP4"))
+    with (tmp_path / "x.gguf").open("r+b") as file:
+        file.seek(GgufFile.read(tmp_path / "x.gguf").tensors["blk.0.ffn_up.weight"].start)
+        file.write(b"\x7f")
+    with pytest.raises(WeightsError, match=r"0.mlp.up_proj.weight has scales that are NaN"):
+        load_decoder(resolve(tmp_path / "x.gguf"))
 
 
 @pytest.mark.parametrize("part", ["gate_up_proj_blocks", "down_proj_scales", "down_proj_bias"])

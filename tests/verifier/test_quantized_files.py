@@ -18,6 +18,7 @@ from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.quantization_config import MODELOPT_FILE
 from foresay.verifier.model.weights import check, load
 from foresay.verifier.model.written import write
 from tests.combinations import alternating
@@ -236,6 +237,56 @@ for kind_, weights_ in FLOATS8.items():
     )
 
 
+def floats4_of(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]:
+    """4-bit floats by the package, under ModelOpt's names too; their meaning by the formats' words, in bf16."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    layout = "nvfp4-pack-quantized" if kind == "modelopt" else kind
+    args = QuantizationArgs(**FLOATS4[layout], num_bits=4, type="float", symmetric=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    most = weight.unflatten(1, (-1, FLOATS4[layout]["group_size"])).abs().amax(2)
+    scales, step = (most / 6).log2().ceil().exp2(), torch.ones(1)
+    given = {"weight": weight, "weight_scale": scales}
+    if layout.startswith("nvfp4"):
+        step = 448 * 6 / weight.abs().max()[None]
+        scales = (most / 6 * step).clamp_min(2.0**-6).to(torch.float8_e4m3fn).float()
+        given = {"weight": weight, "weight_scale": scales, "weight_global_scale": step}
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    tensors = compressor.compress(given, scheme)
+    codes = torch.stack((tensors["weight_packed"] & 15, tensors["weight_packed"] >> 4), -1).flatten(1).int()
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
+    spread = (scales * (1 / step)).repeat_interleave(weight.shape[1] // scales.shape[1], 1)
+    meant = (values * spread).bfloat16().float()
+    theirs = compressor.decompress(tensors, scheme)["weight"].float()
+    assert torch.allclose(meant, theirs, rtol=2.0**-6), "it rounds scales to bf16 first"
+    if kind == "modelopt":
+        tensors = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+        tensors |= {"weight_scale_2": 1 / step[0], "input_scale": torch.tensor(0.1)}
+    return tensors, meant
+
+
+FLOATS4: dict[str, dict[str, Any]] = {
+    "mxfp4-pack-quantized": {"strategy": "group", "group_size": 32},
+    "nvfp4-pack-quantized": {"strategy": "tensor_group", "group_size": 16},
+}
+for kind_, weights_ in FLOATS4.items():
+    about_ = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "symmetric": True, **weights_}}
+    FORMATS[kind_] = (
+        {"quant_method": "compressed-tensors", "format": kind_, "config_groups": {"a": about_}, "ignore": ["lm_head"]},
+        lambda w, of=kind_: floats4_of(w, of),
+    )
+FORMATS["modelopt"] = (
+    {
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"},
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+        "ignore": ["lm_head", "model.layers.*.mlp.gate", "model.visual*"],
+    },
+    lambda w: floats4_of(w, "modelopt"),
+)  # fmt: skip
+
+
 def int8_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """By the package: one scale for all numbers."""
     pytest.importorskip("compressed_tensors")
@@ -256,7 +307,8 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         **({"linear_num_value_heads": 8} if family.startswith(("qwen3_5", "qwen3_next")) else {}),
-        **{"granite_hybrid": {"mamba_n_heads": 8}, "nemotron_h": {"mamba_num_heads": 8}}.get(family, {}),
+        **({"mamba_n_heads": 8} if family.startswith(("granite_hybrid", "falcon_h1")) else {}),
+        **({"mamba_num_heads": 8} if family.startswith("nemotron_h") else {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
@@ -293,7 +345,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 #: Others have tensors of all experts, of which there are none of few bits in safetensors files.
-MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next")
+MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe")
 ONE_BY_ONE = [family for family in FAMILIES if family not in ("granite_moe", "granite_hybrid_moe", "gpt_oss")]
 
 
@@ -324,6 +376,27 @@ def assert_close_to_floats(directory: Path, kind: str, family: str) -> None:
         return
     half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean()
     assert (reader(directory / "quantized", torch.bfloat16).alone(TOKENS) - exact).abs().mean() <= 1.25 * half
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("kind", "family"), alternating([*FLOATS4, "modelopt"], ["qwen3", "qwen3_moe", "glm4_moe"]))
+def test_floats_of_four_bits_have_the_bits_of_the_copy_in_bf16(tmp_path, kind, family, dtype) -> None:
+    published(tmp_path, kind, family)
+    found, plain = (reader(tmp_path / name, dtype) for name in ("quantized", "plain"))
+    assert torch.equal(found.alone(TOKENS), plain.alone(TOKENS))
+    held = sum(one.nbytes for one in found.model.decoder.linears) + found.model.decoder.embedding.nbytes
+    assert dtype is torch.float32 or packed_bytes(found.model.decoder.config, "bfloat16") == held
+
+
+def test_modelopts_own_file_says_the_same(tmp_path) -> None:
+    published(tmp_path, "modelopt")
+    config, own = config_of(tmp_path / "quantized"), {"quant_algo": "NVFP4", "group_size": 16}
+    expected = ModelConfig.from_directory(tmp_path / "quantized").quantization
+    own["exclude_modules"] = config.pop("quantization_config")["ignore"]
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quantized" / MODELOPT_FILE).write_text(json.dumps({"quantization": own}))
+    assert ModelConfig.from_directory(tmp_path / "quantized").quantization == expected is not None
+    assert expected.scheme("model.layers.0.mlp.gate", 32) is None is not expected.scheme("mlp.gate_proj", 32)
 
 
 BROKEN: dict[str, Any] = {
@@ -369,12 +442,20 @@ def test_an_order_that_cannot_be_is_refused(tmp_path, part, words) -> None:
         reader(tmp_path / "quantized")
 
 
-def test_numbers_that_are_none_are_refused(tmp_path) -> None:
-    published(tmp_path, "fp8 blocks")
-    tensors = load_file(tmp_path / "quantized" / SINGLE)
-    tensors["model.layers.0.self_attn.k_proj.weight"].view(torch.uint8)[3, 5] = 0xFF
+@pytest.mark.parametrize(
+    ("kind", "part", "words"),
+    [
+        ("fp8 blocks", "weight", "has numbers that are NaN"),
+        ("modelopt", "weight_scale", "has scales that are NaN"),
+        ("nvfp4-pack-quantized", "weight_global_scale", "is nan, which is not a positive number"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(tmp_path, kind, part, words) -> None:
+    published(tmp_path, kind)
+    tensors, name = load_file(tmp_path / "quantized" / SINGLE), f"model.layers.0.self_attn.k_proj.{part}"
+    tensors[name].view(torch.uint8).flatten()[-4:] = 0x7F if tensors[name].itemsize == 1 else 0xFF
     save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
-    with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_proj.weight has numbers that are NaN"):
+    with pytest.raises(WeightsError, match=f"{name} {words}"):
         reader(tmp_path / "quantized")
 
 
@@ -419,6 +500,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "fp8", "weight_block_size": [8, 32], "fmt": "e5m2"}, "e5m2"),
     ({"format": "nvfp4-pack-quantized", "config_groups": {"g": GROUPS}}, "nvfp4"),
     ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "4 bits of type int"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo 'MIXED_PRECISION' .*modelopt .nvfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"output_activations": {"num_bits": 8}}}}, "outputs"),
     (
         {"format": "pack-quantized", "config_groups": {"g": GROUPS}, "kv_cache_scheme": {"num_bits": 4}},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,19 @@ from torch.nn import functional
 from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
 
 from foresay.kvpaging import LayerStates, PagePool, PageTable
+from foresay.server.engine.parameters import packed_bytes, state_bytes, token_bytes
 from foresay.spec.protocols import Rows
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.checkpoint import final_norm_digest
+from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.recurrence import gated_delta, replay
 from tests.verifier.families import FAMILIES, QWEN3_5, SHAPE, config_of, make, randomise
+from tests.verifier.published import PUBLISHED
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
-RECURRENT = ("qwen3_5", "lfm2", "qwen3_next", "granite_hybrid", "nemotron_h")
+RECURRENT = ("qwen3_5", "lfm2", "qwen3_next", "granite_hybrid", "nemotron_h", "nemotron_h_moe", "falcon_h1")
 TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
 IMAGES = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
@@ -72,7 +77,7 @@ def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> N
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "ME*-"}, "layer type 'moe'"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX*-"}, "layer type 'X'"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu'"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu'"),
         ("nemotron_h", {"sliding_window": 64}, "sliding_window"),
@@ -80,6 +85,11 @@ def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> N
         ("granite_hybrid", {"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         ("granite_hybrid", {"mamba_proj_bias": True}, "mamba_proj_bias"),
         ("granite_hybrid", {"layer_types": ["mamba"] * 3}, "layer of attention"),
+        ("nemotron_h_moe", {"moe_latent_size": 32}, "moe_latent_size"),
+        ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate"),
+        ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must list 5 numbers"),
+        ("falcon_h1", {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers must be a positive number"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias"),
     ],
 )
 def test_what_mamba_hybrids_would_compute_otherwise_is_refused(name, changes, words) -> None:
@@ -132,11 +142,12 @@ def _fp64(mixed: Tensor, rates: Tensor, weights: Any, heads: int, dim: int) -> T
 
 
 @pytest.mark.parametrize("shift", [0.0, 6.0], ids=["slow", "e^-20"])
-@pytest.mark.parametrize("name", ["qwen3_5", "granite_hybrid"])
+@pytest.mark.parametrize("name", ["qwen3_5", "granite_hybrid", "falcon_h1"])
 def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
     """Beside fp64, in the size of what it puts out: the kernel and the reference."""
     reader = Reader(family(name).decoder(torch.float32))
-    store, before, rows = reader.model.store.states, reader.model.decoder.layers[0].delta, 100
+    first = reader.model.decoder.layers[0]
+    store, before, rows = reader.model.store.states, (first.beside or first).delta, 100
     assert store is not None and before is not None
     weights, layer = replace(before, shift=before.shift + shift), next(iter(store))
     generator = torch.Generator().manual_seed(3)
@@ -212,10 +223,39 @@ def test_the_kernel_that_commits_is_close_to_its_reference(family, name) -> None
 
 
 @pytest.mark.soak
-def test_ten_thousand_steps_beside_plain_decoding(family) -> None:
-    rng, steps, reader = random.Random(0), 0, Reader(family("qwen3_5").decoder(torch.float32), pages=60)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_ten_thousand_steps_beside_plain_decoding(family, name) -> None:
+    rng, steps, reader = random.Random(0), 0, Reader(family(name).decoder(torch.float32), pages=60)
     while steps < 10_000:
         steps += drafted_beside_plain(reader, rng, rng.choice((0, 5, 40, 300)), (1, 2, 8, 32))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_what_a_model_takes_is_planned(family, name) -> None:
+    decoder = family(name).decoder(torch.float32)
+    store, config = Reader(decoder).model.store, decoder.config
+    assert store.states is not None
+    pages, slots = store.states.pages, store.pool.num_pages * store.pool.page_size
+    assert token_bytes(config, "float32", "auto") * slots == sum(part.nbytes for part in store.tensors)
+    states = sum(part.nbytes for part in store.states.layers)
+    assert state_bytes(config, pages.sequences, pages.num_pages) == states
+    weights = decoder.embedding.nbytes + sum(one.nbytes for one in decoder.linears)
+    assert packed_bytes(config, "float32") == pytest.approx(weights, rel=0.05)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_checkpoint_is_known_by_its_last_norm(tmp_path, name) -> None:
+    """Whatever files call it, in one file or several."""
+    for size in ("1GB", "100KB"):
+        oracle = make(name, tmp_path / size, max_shard_size=size)
+        (norm,) = (one for of, one in oracle.named_parameters() if re.fullmatch(r"model\.\w*norm\w*\.weight", of))
+        assert final_norm_digest(tmp_path / size) == sha256(norm.detach().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations(name) -> None:
+    millions, values = PUBLISHED[name]
+    assert stored_parameters(ModelConfig.of(Fields(values, name))) / 1e6 == pytest.approx(millions, rel=0.002)
 
 
 def _parts(reader: Reader, table: PageTable) -> list[Tensor]:

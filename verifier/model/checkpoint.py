@@ -51,7 +51,7 @@ _CALLED = {
     ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
     ".shared_mlp.output_linear.": ".mlp.down_proj.",
 }
-#: And Nemotron-H's, whose layers have one of these each.
+#: And Nemotron-H's, whose layers have one of these each; and Falcon-H1's.
 _ALONE = tuple(
     (re.compile(pattern), ours)
     for pattern, ours in (
@@ -60,16 +60,20 @@ _ALONE = tuple(
         (r"^model\.norm_f\.", "model.norm."),
         (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
         (r"\.mixer\.(?=[qkvo]_proj\.)", ".self_attn."),
-        (r"\.mixer\.(?=(?:up|down)_proj\.)", ".mlp."),
+        (r"\.mixer\.(?=(?:(?:up|down)_proj|gate|experts|shared_experts)\.)", ".mlp."),
         (r"\.mixer\.", ".mamba."),
+        (r"^model\.final_layernorm\.", "model.norm."),
+        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+        (r"\.feed_forward\.(?=(?:gate|up|down)_proj\.)", ".mlp."),
     )
 )
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers of old checkpoints that every decoder computes itself; scales for rounding activations, which are not rounded
 # here, and keys and values, which get their own scales.
-IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".activation_scale", ".k_scale",
-           ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")  # fmt: skip
+IGNORED = (".rotary_emb.inv_freq", ".masked_bias", ".input_scale", ".input_zero_point", ".input_global_scale",
+           ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale",
+           ".v_proj.output_scale")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +289,14 @@ def final_norm_digest(directory: Path) -> str:
 
 
 def _of_safetensors(directory: Path) -> NDArray[np.float32]:
-    index = directory / "model.safetensors.index.json"
-    whole = directory / "model.safetensors"
-    path = whole if whole.exists() else directory / json.loads(index.read_text("utf-8"))["weight_map"][_NAME]
+    path = directory / SINGLE
+    if not path.exists():
+        index = json.loads((directory / INDEX).read_text("utf-8"))["weight_map"]
+        path = directory / index[_names(index)[_NAME]]
     with path.open("rb") as file:
         size = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
-        entry = json.loads(file.read(size))[_NAME]
+        header = json.loads(file.read(size))
+        entry = header[_names(header)[_NAME]]
         begin, end = entry["data_offsets"]
         file.seek(8 + size + begin)
         raw = file.read(end - begin)

@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Stack
+from foresay.verifier.model.nodes import Attention, Layer, Stack
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization
@@ -79,8 +79,7 @@ class ModelConfig:
     @property
     def intermediate_size(self) -> int:
         """The inner width of the first layer with an MLP or experts that a row passes through."""
-        inside = (one for layer in self.stack.layers for one in (layer.mlp, layer.mixer))
-        return next(one.width for one in inside if isinstance(one, MLP | Experts))
+        return next(layer.inner.width for layer in self.stack.layers if layer.inner is not None)
 
     @property
     def rope(self) -> RopeConfig:
@@ -130,7 +129,7 @@ class ModelConfig:
         own = unwrapped(fields)
         model = cls.of(own)
         ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
-        return replace(model, eos_token_ids=ids, quantization=read_quantization(own))
+        return replace(model, eos_token_ids=ids, quantization=read_quantization(own, directory))
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
@@ -254,8 +253,8 @@ def stored_parameters(model: ModelConfig) -> int:
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths. window: how many
-    positions a row attends to, including its own; None: all up to it. state: what a recurrent layer, without heads,
-    keeps of a text."""
+    positions a row attends to, including its own; None: all up to it. state: what a recurrence, beside heads or without
+    any, keeps of a text."""
 
     heads: int
     key_dim: int
@@ -272,10 +271,10 @@ class KVShape:
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps and attends to."""
     return tuple(
-        KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window)
-        if isinstance(one, Attention)
-        else KVShape(0, 0, 0, state=None if isinstance(one, MLP) else one)
-        for one in (layer.mixer for layer in model.stack.layers)
+        KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window, layer.recurrence)
+        if isinstance(one := layer.mixer, Attention)
+        else KVShape(0, 0, 0, state=layer.recurrence)
+        for layer in model.stack.layers
     )
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer
+from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer, Norms
 from foresay.verifier.model.products import (
+    BESIDE,
     DOWN,
     GATE_UP,
     HEAD_GATE,
@@ -77,7 +78,7 @@ class PackedLayer:
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
-    only an MLP, qkv and output are its products."""
+    only an MLP or experts, qkv and output are its products. beside: the recurrence beside attention, without norms."""
 
     qkv: Linear
     output: Linear
@@ -93,17 +94,17 @@ class PackedLayer:
     delta: DeltaWeights | None = None
     taps: Tensor | None = None
     experts: PackedExperts | None = None
+    beside: PackedLayer | None = None
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
         """The products into and out of a layer's MLP or experts, if it has any."""
-        assert self.gate_up is not None and self.down is not None, "it has some"
-        return self.gate_up, self.down
+        return self.gate_up or self.qkv, self.down or self.output
 
     @classmethod
     def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
         """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
-        alone = layer.mixer if isinstance(layer.mixer, MLP) else None
+        alone = layer.mixer if isinstance(layer.mixer, MLP | Experts) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
         if isinstance(layer.mixer, Attention):
@@ -118,21 +119,21 @@ class PackedLayer:
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
 
-        def around(name: str | None, kind: NormKind = layer.norm) -> Norm | None:
-            return None if name is None else norm_of(kind, name, weights.vectors, ones)
+        def around(name: str | None, kind: NormKind = layer.norm, factor: float = 1.0) -> Norm | None:
+            return None if name is None else norm_of(kind, name, weights.vectors, ones, factor)
 
-        inner, mixture = layer.mlp, layer.mlp if isinstance(layer.mlp, Experts) else None
+        inner, mixture = layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
         count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=weights.matrices[out].device)
         return cls(
-            linear(into, "" if alone is None else alone.activation),
-            linear(out),
+            linear(into, "" if alone is None else alone.activation, 0 if alone is None else count),
+            linear(out, experts=0 if alone is None else count),
             None if inner is None else linear(GATE_UP, inner.activation, count),
             None if inner is None else linear(DOWN, experts=count),
-            around(layer.norms.before_attention),
+            around(layer.norms.before_attention, factor=layer.reads[0]),
             around(layer.norms.after_attention, layer.after or layer.norm),
-            around(layer.norms.before_mlp),
+            around(layer.norms.before_mlp, factor=layer.reads[1]),
             around(layer.norms.after_mlp, layer.after or layer.norm),
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
@@ -140,7 +141,14 @@ class PackedLayer:
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
+            None if layer.beside is None else cls.of(*_beside(layer.beside[0], layer, weights), dtype, rounds),
         )
+
+
+def _beside(node: Mamba2, layer: Layer, weights: LayerWeights) -> tuple[Layer, LayerWeights]:
+    """A recurrence beside attention, as a layer of its own."""
+    own = {name.removeprefix(BESIDE): each for name, each in weights.matrices.items() if name.startswith(BESIDE)}
+    return Layer(node, None, layer.norm, Norms()), LayerWeights(own, {}, weights.vectors)
 
 
 def _taps(stored: Tensor) -> Tensor:
@@ -157,10 +165,14 @@ def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
         case Mamba2():
             own = {name.removeprefix(f"{SCAN}."): vector for name, vector in vectors.items()}
             order = _order(node, own["D"].device)[: node.channels]
-            taps = _taps(own["conv1d.weight"][order])
+            values, keys, queries, steps = node.factors
+            sizes = torch.tensor((node.keys, node.keys, node.values), device=order.device)
+            factors = own["D"].new_tensor((queries, keys, values)).repeat_interleave(sizes)
+            taps = _taps(own["conv1d.weight"][order]) * factors
             bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
-            scan = Scan(bias, own["D"], node.key_heads)
-            return DeltaWeights(taps, own["A_log"], own["dt_bias"], own["norm.weight"], node.norm.eps, scan=scan)
+            norm = own.get("norm.weight", taps.new_full((node.values,), node.norm.eps**0.5))
+            scan = Scan(bias, own["D"], node.key_heads, steps)
+            return DeltaWeights(taps, own["A_log"], own["dt_bias"], norm, node.norm.eps, scan=scan)
     return None
 
 
@@ -200,9 +212,9 @@ def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
     own = node.value_heads // node.key_heads
     kinds = {MIXED: (node.key_dim, node.key_dim, own * node.value_dim, own * node.value_dim), RATES: (own, own)}
     matrices = dict(weights.matrices)
-    for name, sizes in kinds.items():
+    for name in node.by_key:
         whole = torch.arange(matrices[name].shape[0]).view(node.key_heads, -1)
-        order = torch.cat([part.flatten() for part in whole.split_with_sizes(sizes, dim=1)])
+        order = torch.cat([part.flatten() for part in whole.split_with_sizes(kinds[name], dim=1)])
         matrices[name] = matrices[name][order.to(weights.vectors[DECAY].device)]
     return LayerWeights(matrices, weights.biases, weights.vectors)
 
@@ -222,9 +234,11 @@ def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
     )
 
 
-def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor) -> Norm:
-    """The norm of that module. ones: the weight of a norm without one."""
-    return Norm(vectors.get(f"{module}.weight", ones), kind.eps, vectors.get(f"{module}.bias"), kind.centred)
+def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor, factor: float = 1.0) -> Norm:
+    """The norm of that module. ones: the weight of a norm without one. factor: of its output."""
+    weight = vectors.get(f"{module}.weight", ones)
+    weight = weight if factor == 1.0 else weight * factor
+    return Norm(weight, kind.eps, vectors.get(f"{module}.bias"), kind.centred)
 
 
 def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> HeadNorms | None:
@@ -338,6 +352,7 @@ class Decoder:
     @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model except routers, the output head last."""
-        inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in self.layers)
+        every = (each for layer in self.layers for each in (layer.beside, layer) if each is not None)
+        inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         return [*(one for products in inside for one in products if one is not None), *beside, self._head]

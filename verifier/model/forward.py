@@ -16,7 +16,7 @@ from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MLP, Attention
+from foresay.verifier.model.nodes import MLP, Attention, Experts
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
@@ -51,10 +51,14 @@ def forward(
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
             seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
-        elif isinstance(node.mixer, MLP):
-            seen = layer.qkv.gated(normed, count)
+        elif isinstance(node.mixer, MLP | Experts):
+            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share)
+            continue
         else:
             seen = recurrence(layer, normed, rows, next(states))
+        if node.beside is not None and layer.beside is not None:
+            out = recurrence(layer.beside, normed, rows, next(states))
+            add_norm(x, _branch(layer.beside.output, out, None, count), None, count, node.beside[1])
         branch = _branch(layer.output, seen, layer.after_attention, count)
         behind = next_norm if node.mlp is None else layer.before_mlp
         if node.parallel:
@@ -64,7 +68,8 @@ def forward(
         del seen, branch  # their memory is used again
         if node.mlp is not None:
             branch = inside(layer, normed, count, woken)
-            normed = add_norm(x, branch, next_norm, count, node.share)
+            share = node.share if node.mlp_share is None else node.mlp_share
+            normed = add_norm(x, branch, next_norm, count, share)
             del branch
     if len(decoder.layers) in asked.layers:
         taken[f"layer.{len(decoder.layers)}"] = x
@@ -80,7 +85,9 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     if layer.taps is not None:
         return short_conv(mixed, layer.taps, *more)
     assert layer.delta is not None and layer.head_gate is not None, "heads have rates"
-    return gated_delta(mixed, layer.head_gate.wide(normed, rows.count), layer.delta, *more)
+    rates, scan = layer.head_gate.wide(normed, rows.count), layer.delta.scan
+    rates = rates if scan is None else finish_logits(rates, scan.step, None, rows.count)
+    return gated_delta(mixed, rates, layer.delta, *more)
 
 
 def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None) -> Tensor | SplitKSums:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import ModelNotFound
 from foresay.verifier.model.gguf.file import LINK, chosen, first_of, parts_of
+from foresay.verifier.model.quantization_config import MODELOPT_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -31,7 +32,7 @@ BESIDE = [
     "chat_template.json",
 ]
 # "model*" excludes the second copy of all weights that some repositories have as consolidated.safetensors.
-PATTERNS = ["config.json", "model*.safetensors", "model.safetensors.index.json", *BESIDE]
+PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetensors.index.json", *BESIDE]
 
 _OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
 

@@ -120,7 +120,7 @@ def _identity(path: Path) -> tuple[int, ...]:
 def find(key: str) -> Packed | None:
     """Map what is stored under this name; None if there is nothing, or nothing usable, which is removed."""
     try:
-        path = _folder() / key
+        path = folder() / key
         if not kept.is_ours(path.parent.stat()):
             log.warning("%s is not used: other users may write there", path.parent)
             return None
@@ -136,7 +136,8 @@ def find(key: str) -> Packed | None:
         return None
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """The folder of packed weights. RuntimeError if the home directory is unknown."""
     return kept.directory().with_name("weights")
 
 
@@ -233,12 +234,12 @@ def keep(key: str, packed: Packed, limit: int) -> None:
     if not LEAST_BYTES <= whole <= limit:
         return
     try:
-        folder = _folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if kept.is_ours(folder.stat()) and not (folder / key).exists():
-            _make_room(folder, limit - whole)
-            if _free(folder) > 2 * whole:  # a cache is no reason to fill a disk
-                _write(folder / key, lambda file: _fill(file, header, places, tensors, whole))
+        there = folder()
+        there.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if kept.is_ours(there.stat()) and not (there / key).exists():
+            _make_room(there, limit - whole)
+            if _free(there) > 2 * whole:  # a cache is no reason to fill a disk
+                _write(there / key, lambda file: _fill(file, header, places, tensors, whole))
     except (OSError, RuntimeError) as error:
         log.info("packed weights are not kept: %s", error)
 

@@ -3,7 +3,7 @@
 ::
 
     Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
-    Layer   x += share * after(mixer(before(x)))           attention or a recurrence; norms before, after, or both
+    Layer   x += share * after(mixer(before(x)))           attention, a recurrence, or both; norms before or after
             x += share * after(mlp(before(x)))             an MLP or experts; parallel: both read the same before(x)
 
 Everything that depends on a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass) reads
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from foresay.verifier.model.products import (
+    BESIDE,
     DOWN,
     GATE_UP,
     HEAD_GATE,
@@ -30,7 +31,7 @@ from foresay.verifier.model.products import (
     Stacked,
     Vector,
 )
-from foresay.verifier.model.recurrences import Recurrence
+from foresay.verifier.model.recurrences import Mamba2, Recurrence
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
 #: An MLP's activation; "relu2" has no gates: it is squared ReLU. "clamped" is gpt-oss's: both halves are clamped at 7,
@@ -129,8 +130,6 @@ class MLP:
         )
 
 
-Mixer = Attention | Recurrence | MLP
-
 #: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
 GGUF_STACKS = {
     name: tuple(
@@ -198,7 +197,8 @@ class Experts:
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products of all experts, and of the shared one: all gates, then all up matrices."""
         gate, up, down = self.modules
-        into = {one.format(number): self.inner for one in (gate, up) for number in range(self.count)}
+        turns = (up,) if self.activation == "relu2" else (gate, up)
+        into = {one.format(number): self.inner for one in turns for number in range(self.count)}
         back = dict.fromkeys(map(down.format, range(self.count)), hidden)
         of = self.bias, self.count, self.chosen
         return (
@@ -225,6 +225,9 @@ class Experts:
             yield Vector(f"{self.shared_gate}.weight", 1, wide=True, more=(hidden,))
 
 
+Mixer = Attention | Recurrence | MLP | Experts
+
+
 @dataclass(frozen=True, slots=True)
 class Norms:
     """A layer's norms, by the names of their modules: of the inputs of attention and MLP, and of their outputs."""
@@ -249,10 +252,11 @@ AFTER = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernor
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Attention or a recurrence, and an MLP or experts, each added to the residual stream; or only one of these, which
-    is then the mixer, even an MLP.
+    is then the mixer, even an MLP or experts.
 
     norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
-    share: the factor of both before they are added.
+    share: the factor of both before they are added; mlp_share: the MLP's, if it has another. beside: a recurrence that
+    reads attention's input, and the factor of its output, which is added too. reads: factors of both inputs.
     """
 
     mixer: Mixer
@@ -262,6 +266,21 @@ class Layer:
     parallel: bool = False
     share: float = 1.0
     after: NormKind | None = None
+    mlp_share: float | None = None
+    beside: tuple[Mamba2, float] | None = None
+    reads: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def inner(self) -> MLP | Experts | None:
+        """Its MLP or experts."""
+        return self.mixer if isinstance(self.mixer, MLP | Experts) else self.mlp
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """What keeps a state of a text in it."""
+        if self.beside is not None:
+            return self.beside[0]
+        return None if isinstance(self.mixer, Attention | MLP | Experts) else self.mixer
 
     @property
     def attention(self) -> Attention:
@@ -271,17 +290,21 @@ class Layer:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
-        return *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
+        scans = () if self.beside is None else self.beside[0].products(hidden)
+        beside = (replace(one, name=f"{BESIDE}{one.name}") for one in scans)
+        return *beside, *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
         for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
             if name is not None:
                 yield from kind.vectors(name, hidden)
-        if not isinstance(self.mixer, MLP):
+        if not isinstance(self.mixer, MLP | Experts):
             yield from self.mixer.vectors()
-        if isinstance(self.mlp, Experts):
-            yield from self.mlp.vectors(hidden)
+        if self.beside is not None:
+            yield from self.beside[0].vectors()
+        if isinstance(self.inner, Experts):
+            yield from self.inner.vectors(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,12 +331,12 @@ class Stack:
     @property
     def recurrence(self) -> Recurrence | None:
         """The recurrence of its recurrent layers, which are all alike; None if there are none."""
-        return next((one.mixer for one in self.layers if not isinstance(one.mixer, Attention | MLP)), None)
+        return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property
     def experts(self) -> Experts | None:
         """The experts of the first layer that has some; None if none has."""
-        return next((layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts)), None)
+        return next((layer.inner for layer in self.layers if isinstance(layer.inner, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

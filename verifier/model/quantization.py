@@ -10,6 +10,9 @@
     fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
     gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
     mxfp4               gpt-oss: for all experts e2m1 codes (``.._blocks``) and powers of two (``.._scales``)
+    mxfp4-pack-quantized   compressed-tensors: ``weight_packed``, ``weight_scale``, the same codes and scales
+    nvfp4-pack-quantized   compressed-tensors: the same with scales of e4m3, which ``weight_global_scale`` divides
+    modelopt            NVIDIA's: ``weight`` of codes, ``weight_scale`` of e4m3, their factor ``weight_scale_2``
     awq                 ``qweight``, ``qzeros``, ``scales``, with permuted outputs in a word
     gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
 
@@ -29,6 +32,7 @@ from foresay.verifier.model.errors import ConfigError
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 FLOATS8, BLOCKS, MXFP4 = "float-quantized", "fp8", "mxfp4"
+MXFP4_PACKED, NVFP4_PACKED, MODELOPT = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt"
 GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; rows that none of them divides become int8.
@@ -74,7 +78,7 @@ class Scheme:
         if self.layout != MADE:
             if inner % (self.group or inner) or (self.group or inner) % _STEP:
                 raise ValueError(f"rows of {inner} in groups of {self.group or inner} (whole eights are supported)")
-            return self
+            return replace(self, span=inner) if self.layout in (NVFP4_PACKED, MODELOPT) else self
         group = next((each for each in _GROUPS if inner % each == 0), None)
         if self.bits == 4 and group is not None:
             return replace(self, group=group)
@@ -87,11 +91,11 @@ class Scheme:
         groups = inner // (self.group or inner)
         if self.e2m1 and not packed:  # a GPU multiplies them as whole numbers of 8 bits
             return outer * (inner + 4 * groups)
-        if self.span is not None:
+        if self.span is not None and not self.e2m1:
             each, multiples = 2 if self.minimums else 1, 0 if packed and self.ones else groups
             return outer * (inner * self.bits // 8 + each * (multiples + 2 * (inner // self.span)))
-        scale = 1 if self.e2m1 else 2 if self.rows == 1 else 4
-        return outer * (inner * self.bits // 8 + groups * (scale if self.symmetric else scale + 1))
+        scale, step = 1 if self.e2m1 else 2 if self.rows == 1 else 4, 0 if self.span is None else 4
+        return outer * (inner * self.bits // 8 + groups * (scale if self.symmetric else scale + 1) + step)
 
     def __str__(self) -> str:
         kind = f"{'fp' if self.floats else 'int'}{self.bits}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
@@ -14,7 +16,10 @@ from foresay.verifier.model.quantization import (
     GGUF,
     GPTQ,
     INTEGERS,
+    MODELOPT,
     MXFP4,
+    MXFP4_PACKED,
+    NVFP4_PACKED,
     PACKED,
     Quantization,
     Scheme,
@@ -24,23 +29,33 @@ from foresay.verifier.model.quantization import (
 #: All modules of the layers.
 _LAYERS = r"re:model\.layers\."
 _KEYS = ("quantization_config", "compression_config")
-SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8), fp8, mxfp4, gptq and awq (4 bits)"
+#: What ModelOpt's older checkpoints have instead.
+MODELOPT_FILE = "hf_quant_config.json"
+SUPPORTED = (
+    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4), gptq and awq (4 bits)"
+)
+#: Numbers that share a scale, by layouts of 4-bit floats.
+_FLOATS4 = {MXFP4_PACKED: 32, NVFP4_PACKED: 16}
 
 
-def read_quantization(fields: Fields) -> Quantization | None:
-    """The quantisation in config.json; None for a float model. Raises ConfigError if it is not supported."""
+def read_quantization(fields: Fields, directory: Path | None = None) -> Quantization | None:
+    """The quantisation in config.json; None for a float model. directory: where ModelOpt's own file may lie instead.
+    Raises ConfigError if it is not supported."""
     for key in _KEYS:
         section = fields.section(key)
         if section is not None:
             method = str(section.get("quant_method") or "unnamed")
             readers = {
                 "compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, MXFP4: _mxfp4,
-                GGUF: _gguf,
+                GGUF: _gguf, MODELOPT: _modelopt, "modelopt_fp4": _modelopt,
             }  # fmt: skip
             if method not in readers:
                 raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported: {SUPPORTED}")
             return readers[method](_Section(section, method))
-    return None
+    if directory is None or not (own := directory / MODELOPT_FILE).exists():
+        return None
+    section = Fields.read(own).section("quantization")
+    return None if section is None or section.get("quant_algo") is None else _modelopt(_Section(section, MODELOPT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +74,8 @@ class _Section:
         found = self.fields.get(key) or []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fields.error(f"{key} must be a list of names")
-        self.check(key, found)
-        return tuple(found)
+        self.check(key, found)  # names of a text model inside a model of images too become ours
+        return tuple(one if one.startswith("re:") else one.replace("language_model.", "", 1) for one in found)
 
     def check(self, key: str, names: Sequence[str]) -> None:
         """Raise ConfigError for invalid patterns."""
@@ -91,7 +106,7 @@ def _rules(section: _Section, groups: Fields, name: str) -> Iterator[tuple[str, 
         raise groups.error(f"{name} is empty")
     own = _Section(group, section.method)
     layout = group.get("format") or section.fields.get("format")
-    if layout not in (PACKED, INTEGERS, FLOATS8, "naive-quantized"):
+    if layout not in (PACKED, INTEGERS, FLOATS8, "naive-quantized", *_FLOATS4):
         raise own.refuse(f"format {layout!r} is not supported")
     if group.get("output_activations"):
         raise own.refuse(f"{name}: outputs that are rounded (output_activations) are not supported")
@@ -131,6 +146,8 @@ def _scheme(weights: _Section, layout: str) -> Scheme:
     fields = weights.fields
     kind, strategy, bits = fields.get("type") or "int", fields.get("strategy"), fields.integer("num_bits")
     floats = layout == FLOATS8
+    if layout in _FLOATS4:
+        return _floats4(weights, layout, kind)
     if kind != ("float" if floats else "int") or bits not in ((4, 8) if layout == PACKED else (8,)):
         raise weights.refuse(f"{bits} bits of type {kind} are not supported")
     symmetric, whole = fields.flag("symmetric", True), strategy == "tensor"
@@ -143,6 +160,14 @@ def _scheme(weights: _Section, layout: str) -> Scheme:
     kept = layout if layout in (PACKED, FLOATS8) else INTEGERS
     ordered = fields.get("actorder") in (True, "group", "dynamic")
     return Scheme(bits, group, symmetric, kept, floats=floats, rows=None if whole else 1, ordered=ordered)
+
+
+def _floats4(weights: _Section, layout: str, kind: object) -> Scheme:
+    """e2m1 with scales of 8 bits; the writer's number of a group, if it has one, must be the format's."""
+    bits, group = weights.fields.integer("num_bits"), weights.fields.integer("group_size")
+    if (kind, bits, group) != ("float", 4, _FLOATS4[layout]) or not weights.fields.flag("symmetric", True):
+        raise weights.refuse(f"{layout} with {bits} bits of type {kind} in groups of {group} is not supported")
+    return Scheme(4, group, True, layout, floats=True)
 
 
 def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
@@ -170,6 +195,20 @@ def _blocks(section: _Section) -> Quantization:
 def _mxfp4(section: _Section) -> Quantization:
     """The format of gpt-oss: only experts."""
     return Quantization(section.method, (("in:.experts.", Scheme(4, 32, True, MXFP4, floats=True)),))
+
+
+def _modelopt(section: _Section) -> Quantization:
+    """NVIDIA's NVFP4, from config.json or from hf_quant_config.json, which names some keys differently."""
+    algorithm, group = section.fields.get("quant_algo"), section.fields.integer("group_size", 16)
+    if (algorithm, group) not in (("NVFP4", 16), ("W4A16_NVFP4", 16)):
+        raise section.refuse(f"quant_algo {algorithm!r} in groups of {group} is not supported")
+    if (kv := section.fields.get("kv_cache_quant_algo")) not in (None, "FP8"):
+        raise section.refuse(f"kv_cache_quant_algo {kv!r} is not supported")
+    globs = (*section.names("ignore"), *section.names("exclude_modules"))
+    kept = tuple("re:" + re.escape(glob).replace(r"\*", ".*") + r"(\.|$)" for glob in globs)
+    rules = (("Linear", Scheme(4, 16, True, MODELOPT, floats=True)),)
+    rounded = "fp4" if algorithm == "NVFP4" else ""
+    return Quantization(MODELOPT, rules, kept, rounded, "fp8" if kv else _kv(section))
 
 
 def _gptq(section: _Section) -> Quantization:

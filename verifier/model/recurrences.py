@@ -14,6 +14,9 @@ TAPS, DECAY, SHIFT, HEAD_NORM = (
 SHORT_TAPS = "conv.conv.weight"
 #: The module of Mamba-2 in files.
 SCAN = "mamba"
+#: In place of a norm where the heads' output has none: with the root of this epsilon as weight it changes nothing, as
+#: no mean square is large enough to change the sum.
+UNNORMED = NormKind(2.0**80, weighted=False, wide=True)
 #: Parameters that files store as the logarithm of their negation.
 DECAYS = (DECAY, f"{SCAN}.A_log")
 
@@ -58,21 +61,19 @@ class Remembering:
 class GatedDelta(Remembering):
     """Gated DeltaNet: for each row, with a key k and a query q of length 1, S is multiplied by the row's decay, then
     k * share * (v - S k) is added; the output is S q. It is normalised, each head by itself, and gated. tiled: in files
-    a key serves every ``key_heads``-th head. by_key: files have queries, keys, values and gates grouped by key, and
-    rates too.
+    a key serves every ``key_heads``-th head. by_key: the products whose rows files group by key, as one tensor.
     """
 
     tiled: bool = False
-    by_key: bool = False
+    by_key: tuple[str, ...] = ()
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, their rates, and out of them."""
         mixed, rates = {"qkv": self.channels, "z": self.values}, dict.fromkeys("ba", self.value_heads)
-        if self.by_key:
-            mixed, rates = {"qkvz": self.channels + self.values}, {"ba": 2 * self.value_heads}
         into = (
             Product(name, {f"linear_attn.in_proj_{kind}": size for kind, size in rows.items()}, hidden)
-            for name, rows in ((MIXED, mixed), (RATES, rates))
+            for name, parts in ((MIXED, mixed), (RATES, rates))
+            for rows in ({"".join(parts): sum(parts.values())} if name in self.by_key else parts,)
         )
         return *into, Product(OUTPUT, {"linear_attn.out_proj": hidden}, self.values)
 
@@ -88,10 +89,12 @@ class GatedDelta(Remembering):
 class Mamba2(Remembering):
     """Mamba-2: for each row, with a step t of each head, S is multiplied by e^(decay * t), then k * t * v is
     added; the output is S q + skip * v. It is gated and then normalised, heads of one key together. Files have one
-    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias.
+    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias. factors: of values, keys,
+    queries and steps of that product.
     """
 
     biased: bool = True
+    factors: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, and out of them."""

@@ -19,7 +19,21 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.products import Stacked
-from foresay.verifier.model.quantization import AWQ, BLOCKS, FLOATS8, GGUF, GPTQ, INTEGERS, MADE, MXFP4, PACKED, Scheme
+from foresay.verifier.model.quantization import (
+    AWQ,
+    BLOCKS,
+    FLOATS8,
+    GGUF,
+    GPTQ,
+    INTEGERS,
+    MADE,
+    MODELOPT,
+    MXFP4,
+    MXFP4_PACKED,
+    NVFP4_PACKED,
+    PACKED,
+    Scheme,
+)
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 #: Four-bit numbers in a word, and the places of outputs in an AWQ word.
@@ -48,7 +62,7 @@ def stored(
     if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
         yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
         return
-    floats = dict.fromkeys((FLOATS8, BLOCKS), _floats)
+    floats = dict.fromkeys((FLOATS8, BLOCKS), _floats) | dict.fromkeys((MXFP4_PACKED, NVFP4_PACKED, MODELOPT), _e2m1)
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, MXFP4: _mxfp4, **floats, **dict.fromkeys(GPTQ, _gptq)}
     module = name.removesuffix(".weight")
     for part, found in layouts[scheme.layout](place, scheme):
@@ -67,8 +81,14 @@ def put(place: Matrix, found: Matrix) -> Tensor | None:
     if isinstance(found, Tensor):
         place.fill(found)
     else:
+        _check_scales(found.scales)
         place.take(found)
     return None
+
+
+def _check_scales(scales: Tensor) -> None:
+    if scales.dtype is FP8 and (scales.view(torch.uint8) & 127 == 127).any():
+        raise Misfit("has scales that are NaN (bytes 0x7f or 0xff)")
 
 
 def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
@@ -126,6 +146,29 @@ def _mxfp4(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
     """Files have these only for all experts together (:func:`stack_slot`)."""
     yield "blocks", TensorSlot((place.shape[0], place.inner // 2), ("U8",), place.values.copy_)
     yield "scales", TensorSlot(tuple(place.scales.shape), ("U8",), place.scales.view(torch.uint8).copy_)
+
+
+def _e2m1(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by."""
+    outer, inner = place.shape
+    theirs = scheme.layout == MODELOPT
+    yield "weight" if theirs else "weight_packed", TensorSlot((outer, inner // 2), ("U8",), place.values.copy_)
+    kind = "U8" if place.steps is None else E4M3
+    yield "weight_scale", TensorSlot(tuple(place.scales.shape), (kind,), partial(_put_scales, place.scales))
+    if place.steps is not None:
+        name = "weight_scale_2" if theirs else "weight_global_scale"
+        yield name, TensorSlot((1,), ("F32",), partial(_put_step, place.steps, not theirs))
+
+
+def _put_scales(scales: Tensor, found: Tensor) -> None:
+    _check_scales(found)
+    scales.copy_(found.view(scales.dtype))
+
+
+def _put_step(steps: Tensor, divides: bool, found: Tensor) -> None:
+    if not found.isfinite().all() or not (found > 0).all():
+        raise Misfit(f"is {found.item()}, which is not a positive number")
+    steps.copy_(1 / found if divides else found)
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:

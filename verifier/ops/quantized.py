@@ -24,6 +24,11 @@ Floats of four bits (e2m1: a sign, two bits of the exponent, one of the fraction
 
     weight[o, k] = e2m1(values[o, k]) * scales[o, g]
 
+NVFP4's of safetensors files have a step for each row, in fp32, as all rows of one tensor share it. With that a product
+is rounded to bf16, as is done to write such a checkpoint out in bf16::
+
+    weight[o, k] = bf16(e2m1(values[o, k]) * (scales[o, g] * steps[o, 0]))
+
 Legend: O outer width, K inner width, G groups, S spans.
 """
 
@@ -86,8 +91,9 @@ class QuantizedMatrix:
         together.
         """
         spans, device = (len(self.values), self.inner // span), self.device
-        scales = torch.empty(self.scales.shape, dtype=torch.int8, device=device)
-        steps = [torch.empty(spans, dtype=torch.float16, device=device) for _ in range(1 + minimums)]
+        scales = self.scales if self.e2m1 else torch.empty(self.scales.shape, dtype=torch.int8, device=device)
+        kind = torch.float32 if self.e2m1 else torch.float16
+        steps = [torch.empty(spans, dtype=kind, device=device) for _ in range(1 + minimums)]
         if not minimums:
             return replace(self, scales=scales, steps=steps[0])
         return replace(self, scales=scales, minimums=torch.empty_like(scales), steps=steps[0], minimum_steps=steps[1])
@@ -186,7 +192,7 @@ class QuantizedMatrix:
         """The same as integers: e2m1 values are doubled."""
         if not self.e2m1:
             return self
-        return replace(self, values=self.numbers(), scales=self._halves(), bits=8)
+        return replace(self, values=self.numbers(), scales=self._halves(), bits=8, steps=None)
 
     def _doubled(self) -> Tensor:
         """fp32[O, K]: twice the values of e2m1."""
@@ -194,10 +200,10 @@ class QuantizedMatrix:
         return table[self.codes().int()]
 
     def _halves(self) -> Tensor:
-        """fp32[O, G]: half of their scales; an exponent of 255 is also a number, as in transformers."""
+        """fp32[O, G]: half of their scales, times the row's step; exponent 255 is a number too, as in transformers."""
         found: Tensor = self.scales.float() * 0.5
         if self.scales.dtype is FP8:
-            return found
+            return found if self.steps is None else found * self.steps
         found = torch.pow(2.0, self.scales.view(torch.uint8).int() - 128)
         return found
 
@@ -205,7 +211,7 @@ class QuantizedMatrix:
         """fp32[O, K]: the dequantised weight."""
         if self.e2m1:
             whole: Tensor = self._doubled().unflatten(1, (-1, self.group)) * self._halves().unsqueeze(2)
-            return whole.flatten(1)
+            return whole.flatten(1) if self.steps is None else whole.flatten(1).bfloat16().float()
         found, was = self.side_by_side()
         if was is not None:
             return found.plain()[:, was.argsort()]

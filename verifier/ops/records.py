@@ -171,11 +171,13 @@ class Sorted:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The other weights of a Mamba-2 scan, fp32: bias [C] of the convolution; skip [H], the factor of a row's own
-    values that each head adds to its output. parts: how many of a row are normalised, each by itself."""
+    values that each head adds to its output. parts: how many of a row are normalised, each by itself. step: the factor
+    of steps, which are multiplied before."""
 
     bias: Tensor
     skip: Tensor
     parts: int
+    step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

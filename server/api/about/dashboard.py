@@ -1,4 +1,4 @@
-"""The page that shows what speculation does, and what fills it.
+"""The page that shows what speculation does, and its data.
 
 The feed is one event a second with everything that changes. Each reader has a task of its own that waits for it. While
 a reader does not read, no events are made for it, only its socket's buffer fills, and other readers are unaffected;
@@ -32,7 +32,7 @@ LATE = 0.05
 
 
 class State(msgspec.Struct, frozen=True):
-    """``GET /dashboard/state``: what the page begins with. models: by name how each is, if there are several."""
+    """``GET /dashboard/state``: the page's initial data. models: the state of each by name, if there are several."""
 
     snapshot: Snapshot
     history: HistoryReport
@@ -203,16 +203,13 @@ async def static(http: web.Request) -> web.Response:
 
 
 async def state(http: web.Request) -> web.Response:
-    """What the engine did and does: the numbers of the dashboard and their history. Of all keys together, no text.
-
-    Of one model; ``model`` says which, if there are several.
-    """
+    """The numbers of the dashboard and their history, of all keys together, without text; of the given model."""
     telemetry = _chosen(http).service.telemetry
     return json_response(State(await telemetry.snapshot(), await telemetry.history(), listed(http.app[MODELS])))
 
 
 async def feed(http: web.Request) -> web.StreamResponse:
-    """The same as it changes, an event a second. ``since``: the first second that is news."""
+    """The same as it changes, an event per second. ``since``: the first second to report."""
     given = http.query.get("since", "0")
     if not given.isdecimal() or len(given) > 12:
         raise InvalidRequest("since", f" must be a number of seconds since 1970, got {given!r}")
@@ -220,12 +217,12 @@ async def feed(http: web.Request) -> web.StreamResponse:
 
 
 async def requests(http: web.Request) -> web.Response:
-    """The last requests of the key that asks, the newest first."""
+    """The last requests of the caller's key, the newest first."""
     return json_response(_chosen(http).service.telemetry.requests(CONTEXT.get().caller.tenant))
 
 
 async def request(http: web.Request) -> web.Response:
-    """One request of the key that asks: each of its steps, and its text with the origin of every token."""
+    """One request of the caller's key: each of its steps, and its text with the origin of every token."""
     id = http.match_info["request_id"]
     detail = _chosen(http).service.telemetry.request(CONTEXT.get().caller.tenant, id)
     if detail is None:

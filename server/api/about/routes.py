@@ -1,4 +1,4 @@
-"""What the server says about itself: models, health, readiness, load, settings."""
+"""Models, health, readiness, load, settings and usage of the server."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """``GET /health``: what runs, and whether speculation changes its tokens. drafter: who drafts, by name; draft: the
-    same as ``--draft`` takes it. running: requests running and waiting.
+    """``GET /health``: the engine's state, and whether speculation changes its tokens. drafter: its name; draft: the
+    same as a value of ``--draft``. running: requests running and waiting.
 
-    status: ok, unloaded (nobody asked for long; the next request waits until it is loaded), loading, down, failed or
-    draining. models: of a server with several, the same by name.
+    status: ok, unloaded (after a time without requests; the next one waits until it is loaded), loading, down, failed
+    or draining. models: the status of each by name, if there are several.
     """
 
     status: str
@@ -58,14 +58,14 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 class Readiness(msgspec.Struct, kw_only=True):
-    """``GET /ready``, when requests are taken."""
+    """``GET /ready``, if requests are accepted."""
 
     status: str
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """``GET /load``. running: sequences that have a place in the engine; waiting: those for which there is none yet.
-    server_load: both, as vLLM has it. replicas: each engine, where there are several."""
+    """``GET /load``. running: sequences that have a slot in the engine; waiting: those that have none yet. server_load:
+    both together, as in vLLM. replicas: each engine, if there are several."""
 
     running: int
     waiting: int
@@ -80,9 +80,9 @@ class Version(msgspec.Struct, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """``GET /server_info``. started: in seconds since 1970. config: the settings in effect, secrets left out. engine:
-    null until it was ready once. models: of a server with several, the engine of each; ``engine`` is that of the first.
-    """
+    """``GET /server_info``. started: in seconds since 1970. config: the settings in effect, without secrets. engine:
+    null until it was first ready. models: the engine of each model, if there are several; ``engine`` is the first
+    one's."""
 
     version: str
     model: str
@@ -94,9 +94,9 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
 
 class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
-    """What one API key has used. name: the key's; empty on a server without keys, where it is what all have used.
-    since: when counting began, in seconds since 1970: the server's start, or when the key was added to its file.
-    requests: those that ran, through any API. last_request: when the last of them began; null before the first."""
+    """Usage of one API key. name: the key's; empty on a server without keys, for all callers together. since: when
+    counting began, in seconds since 1970: the server's start, or when the key was added to its file. requests: through
+    any API. last_request: when the last of them began; null before the first."""
 
     name: str
     since: int
@@ -112,7 +112,7 @@ class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
 
 
 class Usages(msgspec.Struct, kw_only=True):
-    """``GET /admin/usage``: one for each key, those of ``--api-key`` first."""
+    """``GET /admin/usage``: one entry per key, those of ``--api-key`` first."""
 
     data: list[KeyUsage]
 
@@ -125,7 +125,7 @@ KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 
 async def index(request: web.Request) -> web.Response:
-    """What this is and where things are. Browsers get the dashboard."""
+    """The server's name, version and routes. Browsers get the dashboard."""
     if wants_page(request):
         return served(request, PAGE)
     if request.headers.get("User-Agent", "").lower().startswith("ollama"):
@@ -137,7 +137,7 @@ async def index(request: web.Request) -> web.Response:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Whether the engine is alive, and what it is."""
+    """The engine's state and configuration."""
     models = request.app[MODELS]
     first = models.first
     info = first.service.engine.info
@@ -159,7 +159,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """Whether new requests are taken."""
+    """Whether new requests are accepted."""
     request.app[MODELS].check_open()
     return json_response(Readiness(status="ready"))
 
@@ -173,7 +173,7 @@ def _state(models: Models) -> str:
 
 
 async def load(request: web.Request) -> web.Response:
-    """How busy the engine is."""
+    """The engine's load."""
     services = [entry.service for entry in request.app[MODELS]]
     running = sum(min(one.running, one.engine.info.max_seqs if one.engine.info else 0) for one in services)
     replicas = [replica for one in services for replica in one.telemetry.replicas()]
@@ -188,7 +188,7 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def server_info(request: web.Request) -> web.Response:
-    """The settings in effect and the engine that runs."""
+    """The settings in effect and the running engine."""
     models = request.app[MODELS]
     first = models.first
     body = ServerInfo(
@@ -212,26 +212,26 @@ def settings_shown(config: ServeConfig) -> dict[str, Any]:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The models served here, each once for each of its names."""
+    """The served models, one entry per name."""
     served = request.app[MODELS]
     cards = [_card(served, entry, name) for entry in served for name in entry.service.names.known]
     return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
 
 async def model(request: web.Request) -> web.Response:
-    """One model, if it is served here."""
+    """One served model."""
     served, name = request.app[MODELS], request.match_info["name"]
     entry = served.find(name)
     return json_response(_card(served, entry, name if name in entry.service.names.known else entry.name))
 
 
 async def usage(request: web.Request) -> web.Response:
-    """What the key that was sent has used since the server started."""
+    """Usage of the caller's key since the server started."""
     return json_response(KeyUsage.of(CONTEXT.get().caller))
 
 
 async def usages(request: web.Request) -> web.Response:
-    """What each key has used since the server started; the admin key opens it."""
+    """Usage of each key since the server started; needs the admin key."""
     return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
 
 
@@ -254,8 +254,8 @@ def _card(served: Models, entry: ServedModel, name: str) -> ModelCard:
 
 
 def _meta(info: EngineInfo) -> dict[str, int]:
-    told = {"n_ctx": info.max_model_len, "n_ctx_train": info.trained_length, "n_vocab": info.vocab_size}
-    return told | {"n_embd": info.hidden_size, "n_params": info.parameters, "size": info.weight_bytes}
+    sizes = {"n_ctx": info.max_model_len, "n_ctx_train": info.trained_length, "n_vocab": info.vocab_size}
+    return sizes | {"n_embd": info.hidden_size, "n_params": info.parameters, "size": info.weight_bytes}
 
 
 def _sampling(entry: ServedModel) -> UsualSampling | UnsetType:

@@ -22,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from foresay.server.host.asked import Progress
+from foresay.server.host.client_base import Progress
 from foresay.server.host.models.models import MODELS, Models, ServedModel
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
@@ -37,10 +37,9 @@ log = logging.getLogger("foresay.server")
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``POST /admin/reload``. settings: those of the engine that become others, by name, as in the section ``[engine]``
-    of a file; the rest stays. Without any its files are read again. model: one of the server's, the first one unless it
-    has several. stream: tell what goes on, a line of JSON each, the last one as the answer without it or an error.
-    """
+    """``POST /admin/reload``. settings: the engine settings to change, by name, as in the section ``[engine]`` of a
+    settings file; without any, its files are read again. model: a model of the server (default: the first one).
+    stream: report progress as lines of JSON; the last line is the result or an error."""
 
     settings: dict[str, Any] = {}
     model: str | None = None
@@ -48,7 +47,7 @@ class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reloading(msgspec.Struct, kw_only=True):
-    """What goes on. share: how much of it is done (0 to 1), null if nobody knows."""
+    """Progress. share: of the phase, from 0 to 1; null if unknown."""
 
     status: Literal["loading"] = "loading"
     phase: str
@@ -56,7 +55,7 @@ class Reloading(msgspec.Struct, kw_only=True):
 
 
 class Reloaded(msgspec.Struct, kw_only=True):
-    """Another engine serves. moved: requests that were running and go on in it. seconds: until it was ready."""
+    """The engine was replaced. moved: running requests that continue in the new one. seconds: until it was ready."""
 
     status: Literal["replaced"] = "replaced"
     model: str
@@ -65,25 +64,25 @@ class Reloaded(msgspec.Struct, kw_only=True):
 
 
 class ReloadError(msgspec.Struct, kw_only=True):
-    """The last line of a stream, if the engine before serves on."""
+    """The last line of a stream if the previous engine keeps serving."""
 
     status: Literal["error"] = "error"
     error: ErrorDetail
 
 
 async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse:
-    """Go on in another engine: with other settings, another draft, other weights, or another model."""
+    """Replace the engine: with other settings, another draft, other weights, or another model."""
     models = http.app[MODELS]
     entry, began = models.chosen(body.model), time.monotonic()
     events = EventStream.of(http, LINES)
-    told: asyncio.Queue[Reloading | None] = asyncio.Queue()
+    updates: asyncio.Queue[Reloading | None] = asyncio.Queue()
     reloading = begin(
-        models, entry, body.settings, lambda phase, share: told.put_nowait(Reloading(phase=phase, share=share))
+        models, entry, body.settings, lambda phase, share: updates.put_nowait(Reloading(phase=phase, share=share))
     )
-    reloading.add_done_callback(lambda _: told.put_nowait(None))
+    reloading.add_done_callback(lambda _: updates.put_nowait(None))
     try:
         if body.stream:
-            while (line := await told.get()) is not None:
+            while (line := await updates.get()) is not None:
                 await events.send([line])
         moved = await asyncio.shield(reloading)
         answer = Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began)
@@ -117,7 +116,7 @@ _LOOSE = frozenset(
 )
 
 
-def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> asyncio.Task[int]:
+def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> asyncio.Task[int]:
     """Reload the model with these settings; the result is the number of running requests that continue in the new
     engine. Continues even if the client leaves.
 
@@ -126,39 +125,39 @@ def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell:
     running = models.reloading.get(entry.name)
     if running is not None and not running.done():
         raise NotNow(f"the engine of {entry.name} is already being replaced")
-    models.reloading[entry.name] = task = asyncio.create_task(_reload(models, entry, settings, tell))
+    models.reloading[entry.name] = task = asyncio.create_task(_reload(models, entry, settings, progress))
     return task
 
 
-async def _reload(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> int:
+async def _reload(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> int:
     try:
-        return await _changed(models, entry, settings, tell)
+        return await _changed(models, entry, settings, progress)
     except (ApiError, InvalidRequest):
         raise
     except ForesayError as error:
         raise InvalidRequest(_field(str(error), settings), str(error)) from None
 
 
-async def _changed(models: Models, entry: ServedModel, settings: Mapping[str, Any], tell: Progress) -> int:
+async def _changed(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> int:
     before = entry.service.config
     config = changed(before, settings)
     weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
     if not entry.loaded:
-        return await models.renew(entry, config, weights if config.target == before.target else None, tell)
+        return await models.renew(entry, config, weights if config.target == before.target else None, progress)
     info = entry.info or await entry.model.arrived()
     if config.target != before.target:
-        tell("checking the files", None)
+        progress("checking the files", None)
         if not await asyncio.to_thread(_the_same, before, config):
             if config.replicas is not None:
                 raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
-            return await models.renew(entry, config, None, tell)
+            return await models.renew(entry, config, None, progress)
     if config.max_model_len is not None and config.max_model_len < info.max_model_len:
         message = (
             f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
             f"{info.max_model_len} tokens"
         )
         raise InvalidRequest("max_model_len", message)
-    return await models.renew(entry, config, weights, tell)
+    return await models.renew(entry, config, weights, progress)
 
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
@@ -173,8 +172,8 @@ def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
 def _what_it_is(config: ServeConfig) -> tuple[dict[str, Any], bytes]:
     directory = Path(target_directory(config))
     try:
-        told = json.loads((directory / "config.json").read_bytes())
-        shape = {name: value for name, value in told.items() if name not in _LOOSE}
+        fields = json.loads((directory / "config.json").read_bytes())
+        shape = {name: value for name, value in fields.items() if name not in _LOOSE}
         return shape, (tokenizer_file(directory) or directory / "tokenizer.json").read_bytes()
     except (OSError, ValueError) as error:
         raise ForesayError(f"the target {directory} cannot be read: {error}") from None

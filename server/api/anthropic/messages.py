@@ -67,7 +67,7 @@ class MessagesAnswer(Answer):
         if piece.finish_reason is not None:
             ending = schemas.Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             events += self._blocks.close()
-            late, metrics = [one.told for one in self._replaced()] or UNSET, self._metrics()
+            late, metrics = [one.for_client for one in self._replaced()] or UNSET, self._metrics()
             events.append(schemas.MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
         return events
 
@@ -167,7 +167,7 @@ async def messages(http: web.Request, body: schemas.MessagesRequest) -> web.Stre
 async def _messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
-    fields = conversation.told() | drawing(body)
+    fields = conversation.chat_fields() | drawing(body)
     with conversation.names as names:
         request = converted(fields, ChatRequest)
         choices = names.warned(await chat_choices(service, request))
@@ -181,7 +181,7 @@ async def count_tokens(http: web.Request, body: schemas.CountTokensRequest) -> w
     async with http.app[MODELS].reading(body.model) as service:
         text, _ = service.opened()
         conversation = Conversation(body, text.chat_format)
-        fields = conversation.told()
+        fields = conversation.chat_fields()
         with conversation.names:
             tokens = await chat_prompt(service, converted(fields, ChatRequest))
     return json_response(schemas.TokenCount(len(tokens)))

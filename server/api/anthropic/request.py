@@ -56,13 +56,13 @@ class Conversation:
         self._found: set[str] = set()  # deferred tools referenced in the conversation
         self.warnings: tuple[Warned, ...] = ()
 
-    def told(self) -> Json:
+    def chat_fields(self) -> Json:
         """The fields of the chat request; errors already name the client's fields."""
         body = self._body
         if not body.messages:
             raise InvalidRequest("messages", " must not be empty")
         if body.system:
-            self._say("system", _text(body.system), ("system",), ("system",))
+            self._add_text("system", _text(body.system), ("system",), ("system",))
         for index, turn in enumerate(body.messages):
             self._turn(turn, ("messages", index))
         for message in self._messages:
@@ -96,7 +96,7 @@ class Conversation:
         for index, block in enumerate(blocks):
             if not isinstance(block, schemas.TextBlock):
                 raise InvalidRequest((*path, "content", index), ": a system message holds only text")
-            self._say("system", block.text, path)
+            self._add_text("system", block.text, path)
 
     def _user(self, blocks: list[schemas.Block], path: Path) -> None:
         """Tool results become messages of their own; text becomes the user's."""
@@ -106,7 +106,7 @@ class Conversation:
             match block:
                 case schemas.TextBlock(text=text):
                     texts = True
-                    self._say("user", text, path)
+                    self._add_text("user", text, path)
                 case schemas.ToolResultBlock() if texts:
                     raise InvalidRequest(at, ": tool_result blocks come before the text of their message")
                 case schemas.ToolResultBlock(tool_use_id=id, content=content):
@@ -138,7 +138,7 @@ class Conversation:
             message["content"] = "".join(texts)
         self._add(path, (*path, "content"), **message)
 
-    def _say(self, role: str, text: str, path: Path, content_path: Path = ()) -> None:
+    def _add_text(self, role: str, text: str, path: Path, content_path: Path = ()) -> None:
         """Add text to the last message if it has the same role, so that neighbours are one turn."""
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == role:
@@ -166,15 +166,15 @@ class Conversation:
 
     def _thinking(self) -> Json:
         """Whether the model is to reason; ignored, with a warning, for one that cannot, or always does."""
-        asked, able = self._body.thinking, self._chat_format
-        if asked is None:
+        wanted, able = self._body.thinking, self._chat_format
+        if wanted is None:
             return {}
         always = able.thinks is not None and "enable_thinking" not in able.words
-        if always if asked.type == "disabled" else able.thinks is None:
-            if asked.type != "adaptive":
-                self.warnings += (warning("hint_left_out", "thinking", value=asked.type),)
+        if always if wanted.type == "disabled" else able.thinks is None:
+            if wanted.type != "adaptive":
+                self.warnings += (warning("hint_left_out", "thinking", value=wanted.type),)
             return {}
-        return thinking(able, asked.type != "disabled", "thinking")
+        return thinking(able, wanted.type != "disabled", "thinking")
 
     def _effort(self) -> Json:
         """How much the model is to reason and write."""

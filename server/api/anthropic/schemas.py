@@ -26,14 +26,14 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought before it answered. signature: empty; nothing here needs one."""
+    """The model's reasoning before its answer. signature: always empty."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call of a tool. input: its arguments."""
+    """A tool call. input: its arguments."""
 
     id: str
     name: str
@@ -41,13 +41,13 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 
 
 class ToolReference(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_reference"):
-    """A deferred tool that the conversation has come upon: from now on the model is told of it."""
+    """A deferred tool that was found: from now on the model sees it."""
 
     tool_name: str
 
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call came to."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: str | list[TextBlock | ToolReference] | None = None
@@ -61,17 +61,15 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One turn of the conversation; texts of the user that follow each other are one turn, and texts of the system."""
+    """One turn of the conversation. Consecutive texts of the user, or of the system, form one turn."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool the model may call; those that are not the client's own (type ``custom``) are left out, and named.
-
-    defer_loading: the model is not told of it before a ``tool_reference`` names it.
-    """
+    """A tool that the model may call. Tools of other types than ``custom`` are left out, with a warning. defer_loading:
+    the model does not see it until a ``tool_reference`` names it."""
 
     name: str | None = None
     type: str | None = None
@@ -82,7 +80,7 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
 
 
 class ChoiceOfTool(msgspec.Struct, kw_only=True):
-    """``tool_choice``. name: of the tool that must be called, for type ``tool``."""
+    """``tool_choice``. name: the tool that must be called, for type ``tool``."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -90,7 +88,8 @@ class ChoiceOfTool(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether a model that can think before it answers does. budget_tokens: accepted; max_tokens is what bounds it."""
+    """Whether the model reasons before it answers, if it can. budget_tokens: accepted but ignored; max_tokens is the
+    limit."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -104,14 +103,14 @@ class OutputSchema(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """What the answer looks like. effort: how much the model thinks and says, where its template has a word for it."""
+    """The form of the answer. effort: how much the model reasons and writes, if its chat template supports that."""
 
     format: OutputSchema | None = None
     effort: str | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """``POST /v1/messages/count_tokens``: what the prompt is made of."""
+    """``POST /v1/messages/count_tokens``: the parts of the prompt."""
 
     model: str
     messages: Annotated[list[Turn], shown(minItems=1)]
@@ -123,7 +122,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """``POST /v1/messages``. An assistant's turn at the end is written on."""
+    """``POST /v1/messages``. If the last turn is the assistant's, the answer continues it."""
 
     max_tokens: Positive
     stream: bool | None = None
@@ -143,9 +142,7 @@ class TokenCount(msgspec.Struct):
 
 
 class MessageUsage(msgspec.Struct, kw_only=True):
-    """Tokens of the answer so far. The prompt has input_tokens and cache_read_input_tokens together: the latter were
-    there already.
-    """
+    """Tokens so far. The prompt has input_tokens plus cache_read_input_tokens; the KV of the latter was cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -154,7 +151,7 @@ class MessageUsage(msgspec.Struct, kw_only=True):
 
 
 class AssistantTurn(msgspec.Struct, kw_only=True):
-    """A whole answer, or the empty one that a stream begins with."""
+    """A whole answer, or the empty one at the beginning of a stream."""
 
     id: str
     type: Literal["message"] = "message"
@@ -193,13 +190,13 @@ class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
 
 
 class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
-    """More of a thought."""
+    """More reasoning."""
 
     thinking: str
 
 
 class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
-    """More of a call's arguments, as JSON text."""
+    """More of the arguments of a call, as JSON text."""
 
     partial_json: str
 
@@ -208,7 +205,7 @@ BlockDelta = TextDelta | ThinkingDelta | InputDelta
 
 
 class BlockMore(msgspec.Struct):
-    """More of the block that is open."""
+    """More of the current block."""
 
     index: int
     delta: BlockDelta
@@ -230,7 +227,7 @@ class Ending(msgspec.Struct, kw_only=True):
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
-    """The last block is complete; usage counts the whole answer. warnings: those that the start could not know."""
+    """The last block is complete; usage counts the whole answer. warnings: those not known at the start."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: Ending
@@ -246,7 +243,7 @@ class MessageStop(msgspec.Struct):
 
 
 class MessagesErrorDetail(msgspec.Struct):
-    """What went wrong. param: the request's field, an addition of ours."""
+    """An error. param: the field of the request (our addition)."""
 
     type: str
     message: str
@@ -254,7 +251,7 @@ class MessagesErrorDetail(msgspec.Struct):
 
 
 class MessagesError(msgspec.Struct):
-    """An error, as a body or as the last event of a stream that broke."""
+    """An error, as a body or as the last event of a failed stream."""
 
     error: MessagesErrorDetail
     type: Literal["error"] = "error"

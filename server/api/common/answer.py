@@ -109,8 +109,8 @@ class Answer(ABC):
         self.stream_interval = stream_interval(body)
         self.created = int(time.time())
         self._token_decoder = TokenDecoder(choices[0].tokenizer, bool(body.return_tokens_as_token_ids))
-        places = {choice.request.id: place for place, choice in enumerate(choices)}
-        self._leaders = [places[choice.request.fork_of or choice.request.id] for choice in choices]
+        positions = {choice.request.id: place for place, choice in enumerate(choices)}
+        self._leaders = [positions[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
         self._unclosed = len(choices)
 
@@ -149,13 +149,13 @@ class Answer(ABC):
 
     def _usage(self) -> Usage | UnsetType | None:
         """The ``usage`` of a chunk with choices."""
-        told = self.body.stream_options
-        if told is None or not self._tells_usage:
+        found = self.body.stream_options
+        if found is None or not self._reports_usage:
             return UNSET
-        return statistics.usage(self.choices) if told.continuous_usage_stats else None
+        return statistics.usage(self.choices) if found.continuous_usage_stats else None
 
     @property
-    def _tells_usage(self) -> bool:
+    def _reports_usage(self) -> bool:
         """Whether a stream ends with a chunk for the usage only."""
         return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
 
@@ -164,21 +164,21 @@ class Answer(ABC):
         return statistics.metrics(self.choices, level, self.origin.exact) or UNSET
 
     def _warnings(self) -> list[RequestWarning] | UnsetType:
-        return [one.told for one in self.warnings] or UNSET
+        return [one.for_client for one in self.warnings] or UNSET
 
     def _replaced(self) -> Iterator[Warned]:
         """Warnings about positions where another engine continued, if the text may differ from there."""
         for index, choice in enumerate(self.choices):
-            if (told := choice.statistics) is not None:
-                places = told.changed if self.origin.exact else told.resumed
-                yield from (warning("resumed", ("choices", index), at_token=at_token) for at_token in places)
+            if (found := choice.statistics) is not None:
+                positions = found.changed if self.origin.exact else found.resumed
+                yield from (warning("resumed", ("choices", index), at_token=at_token) for at_token in positions)
 
     def _closes(self, piece: Piece) -> bool:
         """Whether the chunk of this piece is the answer's last. To be called once for each piece, in order."""
         if piece.finish_reason is None:
             return False
         self._unclosed -= 1
-        return not self._unclosed and not self._tells_usage
+        return not self._unclosed and not self._reports_usage
 
     def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
         return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from foresay.server.text.parts import Part, continues, said_by
+from foresay.server.text.parts import Part, continues, part_text
 
 Event = TypeVar("Event")
 
@@ -45,8 +45,8 @@ class Items(Generic[Event]):
                 self.open = Item(self._count, part)
                 self._count += 1
                 events += self.opens(self.open)
-            self.open.text += said_by(part)
-            events += self.grows(self.open, said_by(part))
+            self.open.text += part_text(part)
+            events += self.grows(self.open, part_text(part))
         return events
 
     def close(self) -> list[Event]:

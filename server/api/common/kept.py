@@ -78,7 +78,7 @@ class Kept(msgspec.Struct, kw_only=True, eq=False):
 R = TypeVar("R", bound=Kept)
 
 
-class Shelf(Generic[R]):
+class TenantRecords(Generic[R]):
     """The records of one tenant, the least recently used first."""
 
     def __init__(self) -> None:
@@ -91,50 +91,50 @@ class Store(Generic[R]):
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         self.limits = limits or StoreLimits()
-        self._shelves: dict[str, Shelf[R]] = {}
+        self._tenants: dict[str, TenantRecords[R]] = {}
 
     def __len__(self) -> int:
-        return sum(len(shelf.records) for shelf in self._shelves.values())
+        return sum(len(kept.records) for kept in self._tenants.values())
 
     @property
     def bytes(self) -> int:
         """The size of all records together."""
-        return sum(shelf.bytes for shelf in self._shelves.values())
+        return sum(kept.bytes for kept in self._tenants.values())
 
     def of(self, tenant: str) -> Iterator[R]:
         """All records of a tenant, the least recently used first."""
-        return iter(list(self._shelves.get(tenant, Shelf()).records.values()))
+        return iter(list(self._tenants.get(tenant, TenantRecords()).records.values()))
 
     def keep(self, record: R) -> None:
         """Keep a record. Beyond the limits, the tenant with the most loses its least recently used records."""
         self.drop(record.tenant, record.id)
         record.size = record.measured()
-        shelf = self._shelves.setdefault(record.tenant, Shelf())
-        shelf.records[record.id] = record
-        shelf.bytes += record.size
+        kept = self._tenants.setdefault(record.tenant, TenantRecords())
+        kept.records[record.id] = record
+        kept.bytes += record.size
         while len(self) > self.limits.count:
-            self._make_room(lambda shelf: len(shelf.records))
+            self._make_room(lambda kept: len(kept.records))
         while self.bytes > self.limits.bytes:
-            self._make_room(lambda shelf: shelf.bytes)
+            self._make_room(lambda kept: kept.bytes)
 
     def find(self, tenant: str, id: str) -> R | None:
         """The record, which becomes the most recently used; None if there is none."""
-        shelf: Shelf[R] = self._shelves.get(tenant, Shelf())
-        if id in shelf.records:
-            shelf.records.move_to_end(id)
-        return shelf.records.get(id)
+        kept: TenantRecords[R] = self._tenants.get(tenant, TenantRecords())
+        if id in kept.records:
+            kept.records.move_to_end(id)
+        return kept.records.get(id)
 
     def drop(self, tenant: str, id: str) -> bool:
         """Drop a record; returns whether it existed."""
-        shelf = self._shelves.get(tenant)
-        record = None if shelf is None else shelf.records.pop(id, None)
-        if shelf is None or record is None:
+        kept = self._tenants.get(tenant)
+        record = None if kept is None else kept.records.pop(id, None)
+        if kept is None or record is None:
             return False
-        shelf.bytes -= record.size
-        if not shelf.records:
-            del self._shelves[tenant]
+        kept.bytes -= record.size
+        if not kept.records:
+            del self._tenants[tenant]
         return True
 
-    def _make_room(self, held: Callable[[Shelf[R]], int]) -> None:
-        tenant, shelf = max(self._shelves.items(), key=lambda entry: held(entry[1]))
-        self.drop(tenant, next(iter(shelf.records)))
+    def _make_room(self, held: Callable[[TenantRecords[R]], int]) -> None:
+        tenant, kept = max(self._tenants.items(), key=lambda entry: held(entry[1]))
+        self.drop(tenant, next(iter(kept.records)))

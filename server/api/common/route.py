@@ -167,7 +167,7 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
         request[BEGUN].response = response
 
 
-def told(error: Exception) -> tuple[int, ErrorBody]:
+def error_body(error: Exception) -> tuple[int, ErrorBody]:
     """As :func:`described`; for unexpected errors, only a reference to the log."""
     if not isinstance(error, ApiError | InvalidRequest):
         error = Mistake(f"Internal server error; the server's log says more about request {CONTEXT.get().id}")

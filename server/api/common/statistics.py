@@ -17,9 +17,9 @@ def usage(choices: Sequence[Choice]) -> shared.Usage:
     prompt = sum(len(choice.request.prompt) for choice in prompts)
     completion = sum(choice.completion_tokens for choice in choices)
     cached = sum(choice.cached_tokens for choice in prompts)
-    told = completion_details(choices)
-    says_something = told.reasoning_tokens or told.accepted_prediction_tokens is not UNSET
-    details = told if says_something else UNSET
+    counts = completion_details(choices)
+    has_details = counts.reasoning_tokens or counts.accepted_prediction_tokens is not UNSET
+    details = counts if has_details else UNSET
     return shared.Usage(prompt, completion, prompt + completion, shared.PromptTokensDetails(cached), details)
 
 
@@ -62,9 +62,9 @@ def timings(choices: Sequence[Choice]) -> shared.Timings | None:
     known = [choice.statistics for choice in choices if choice.statistics is not None]
     if len(known) < len(choices):
         return None
-    told = usage(choices)
-    cached, written = told.prompt_tokens_details.cached_tokens, told.completion_tokens
-    read, later = told.prompt_tokens - cached, max(0, written - len(choices))  # first tokens come with the prompt
+    counts = usage(choices)
+    cached, written = counts.prompt_tokens_details.cached_tokens, counts.completion_tokens
+    read, later = counts.prompt_tokens - cached, max(0, written - len(choices))  # first tokens come with the prompt
     prompt_ms = _milliseconds(max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known)))
     decode_ms = _milliseconds(max(one.decode_seconds for one in known))
     drafting = speculative_decoding(choices, "summary")

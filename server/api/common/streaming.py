@@ -27,7 +27,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, error_shape, told
+from foresay.server.api.common.route import EventStream, Framing, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Heartbeat, Keep
@@ -163,14 +163,14 @@ T = TypeVar("T")
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
-    said = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    async with _Telling(events, lambda error: answer.broken(told(error)[1])):
-        async for chunks, last in said:
+    pending = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
+    async with _ErrorReporter(events, lambda error: answer.broken(error_body(error)[1])):
+        async for chunks, last in pending:
             await events.send(chunks, last)
     return await events.end()
 
 
-class _Telling:
+class _ErrorReporter:
     """Reports exceptions of its block in the stream, if that has started; internal errors are raised as well."""
 
     def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
@@ -214,17 +214,17 @@ class Paced:
 
 
 async def batches(
-    answer: Answer, generation: Generation, patience: Callable[[], float | None]
+    answer: Answer, generation: Generation, timeout: Callable[[], float | None]
 ) -> AsyncIterator[tuple[list[msgspec.Struct], bytes]]:
     """The chunks of an answer, one batch per engine step, and the bytes that an event stream has after them. A batch
-    may be empty if nothing arrived for ``patience()`` seconds. An error of the generation is raised after what was held
+    may be empty if nothing arrived for ``timeout()`` seconds. An error of the generation is raised after what was held
     back.
     """
     paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
     arrivals = delivery(answer, generation)
     while not finished(answer):
         try:
-            batch = await arrivals(patience())
+            batch = await arrivals(timeout())
         except (ApiError, InvalidRequest):
             if left := [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]:
                 yield left, b""
@@ -314,9 +314,12 @@ async def leased(
             return await answer(service)
     events = EventStream.of(http, framing)
     ping = models.find(name).service.ping_seconds
-    patience = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
+    heartbeat = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
-    async with _Telling(events, lambda error: make(*told(error))), models.lease(name, patience, keep) as service:
+    async with (
+        _ErrorReporter(events, lambda error: make(*error_body(error))),
+        models.lease(name, heartbeat, keep) as service,
+    ):
         return await answer(service)
     return await events.end()

@@ -36,7 +36,7 @@ from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
 from foresay.server.text.last_prompts import LONG, difference
-from foresay.server.text.options import bad_words, check_choices, check_told, forked, scores_only, truncated
+from foresay.server.text.options import bad_words, check_choices, check_echoed, forked, scores_only, truncated
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
@@ -88,25 +88,29 @@ def _check_company(body: GenerationRequest, prompts: int) -> None:
         raise InvalidRequest("prediction", " and max_tokens 0 cannot be combined: no tokens are generated")
 
 
-#: Methods that name no drafter: the server's choice, and plain decoding.
-ANYBODY, NOBODY = "auto", NONE
+#: The method that leaves the choice of the drafter to the server.
+AUTO = "auto"
 
 
-def wishes(asked: Speculation | None, info: EngineInfo) -> dict[str, Any]:
+def speculation_params(speculation: Speculation | None, info: EngineInfo) -> dict[str, Any]:
     """``speculation`` as fields of a :class:`~foresay.spec.request.Request`. Raises InvalidRequest naming the field."""
-    if asked is None:
+    if speculation is None:
         return {}
-    method, most = canonical(asked.method or ANYBODY), asked.max_tokens
-    known = (ANYBODY, NOBODY, *info.drafters)
+    method, most = canonical(speculation.method or AUTO), speculation.max_tokens
+    known = (AUTO, NONE, *info.drafters)
     if method not in known:
         raise InvalidRequest(
-            "speculation.method", f' must be one of {", ".join(known)} on this server, got "{asked.method}"'
+            "speculation.method", f' must be one of {", ".join(known)} on this server, got "{speculation.method}"'
         )
-    if asked.off and (method not in (ANYBODY, NOBODY) or most):
+    if speculation.off and (method not in (AUTO, NONE) or most):
         other = "max_tokens" if most else "method"
         raise InvalidRequest("speculation.off", f" turns drafting off: leave out either {other} or off")
     named = method if method in info.drafters and len(info.drafters) > 1 else ""
-    return {"speculate": not asked.off and method != NOBODY and most != 0, "draft_method": named, "most_drafted": most}
+    return {
+        "speculate": not speculation.off and method != NONE and most != 0,
+        "draft_method": named,
+        "most_drafted": most,
+    }
 
 
 #: Tokens of a prompt that are decoded for its first words.
@@ -153,12 +157,12 @@ async def chat_choices(
     there is room for, whatever the settings say.
     """
     continues = bool(body.continue_final_message)
-    told = await rendered(service, body)
+    chat = await rendered(service, body)
     room = room_for(service, body, "messages")
-    prompt = await service.encode(told.prompt, bool(body.add_special_tokens), spoken, room)
-    differs = await _compared(service, body, told, prompt)
+    prompt = await service.encode(chat.prompt, bool(body.add_special_tokens), spoken, room)
+    differs = await _compared(service, body, chat, prompt)
     words = conversation.last_words(body)
-    text, offer, chat_format = told.prompt.text, told.offer, service.opened()[0].chat_format
+    text, offer, chat_format = chat.prompt.text, chat.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
 
     beginning = Beginning(text, opened, continues)
@@ -171,7 +175,7 @@ async def chat_choices(
         parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text),
         grammar=grammar,
         predicted=predicted,
-        warnings=told.warnings,
+        warnings=chat.warnings,
         strict=strict,
         words=words,
         differs=differs,
@@ -181,8 +185,8 @@ async def chat_choices(
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
     """The token ids of the conversation, rendered by the model's chat template."""
-    told = await rendered(service, body)
-    return await service.encode(told.prompt, add_special_tokens=bool(body.add_special_tokens))
+    chat = await rendered(service, body)
+    return await service.encode(chat.prompt, add_special_tokens=bool(body.add_special_tokens))
 
 
 def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
@@ -190,7 +194,7 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
-async def _compared(service: Service, body: ChatRequest, told: ModelConversation, prompt: list[int]) -> str:
+async def _compared(service: Service, body: ChatRequest, chat: ModelConversation, prompt: list[int]) -> str:
     """Where a long prompt differs from an earlier one of the same client; empty if it does not."""
     if len(prompt) < LONG:
         return ""
@@ -198,7 +202,7 @@ async def _compared(service: Service, body: ChatRequest, told: ModelConversation
 
     def compared() -> str:
         at = service.last_prompts.compare(prompt, owner)
-        given = (tokenizer, told.prompt.text, told.messages, told.offer)
+        given = (tokenizer, chat.prompt.text, chat.messages, chat.offer)
         return "" if at is None else difference(prompt, at, *given)
 
     return await asyncio.to_thread(compared)
@@ -228,7 +232,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
     if continues and body.add_generation_prompt:
         raise InvalidRequest("continue_final_message", " and add_generation_prompt cannot be combined")
     given, noted = _variables(body, text.chat_format)
-    messages, more = _told(service, body, offer)
+    messages, more = _template_messages(service, body, offer)
     noted = (*offer.warnings, *noted, *more)
     offered = [] if text.chat_format.generic else offer.rendered()
 
@@ -260,7 +264,7 @@ def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, An
     return given, (warning("hint_left_out", "reasoning_effort", value=str(wanted)),)
 
 
-def _told(
+def _template_messages(
     service: Service, body: ChatRequest, offer: conversation.Offer
 ) -> tuple[list[dict[str, Any]], tuple[Warned, ...]]:
     """The conversation in the form of the model's template; and what differs from the request."""
@@ -283,10 +287,10 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
     """``n`` choices per prompt, checked."""
     text, info = service.opened()
     params, options = _params(service, body), _text_options(body)
-    drafted = wishes(body.speculation, info)
+    drafted = speculation_params(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prepared.prompts), count)
-    check_told(body, prepared.prompts, count)
+    check_echoed(body, prepared.prompts, count)
     unique, salt, ignored = uuid.uuid4().hex, _salt(body), validation.not_followed(body)
     choices = []
     for index, given in enumerate(prepared.prompts):

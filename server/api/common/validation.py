@@ -123,9 +123,9 @@ def marked_fields(kind: type[msgspec.Struct], mark: str) -> dict[str, tuple[list
 
 def not_followed(request: GenerationRequest) -> tuple[Warned, ...]:
     """Warnings about ignored fields whose value is not harmless."""
-    asked = [(name, getattr(request, name), *told) for name, told in marked_fields(type(request), "said").items()]
-    noted = [(name, said) for name, value, harmless, said in asked if (type(value), value) not in harmless]
-    return tuple(warning("not_followed", name, why=said) for name, said in noted if getattr(request, name) is not None)
+    given = [(name, getattr(request, name), *marks) for name, marks in marked_fields(type(request), "why").items()]
+    noted = [(name, why) for name, value, harmless, why in given if (type(value), value) not in harmless]
+    return tuple(warning("not_followed", name, why=why) for name, why in noted if getattr(request, name) is not None)
 
 
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
@@ -201,9 +201,9 @@ def capped(request: GenerationRequest, params: SamplingParams, most: int | None,
     if most is None or (params.max_tokens is not None and params.max_tokens <= most):
         return params
     for field in ("max_completion_tokens", "max_tokens", "min_tokens"):
-        asked = getattr(request, field, None)
-        if asked is not None and asked > most:
-            raise InvalidRequest(field, f" must be at most {most} on this server, got {asked}")
+        given = getattr(request, field, None)
+        if given is not None and given > most:
+            raise InvalidRequest(field, f" must be at most {most} on this server, got {given}")
     return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
 
 
@@ -218,8 +218,8 @@ def clamped(
     most = params.max_tokens
     if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
         return params, ()
-    asked = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
-    warnings = () if asked is None else (warning("max_tokens_clamped", asked, asked=most, room=room),)
+    given = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
+    warnings = () if given is None else (warning("max_tokens_clamped", given, requested=most, room=room),)
     return msgspec.structs.replace(params, max_tokens=room), warnings
 
 

@@ -58,19 +58,19 @@ class Native(Answer):
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """A chunk for a piece that has text or tokens."""
-        return [self._said([piece])] if piece.text or piece.token_ids else []
+        return [self._answer([piece])] if piece.text or piece.token_ids else []
 
     def closing(self) -> list[msgspec.Struct]:
         """The chunk that ends the stream."""
-        return [self._ended(self._said([]))]
+        return [self._ended(self._answer([]))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
         """The whole answer; with its tokens if requested."""
-        answer = self._said(pieces[0])
+        answer = self._answer(pieces[0])
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
 
-    def _said(self, pieces: Sequence[Piece]) -> schemas.NativeAnswer:
+    def _answer(self, pieces: Sequence[Piece]) -> schemas.NativeAnswer:
         choice = self.choices[0]
         answer = schemas.NativeAnswer(
             content="".join(piece.text for piece in pieces),
@@ -83,11 +83,11 @@ class Native(Answer):
         return answer
 
     def _likely(self, entry: TokenLogprobs) -> schemas.NativeTokenLogprob:
-        (told,) = self._token_decoder.chat([entry]).content
+        (facts,) = self._token_decoder.chat([entry]).content
         top = [
-            schemas.NativeTop(*astuple(one), id=id) for one, (id, _) in zip(told.top_logprobs, entry.top, strict=True)
+            schemas.NativeTop(*astuple(one), id=id) for one, (id, _) in zip(facts.top_logprobs, entry.top, strict=True)
         ]
-        return schemas.NativeTokenLogprob(id=entry.token, **asdict(told) | {"top_logprobs": top})
+        return schemas.NativeTokenLogprob(id=entry.token, **asdict(facts) | {"top_logprobs": top})
 
     def _ended(self, answer: schemas.NativeAnswer) -> schemas.NativeAnswer:
         choice, params = self.choices[0], self.choices[0].request.params
@@ -121,7 +121,7 @@ def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
 
 
 async def native(http: web.Request, body: schemas.NativeCompletion | schemas.InfillRequest) -> web.StreamResponse:
-    """Write on from a prompt, or what stands between a prefix and a suffix."""
+    """Continue a prompt, or fill in the text between a prefix and a suffix."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, partial(_native, http, body=body), framing)
 
@@ -180,7 +180,7 @@ def infill_tokens(tokenizer: Tokenizer) -> list[int]:
 
 
 async def props(http: web.Request) -> web.Response:
-    """What the model is, and how it samples by itself, in llama.cpp's words."""
+    """The model and its default sampling, in llama.cpp's format."""
     async with http.app[MODELS].reading(http.query.get("model")) as service:
         text, info = service.opened()
     known = {name: value for name in _SETTINGS if (value := getattr(text.defaults, name, None)) is not None}
@@ -201,7 +201,7 @@ async def props(http: web.Request) -> web.Response:
 
 
 async def slots(http: web.Request) -> web.Response:
-    """The places for sequences, the busy ones first, in llama.cpp's words."""
+    """The slots for sequences, the busy ones first, in llama.cpp's format."""
     async with http.app[MODELS].reading(http.query.get("model")) as service:
         info, busy = service.opened()[1], service.running
     usual = {"n_ctx": info.max_model_len, "speculative": info.drafter != NONE}
@@ -209,19 +209,19 @@ async def slots(http: web.Request) -> web.Response:
 
 
 async def studio_models(http: web.Request) -> web.Response:
-    """The models served here, loaded or not, in LM Studio's words."""
+    """The served models, loaded or not, in LM Studio's format."""
     return json_response({"object": "list", "data": [_studio(entry, entry.name) for entry in http.app[MODELS]]})
 
 
 async def studio_model(http: web.Request) -> web.Response:
-    """One of them."""
+    """One served model, in LM Studio's format."""
     name = http.match_info["name"]
     return json_response(_studio(http.app[MODELS].find(name), name))
 
 
 def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
     known, running, text = entry.info, entry.running, entry.service.text
-    told = {
+    facts = {
         "id": name,
         "object": "model",
         "type": "llm",
@@ -233,7 +233,7 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
         "max_context_length": known.trained_length if known else entry.model.longest,
         "capabilities": ["tool_use"] if text is not None and text.chat_format.calls is not None else [],
     }
-    return told if running is None else told | {"loaded_context_length": running.max_model_len}
+    return facts if running is None else facts | {"loaded_context_length": running.max_model_len}
 
 
 #: LM Studio's paths share Ollama's prefix, but have OpenAI's error format.

@@ -16,10 +16,9 @@ HERE = "/completion"
 
 
 class NativeRequest(GenerationRequest, kw_only=True):
-    """What ``POST /completion`` and ``/infill`` share: the sampling fields that completions have, some under
-    llama.cpp's names. n_predict: most tokens to write; below 0, as many as fit; 0: the prompt is only read, for the
-    requests that follow. n_probs: as completions' logprobs.
-    """
+    """The fields shared by ``POST /completion`` and ``/infill``: the sampling fields of completions, some under
+    llama.cpp's names. n_predict: maximum number of tokens to generate; negative: as many as fit; 0: only prefill the
+    prompt, for later requests. n_probs: like logprobs of completions."""
 
     n_predict: int | None = None
     n_probs: Logprobs | None = None
@@ -33,14 +32,14 @@ class NativeRequest(GenerationRequest, kw_only=True):
     post_sampling_probs: Annotated[Any, not_done(False, by=HERE)] = None
     lora: Annotated[Any, not_done([], by=HERE)] = None
 
-    response_fields: Annotated[list[str] | None, not_followed([], said="answers have all their fields")] = None
-    t_max_prompt_ms: Annotated[
-        int | None, not_followed(0, -1, said="prompts are read whole, however long it takes")
-    ] = None
-    t_max_predict_ms: Annotated[int | None, not_followed(0, -1, said="n_predict bounds what is written, not time")] = (
+    response_fields: Annotated[list[str] | None, not_followed([], why="answers have all their fields")] = None
+    t_max_prompt_ms: Annotated[int | None, not_followed(0, -1, why="prompts are read whole, however long it takes")] = (
         None
     )
-    n_indent: Annotated[int | None, not_followed(0, said="lines may be indented less")] = None
+    t_max_predict_ms: Annotated[int | None, not_followed(0, -1, why="n_predict bounds what is written, not time")] = (
+        None
+    )
+    n_indent: Annotated[int | None, not_followed(0, why="lines may be indented less")] = None
 
 
 class NativeCompletion(NativeRequest, kw_only=True):
@@ -50,14 +49,14 @@ class NativeCompletion(NativeRequest, kw_only=True):
 
 
 class Extra(msgspec.Struct, kw_only=True):
-    """A file that may help."""
+    """A file for context."""
 
     text: str
     filename: str | None = None
 
 
 class InfillRequest(NativeRequest, kw_only=True):
-    """``POST /infill``: what stands between a prefix and a suffix. prompt: what is written of it already."""
+    """``POST /infill``: generates the text between a prefix and a suffix. prompt: its beginning, if already written."""
 
     input_prefix: str
     input_suffix: str
@@ -66,13 +65,13 @@ class InfillRequest(NativeRequest, kw_only=True):
 
 
 class NativeTop(TopLogprob, kw_only=True):
-    """One of the likeliest tokens, with its id."""
+    """One of the most likely tokens, with its id."""
 
     id: int
 
 
 class NativeTokenLogprob(msgspec.Struct, kw_only=True):
-    """A token of the answer with its id, and the likeliest in its place."""
+    """A token of the answer with its id, and the most likely tokens at its position."""
 
     id: int
     token: str
@@ -82,7 +81,7 @@ class NativeTokenLogprob(msgspec.Struct, kw_only=True):
 
 
 class NativeAnswer(msgspec.Struct, kw_only=True):
-    """An answer, or a piece of one; from ``model`` on, only the last has the fields."""
+    """An answer, or a chunk of one. Only the last chunk has the fields from ``model`` on."""
 
     index: int = 0
     content: str

@@ -125,12 +125,14 @@ def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
         if think not in schemas.EFFORTS:
             raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
+    if think is False and chat_format.channels:  # Ollama ignores it for gpt-oss; the template warns of the effort
+        return {"reasoning_effort": "false"}
     return {} if think is None else thinking(chat_format, think, "think")
 
 
 def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
     """The conversation; calls without an id get one, and results get the id of their call."""
-    told: list[Json] = []
+    converted: list[Json] = []
     waiting: list[tuple[str, str]] = []
     for index, message in enumerate(messages):
         check_count(message.tool_calls, MOST_CALLS, ("messages", index, "tool_calls"))
@@ -144,8 +146,8 @@ def _messages(messages: list[schemas.OllamaMessage]) -> list[Json]:
             one["tool_calls"] = [_call(id, call) for (id, _), call in zip(waiting, message.tool_calls, strict=True)]
         if message.role == "tool":
             one["tool_call_id"] = _answered(message, waiting)
-        told.append(one)
-    return told
+        converted.append(one)
+    return converted
 
 
 def _call(id: str, call: schemas.OllamaToolCall) -> Json:

@@ -1,4 +1,4 @@
-"""Ollama's API: ``/api/chat``, ``/api/generate``, and what it says about its models."""
+"""Ollama's API: ``/api/chat``, ``/api/generate``, and its models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def chat(http: web.Request, body: schemas.OllamaChatRequest) -> web.Stream
         done = schemas.OllamaChatLine(
             model=body.model, created_at=moment(), done=True, message=schemas.OllamaAnswerMessage()
         )
-        return await _nothing_said(http, body, done)
+        return await _load_only(http, body, done)
     return await _leased(http, body, lambda service: _chat(http, service, body))
 
 
@@ -64,10 +64,10 @@ async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatReq
 
 
 async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
-    """Answer a prompt, or write on from it."""
+    """Answer or continue a prompt."""
     if not body.prompt:
         done = schemas.OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
-        return await _nothing_said(http, body, done)
+        return await _load_only(http, body, done)
     return await _leased(http, body, lambda service: _generate(http, service, body, body.prompt or ""))
 
 
@@ -87,7 +87,7 @@ async def _generate(
         return await _answered(http, service, answers.OllamaGenerate, body, request, names.warned(choices))
 
 
-async def _nothing_said(
+async def _load_only(
     http: web.Request, body: schemas.OllamaRequest, done: schemas.OllamaProgress
 ) -> web.StreamResponse:
     """An empty prompt loads the model, or unloads it."""
@@ -133,7 +133,7 @@ async def _answered(
 
 
 async def tags(http: web.Request) -> web.Response:
-    """The models served here, loaded or not, each once for each of its names."""
+    """The served models, loaded or not, one entry per name."""
     models = http.app[MODELS]
     models.check_open()
     names = [(entry, name) for entry in models for name in entry.service.names.known]
@@ -143,7 +143,7 @@ async def tags(http: web.Request) -> web.Response:
 
 
 async def running(http: web.Request) -> web.Response:
-    """The models that are loaded, and when each leaves if nobody asks for it."""
+    """The loaded models, and when each is unloaded without further requests."""
     models = http.app[MODELS]
     models.check_open()
     return json_response(
@@ -163,7 +163,7 @@ def _running(entry: ServedModel, info: EngineInfo) -> schemas.RunningModel:
 
 
 async def show(http: web.Request, body: schemas.ShowRequest) -> web.Response:
-    """More about a model, which need not be loaded for that."""
+    """Details of a model, which need not be loaded."""
     name = body.model or body.name
     if name is None:
         raise InvalidRequest("model", " is required")
@@ -193,7 +193,7 @@ def _capabilities(text: Text) -> list[str]:
 
 
 async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamResponse:
-    """Fetch a model as ``foresay pull`` does. One that is served is there; others are served by the next server."""
+    """Download a model as ``foresay pull`` does; it is served after the next start of the server."""
     name = (body.model or body.name or "").removesuffix(":latest")
     lines = EventStream.of(http, LINES)
     if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
@@ -220,7 +220,7 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
 
 
 async def version(http: web.Request) -> web.Response:
-    """The version of Ollama whose API this is; that of Foresay beside it."""
+    """The implemented version of Ollama's API, and the version of Foresay."""
     return json_response(schemas.OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 

@@ -19,9 +19,9 @@ EFFORTS = ("low", "medium", "high")
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """How to draw and when to stop. num_predict: most tokens to write; below 0, as many as fit.
+    """How to sample and when to stop. num_predict: maximum number of tokens to generate; negative: as many as fit.
 
-    Options that say how to run a model rather than what it writes (num_ctx, num_gpu and the like) are ignored.
+    Options that affect how a model is run rather than its output (num_ctx, num_gpu and the like) are ignored.
     """
 
     temperature: Temperature | None = None
@@ -43,10 +43,10 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """What chat and generate share. stream: true unless said otherwise. format: ``json``, or a JSON schema.
+    """The fields shared by chat and generate. stream: true by default. format: ``json``, or a JSON schema.
 
-    think: whether a model that can think before it answers does. keep_alive: how long the model stays loaded behind
-    this request (``5m``, or seconds; below 0 for ever; 0 not at all).
+    think: whether the model reasons before it answers, if it can. keep_alive: how long the model stays loaded after
+    this request (``5m``, or seconds; negative: forever; 0: not at all).
     """
 
     model: str
@@ -60,21 +60,21 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
-    """Which function was called, with which arguments."""
+    """The called function and its arguments."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class OllamaToolCall(msgspec.Struct, kw_only=True):
-    """A call of a tool."""
+    """A tool call."""
 
     function: OllamaFunction
     id: str | UnsetType | None = UNSET
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """A message of a conversation. tool_name: in messages of role ``tool``, whose result it is."""
+    """A message of a conversation. tool_name: in messages of role ``tool``, the tool whose result it is."""
 
     role: str
     content: str | None = None
@@ -87,14 +87,14 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
-    """``POST /api/chat``. Without messages it only asks for the model to be loaded, or (keep_alive 0) unloaded."""
+    """``POST /api/chat``. Without messages the model is only loaded, or (keep_alive 0) unloaded."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
-    """``POST /api/generate``. raw: the prompt goes to the model as it is, without the chat template."""
+    """``POST /api/generate``. raw: the prompt is sent to the model unchanged, without the chat template."""
 
     prompt: str | None = None
     system: str | None = None
@@ -107,14 +107,14 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 
 
 class ShowRequest(msgspec.Struct, kw_only=True):
-    """``POST /api/show``. name: what older clients call ``model``."""
+    """``POST /api/show``. name: used by older clients instead of ``model``."""
 
     model: str | None = None
     name: str | None = None
 
 
 class PullRequest(ShowRequest, kw_only=True):
-    """``POST /api/pull``: a model of the catalog, or of the hub."""
+    """``POST /api/pull``: downloads a model of the catalog or of the hub."""
 
     stream: bool | None = None
 
@@ -132,7 +132,8 @@ class OllamaAnswerMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaProgress(msgspec.Struct, kw_only=True):
-    """What every line has; from done_reason on, the last line only. logprobs: of the line's tokens, if asked for."""
+    """The fields of every line; those from done_reason on only of the last one. logprobs: of the line's tokens, if
+    requested."""
 
     model: str
     created_at: str
@@ -164,19 +165,19 @@ class OllamaGenerateLine(OllamaProgress, kw_only=True):
 
 
 class OllamaError(msgspec.Struct):
-    """An error, as a body or as the last line of a stream that broke."""
+    """An error, as a body or as the last line of a failed stream."""
 
     error: str
 
 
 class PullStatus(msgspec.Struct):
-    """A line of ``POST /api/pull``, or its last one alone."""
+    """A line of the response to ``POST /api/pull``; without streaming, only the last one."""
 
     status: str
 
 
 class ModelDetails(msgspec.Struct, kw_only=True):
-    """What kind of model it is. quantization_level: the type of the weights."""
+    """The kind of model. quantization_level: the type of the weights."""
 
     parent_model: str = ""
     format: str = "safetensors"
@@ -187,8 +188,8 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A model in ``/api/tags``. size: bytes of its weights, 0 before it was loaded. digest: of what is known about it,
-    not of its files."""
+    """A model in ``/api/tags``. size: bytes of its weights, 0 if it was never loaded. digest: of its description, not
+    of its files."""
 
     name: str
     model: str
@@ -199,7 +200,7 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class RunningModel(OllamaModel, kw_only=True):
-    """A model in ``/api/ps``. size: bytes that models and KV cache hold; size_vram: those on a GPU."""
+    """A model in ``/api/ps``. size: bytes of models and KV cache; size_vram: those on a GPU."""
 
     expires_at: str
     size_vram: int
@@ -219,14 +220,14 @@ class Running(msgspec.Struct):
 
 
 class OllamaVersion(msgspec.Struct, kw_only=True):
-    """``GET /api/version``. version: of Ollama, whose API this is."""
+    """``GET /api/version``. version: the version of Ollama's API that is implemented."""
 
     version: str
     foresay: str
 
 
 class Shown(msgspec.Struct, kw_only=True):
-    """``POST /api/show``. template: the chat template, in Jinja's language."""
+    """``POST /api/show``. template: the chat template, in Jinja."""
 
     modelfile: str
     parameters: str

@@ -38,7 +38,7 @@ class ChatAnswer(Answer):
     ) -> None:
         super().__init__(origin, choices, body)
         self._include_reasoning = body.include_reasoning is not False
-        self._store, self._asked = store, body
+        self._store, self._request = store, body
         self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
@@ -55,14 +55,14 @@ class ChatAnswer(Answer):
         deltas = [delta_of(part) for part in self._shown(piece)]
         if not deltas and self._has_token_fields(piece):
             deltas = [schemas.ChatDelta(content="")]
-        said = [self._chunk(index, delta) for delta in deltas]
-        if said:  # per-token fields go with the first of them
-            first = said[0].choices[0]
+        chunked = [self._chunk(index, delta) for delta in deltas]
+        if chunked:  # per-token fields go with the first of them
+            first = chunked[0].choices[0]
             first.token_ids, first.logprobs = self._ids([piece]), self._logprobs([piece])
             first.provenance = self._provenance([piece])
             if piece.prompt_logprobs is not None:
-                said[0].prompt_logprobs = self._prompt_logprobs(index)
-        chunks: list[msgspec.Struct] = [*said]
+                chunked[0].prompt_logprobs = self._prompt_logprobs(index)
+        chunks: list[msgspec.Struct] = [*chunked]
         if piece.finish_reason is not None:
             last = self._chunk(index, schemas.ChatDelta())
             last.choices[0].finish_reason = piece.finish_reason
@@ -75,7 +75,7 @@ class ChatAnswer(Answer):
         """The usage chunk, if requested: it has no choices, so only clients that requested it need to handle it."""
         if self._store is not None:
             self.whole(self._pieces)
-        if not self._tells_usage:
+        if not self._reports_usage:
             return []
         usage = statistics.usage(self.choices)
         return [
@@ -97,7 +97,7 @@ class ChatAnswer(Answer):
         )
         whole = self._final(whole)
         if self._store is not None:
-            keep(self._store, self._asked, whole)
+            keep(self._store, self._request, whole)
         return whole
 
     def _shown(self, piece: Piece) -> list[Part]:

@@ -80,13 +80,13 @@ class CompletionAnswer(Answer):
         waits = self._scores_prompt and self._leaders[index] not in self._prompts
         chunks = [] if self._introduced[index] or waits else self._introduction(index)
         if self._shows(piece) or piece.finish_reason is not None:
-            chunk = self._chunk([self._said(index, [piece])], self._usage())
+            chunk = self._chunk([self._choice_of(index, [piece])], self._usage())
             chunks.append(self._final(chunk) if self._closes(piece) else chunk)
         return chunks
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if requested."""
-        if not self._tells_usage:
+        if not self._reports_usage:
             return []
         return [self._final(self._chunk([], statistics.usage(self.choices)))]
 
@@ -96,7 +96,7 @@ class CompletionAnswer(Answer):
         for index, of_choice in enumerate(pieces):
             for piece in of_choice:
                 self._note_prompt(index, piece)
-            choices.append(_nulled(_joined(self._before(index), self._said(index, of_choice))))
+            choices.append(_nulled(_joined(self._before(index), self._choice_of(index, of_choice))))
         return self._final(self._chunk(choices, statistics.usage(self.choices)))
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ class CompletionAnswer(Answer):
         """The chunk before a choice's first token, if it has any content."""
         self._introduced[index] = True
         before = self._before(index)
-        said = before.text or before.logprobs or self.body.return_token_ids or self._scores_prompt
-        return [self._chunk([before], self._usage())] if said else []
+        shown = before.text or before.logprobs or self.body.return_token_ids or self._scores_prompt
+        return [self._chunk([before], self._usage())] if shown else []
 
     def _before(self, index: int) -> CompletionChoice:
         """The prompt's part of a choice: the echo, its logprobs, its ids."""
@@ -129,7 +129,7 @@ class CompletionAnswer(Answer):
         tokens, offsets = self.choices[index].request.prompt, self._echoes[index].offsets
         return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.listed)
 
-    def _said(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
+    def _choice_of(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
         """What pieces add to a choice."""
         choice = CompletionChoice(
             index=index,
@@ -160,14 +160,14 @@ class CompletionAnswer(Answer):
         return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
 
-def _joined(before: CompletionChoice, said: CompletionChoice) -> CompletionChoice:
+def _joined(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
     """The prompt's part of a choice merged with the answer's."""
-    said.text = before.text + said.text
-    said.prompt_token_ids, said.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
-    if before.logprobs is not None and said.logprobs is not None:
+    after.text = before.text + after.text
+    after.prompt_token_ids, after.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
+    if before.logprobs is not None and after.logprobs is not None:
         for field in CompletionLogprobs.__struct_fields__:
-            setattr(said.logprobs, field, getattr(before.logprobs, field) + getattr(said.logprobs, field))
-    return said
+            setattr(after.logprobs, field, getattr(before.logprobs, field) + getattr(after.logprobs, field))
+    return after
 
 
 def _nulled(choice: CompletionChoice) -> CompletionChoice:
@@ -177,7 +177,7 @@ def _nulled(choice: CompletionChoice) -> CompletionChoice:
 
 
 async def completions(http: web.Request, body: CompletionRequest) -> web.StreamResponse:
-    """Write on from one prompt or several."""
+    """Continue one prompt or several."""
     framing = EVENTS if body.stream else None
     return await leased(http, body.model, lambda service: _completions(http, service, body), framing)
 

@@ -1,4 +1,4 @@
-"""Chat completions that are kept (``store: true``): listed, read, given other metadata, forgotten."""
+"""Stored chat completions (``store: true``): list, read, update, delete."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _found(http: web.Request) -> StoredChat:
 
 
 async def listed(http: web.Request) -> web.Response:
-    """List the chat completions that are kept, the oldest first unless ``order`` is desc."""
+    """List the stored chat completions, the oldest first unless ``order`` is desc."""
     wanted = {name[9:-1]: value for name, value in http.query.items() if name.startswith("metadata[")}
     model = http.query.get("model")
     kept = sorted(
@@ -81,12 +81,12 @@ async def listed(http: web.Request) -> web.Response:
 
 
 async def retrieve(http: web.Request) -> web.Response:
-    """Read a chat completion again."""
+    """Read a stored chat completion."""
     return json_response(_found(http).completion)
 
 
 async def update(http: web.Request, body: Changed) -> web.Response:
-    """Give it other metadata."""
+    """Change the metadata of a stored chat completion."""
     found = _found(http)
     check_metadata(body.metadata)
     found.completion.metadata = body.metadata or {}
@@ -94,17 +94,17 @@ async def update(http: web.Request, body: Changed) -> web.Response:
 
 
 async def delete(http: web.Request) -> web.Response:
-    """Forget it."""
+    """Delete a stored chat completion."""
     found = _found(http)
     http.app[MODELS].server.of(StoredChats).drop(found.tenant, found.id)
     return json_response({"id": found.id, "object": "chat.completion.deleted", "deleted": True})
 
 
 async def messages(http: web.Request) -> web.Response:
-    """List the messages that it answered."""
+    """List the messages of a stored chat completion."""
     found = _found(http)
-    told = [(f"{found.id}-{index}", msgspec.to_builtins(one)) for index, one in enumerate(found.messages)]
-    entries = [(id, {"id": id, **one, "content_parts": None}) for id, one in told]
+    pairs = [(f"{found.id}-{index}", msgspec.to_builtins(one)) for index, one in enumerate(found.messages)]
+    entries = [(id, {"id": id, **one, "content_parts": None}) for id, one in pairs]
     return json_response({"object": "list"} | page(http, entries, "asc"))
 
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and a conversation as the model sees it; nothing here runs the model."""
+"""Text to tokens and back, and rendered conversations, without inference."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from foresay.spec.errors import InvalidRequest
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """``POST /tokenize``. prompt: a text, which llama.cpp calls content; or messages: a conversation, and the fields
-    of chat completions that say how it is rendered.
+    """``POST /tokenize``. prompt: a text (llama.cpp's name: content); or messages: a conversation, with the fields of
+    chat completions that determine how it is rendered.
 
-    add_special_tokens: true unless said otherwise for a text, false for a conversation, whose template writes them.
-    add_special, with_pieces: the same and return_token_strs in llama.cpp's words.
+    add_special_tokens: by default true for a text, false for a conversation, whose template adds them. add_special,
+    with_pieces: llama.cpp's names for add_special_tokens and return_token_strs.
     """
 
     model: str | None = None
@@ -47,14 +47,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenPiece(msgspec.Struct):
-    """A token as llama.cpp tells it."""
+    """A token in llama.cpp's format."""
 
     id: int
     piece: str
 
 
 class Tokenized(msgspec.Struct, kw_only=True):
-    """The tokens of a text. token_strs: what each of them stands for alone, if asked for."""
+    """The tokens of a text. token_strs: the text of each token, if requested."""
 
     count: int
     max_model_len: int
@@ -70,13 +70,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """The text of some tokens, special ones written out."""
+    """The text of some tokens, including special ones."""
 
     prompt: str
 
 
 class Rendered(msgspec.Struct):
-    """What a conversation looks like to the model, before any inference."""
+    """A rendered conversation, as the model sees it."""
 
     prompt: str
     token_ids: list[int]
@@ -94,8 +94,8 @@ async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamRespon
     """The tokens of a text or of a conversation."""
     async with http.app[MODELS].reading(body.model) as service:
         answer = await _tokenized(service, body)
-    told = {name: getattr(answer, name) for name in answer.__struct_fields__}
-    return await json_slices(http, {name: value for name, value in told.items() if value is not UNSET})
+    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
+    return await json_slices(http, {name: value for name, value in fields.items() if value is not UNSET})
 
 
 async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
@@ -114,13 +114,13 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     text = body.content if body.prompt is None else body.prompt
     if text is not None and body.messages is not None:
         raise InvalidRequest("messages", "prompt and messages cannot be combined")
-    asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     if text is not None:
-        special = body.prompt is not None if asked is None else asked
+        special = body.prompt is not None if given is None else given
         return await service.encode(text, special)
     if body.messages is None:
         raise InvalidRequest("prompt", " or messages is required")
-    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS} | {"add_special_tokens": asked}
+    fields = {name: getattr(body, name) for name in _TEMPLATE_FIELDS} | {"add_special_tokens": given}
     return await chat_prompt(service, validation.checked(ChatRequest(**fields)))
 
 
@@ -139,7 +139,7 @@ async def _decoded(service: Service, tokens: list[int], field: str) -> str:
 
 
 async def render(http: web.Request, body: ChatRequest) -> web.Response:
-    """The prompt that a chat completion would begin with."""
+    """The rendered prompt of a chat completion."""
     async with http.app[MODELS].reading(body.model) as service:
         _, info = service.opened()
         prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
@@ -149,20 +149,20 @@ async def render(http: web.Request, body: ChatRequest) -> web.Response:
 
 
 async def render_completion(http: web.Request, body: CompletionRequest) -> web.Response:
-    """The prompts that a completion would write on from."""
+    """The prompts of a completion."""
     async with http.app[MODELS].reading(body.model) as service:
         _, info = service.opened()
         special, room = body.add_special_tokens is not False, room_for(service, body, "prompt")
-        told = []
+        prompts = []
         for given in validation.prompts(body):
             tokens = await service.encode(given, special, room=room) if isinstance(given, str) else given
             prompt = given if isinstance(given, str) else await _decoded(service, given, "prompt")
-            told.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))
-    return json_response(told)
+            prompts.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))
+    return json_response(prompts)
 
 
 async def tokenizer_info(http: web.Request) -> web.Response:
-    """What the tokenizer is, in the words of a tokenizer_config.json."""
+    """The tokenizer's configuration, in the format of tokenizer_config.json."""
     async with http.app[MODELS].reading(http.query.get("model")) as service:
         text, info = service.opened()
         known = text.tokenizer.config | {"chat_template": text.tokenizer.template or None}

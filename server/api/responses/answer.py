@@ -67,7 +67,7 @@ class ResponseAnswer(Answer):
         self.record: Callable[[ResponseEvent], None] = lambda event: None
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._items = ResponseItems(response.output, toolbox)
-        self._told, self._untold = Provenance([], []), Provenance([], [])
+        self._provenance_so_far, self._pending_provenance = Provenance([], []), Provenance([], [])
         self._next = 0
 
     @property
@@ -76,7 +76,7 @@ class ResponseAnswer(Answer):
         return self.response.status != "in_progress"
 
     @property
-    def said(self) -> list[int]:
+    def output_ids(self) -> list[int]:
         """The token ids of the output."""
         return self.choices[0].tokens if self._generates else []
 
@@ -94,9 +94,9 @@ class ResponseAnswer(Answer):
             return []
         self._items.logprobs += self._token_decoder.chat(piece.logprobs).content
         self._note_provenance(piece)
-        said = self._items.take(piece.parts)
-        self._tell(said)
-        return self._numbered(said)
+        emitted = self._items.take(piece.parts)
+        self._attach_provenance(emitted)
+        return self._numbered(emitted)
 
     def closing(self) -> list[msgspec.Struct]:
         """The last events: complete, or cut at the token limit."""
@@ -104,16 +104,16 @@ class ResponseAnswer(Answer):
             return self._prepared()
         complete = self.choices[0].finish_reason != "length"
         silent = not self.response.output and self._items.open is None
-        said = self._items.take([TextPart("")] if silent else [])
-        if self._untold.steps or self._untold.tokens:
-            said += self._items.nothing()
-            self._tell(said)
-        said += self._close("completed" if complete else "incomplete")
+        emitted = self._items.take([TextPart("")] if silent else [])
+        if self._pending_provenance.steps or self._pending_provenance.tokens:
+            emitted += self._items.empty_delta()
+            self._attach_provenance(emitted)
+        emitted += self._close("completed" if complete else "incomplete")
         if complete:
             self.response.completed_at = int(time.time())
-            return self._numbered([*said, events.ResponseCompleted(response=self._ended("completed"))])
+            return self._numbered([*emitted, events.ResponseCompleted(response=self._ended("completed"))])
         self.response.incomplete_details = schemas.IncompleteDetails("max_output_tokens")
-        return self._numbered([*said, events.ResponseIncomplete(response=self._ended("incomplete"))])
+        return self._numbered([*emitted, events.ResponseIncomplete(response=self._ended("incomplete"))])
 
     def _prepared(self) -> list[msgspec.Struct]:
         """The last event of a response without output."""
@@ -142,15 +142,15 @@ class ResponseAnswer(Answer):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _note_provenance(self, piece: Piece) -> None:
-        for provenance in (self._told, self._untold):
+        for provenance in (self._provenance_so_far, self._pending_provenance):
             provenance.steps += piece.steps
             provenance.tokens += piece.tokens
 
-    def _tell(self, said: Sequence[ResponseEvent]) -> None:
+    def _attach_provenance(self, emitted: Sequence[ResponseEvent]) -> None:
         """Attach the pending provenance to the first event that adds to an item."""
-        growing = next((event for event in said if isinstance(event, ItemDelta)), None)
-        if growing is not None and (self._untold.steps or self._untold.tokens):
-            growing.provenance, self._untold = self._untold, Provenance([], [])
+        growing = next((event for event in emitted if isinstance(event, ItemDelta)), None)
+        if growing is not None and (self._pending_provenance.steps or self._pending_provenance.tokens):
+            growing.provenance, self._pending_provenance = self._pending_provenance, Provenance([], [])
 
     def _close(self, status: schemas.ItemStatus) -> list[ResponseEvent]:
         """Finish the item in progress, if there is one."""
@@ -175,17 +175,17 @@ class ResponseAnswer(Answer):
         response.system_fingerprint, response.metrics = self.origin.fingerprint, self._metrics()
         response.warnings = self._warnings()
         if self.body.provenance:
-            response.provenance = self._told
+            response.provenance = self._provenance_so_far
         return response
 
     def _snapshot(self) -> schemas.Response:
         """A copy of the response now, for an event that may be sent later."""
         return msgspec.structs.replace(self.response, output=list(self.response.output))
 
-    def _numbered(self, said: Sequence[ResponseEvent]) -> list[msgspec.Struct]:
+    def _numbered(self, emitted: Sequence[ResponseEvent]) -> list[msgspec.Struct]:
         """The events with their numbers, recorded."""
-        for event in said:
+        for event in emitted:
             event.sequence_number, event.stream_id = self._next, self._stream_id
             self._next += 1
             self.record(event)
-        return list(said)
+        return list(emitted)

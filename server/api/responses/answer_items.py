@@ -43,11 +43,11 @@ class ResponseItems(Items[ResponseEvent]):
         self.status: schemas.ItemStatus = "completed"
         self.logprobs: list[ChatTokenLogprob] = []
         self._output, self._toolbox = output, toolbox
-        self._told: list[ChatTokenLogprob] = []
+        self._logprobs_so_far: list[ChatTokenLogprob] = []
 
     def opens(self, item: Item) -> list[ResponseEvent]:
         """Events for a new item and its only content part; copied, since they may be sent later."""
-        item.made, self._told = _begun(item.first, self._toolbox), []
+        item.made, self._logprobs_so_far = _begun(item.first, self._toolbox), []
         added = events.OutputItemAdded(output_index=item.index, item=msgspec.structs.replace(item.made))
         part = self._content(item)
         return [added] if part is None else [added, events.ContentPartAdded(**_inside(item), part=part)]
@@ -57,17 +57,17 @@ class ResponseItems(Items[ResponseEvent]):
         complete."""
         taken, self.logprobs = self.logprobs, []
         if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are dropped
-            self._told += taken
+            self._logprobs_so_far += taken
             return [_delta(item, more, logprobs=taken)] if more else []
         return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
 
-    def nothing(self) -> list[ResponseEvent]:
+    def empty_delta(self) -> list[ResponseEvent]:
         """An empty delta of the open item, to report tokens without text."""
         return [] if self.open is None else [_delta(self.open, "")]
 
     def closes(self, item: Item) -> list[ResponseEvent]:
         """Events for a complete item; it gets the logprobs of tokens without text."""
-        self._told += self.logprobs
+        self._logprobs_so_far += self.logprobs
         self.logprobs = []
         item.made.status = self.status
         self._output.append(item.made)
@@ -77,7 +77,7 @@ class ResponseItems(Items[ResponseEvent]):
         """The item's only content part so far; None for a call."""
         match item.made:
             case schemas.OutputMessage():
-                return schemas.OutputText(text=item.text, logprobs=list(self._told))
+                return schemas.OutputText(text=item.text, logprobs=list(self._logprobs_so_far))
             case schemas.ReasoningItem():
                 return schemas.ReasoningText(text=item.text)
         return None
@@ -98,9 +98,11 @@ class ResponseItems(Items[ResponseEvent]):
 
 def _inside(item: Item) -> dict[str, Any]:
     """The fields that locate an event about an item's text."""
-    place = {"item_id": item.made.id, "output_index": item.index}
+    location = {"item_id": item.made.id, "output_index": item.index}
     return (
-        place | {"content_index": 0} if isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem) else place
+        location | {"content_index": 0}
+        if isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem)
+        else location
     )
 
 

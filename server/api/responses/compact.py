@@ -57,29 +57,29 @@ async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[sch
     Room("input", longest).check(await _length(service, body, left), 1)
     usage = schemas.ResponseUsage(length, schemas.InputTokensDetails(0), 0, schemas.OutputTokensDetails(0), length)
     id, now = f"resp_{uuid.uuid4().hex}", int(time.time())
-    answer = schemas.Compaction(id=id, created_at=now, output=[_told(item) for item in left], usage=usage)
+    answer = schemas.Compaction(id=id, created_at=now, output=[_as_output(item) for item in left], usage=usage)
     warnings = (warning("compacted", "input", **lacks),) if any(lacks.values()) else ()
-    answer.warnings = [one.told for one in warnings] or UNSET
+    answer.warnings = [one.for_client for one in warnings] or UNSET
     return answer, warnings
 
 
 async def _length(service: Service, body: schemas.CompactRequest, items: Sequence[schemas.InputItem]) -> int:
     """Number of tokens of the items' prompt."""
-    asked = schemas.ResponseRequest(instructions=body.instructions)
+    request = schemas.ResponseRequest(instructions=body.instructions)
     with NAMES:
-        return len(await chat_prompt(service, chat_request(asked, (), items)))
+        return len(await chat_prompt(service, chat_request(request, (), items)))
 
 
 def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
     """The number of items that are always left out, and the indices of all that can be, in order; the index of a user
     message means everything before it."""
-    asked = [place for place, item in enumerate(items) if item.role == "user"]
-    last = asked[-1] if asked else 0
+    questions = [place for place, item in enumerate(items) if item.role == "user"]
+    last = questions[-1] if questions else 0
     thoughts = [place for place, item in enumerate(items) if item.type == "reasoning"]
     results = [place for place, item in enumerate(items[:-1]) if _is_result(item)]
     always = [place for place in thoughts if place < last]
     others = sorted({*thoughts, *results} - {*always})
-    return len(always), [*always, *others, *asked[1:]]
+    return len(always), [*always, *others, *questions[1:]]
 
 
 def window(
@@ -106,8 +106,8 @@ def _is_result(item: schemas.InputItem) -> bool:
     return (item.type or "").endswith("_output")
 
 
-def _told(item: schemas.InputItem) -> schemas.InputItem:
+def _as_output(item: schemas.InputItem) -> schemas.InputItem:
     """An item in the form of responses, whose texts have a list of annotations."""
     parts = item.content if item.type == "message" and isinstance(item.content, list) else []
-    told = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]
-    return replace(item, content=told) if told else item
+    content = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]
+    return replace(item, content=content) if content else item

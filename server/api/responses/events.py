@@ -53,15 +53,15 @@ class ResponseInProgress(LifecycleEvent, kw_only=True, tag="response.in_progress
 
 
 class ResponseCompleted(LifecycleEvent, kw_only=True, tag="response.completed"):
-    """The last event, when the model has said all it wanted."""
+    """The last event of a complete response."""
 
 
 class ResponseIncomplete(LifecycleEvent, kw_only=True, tag="response.incomplete"):
-    """The last event, when the text was cut: at the token limit, or (status ``cancelled``) because somebody asked."""
+    """The last event of a response that was cut: at the token limit, or by the client (status ``cancelled``)."""
 
 
 class ResponseFailed(LifecycleEvent, kw_only=True, tag="response.failed"):
-    """The last event, when the server could not go on."""
+    """The last event of a response that failed."""
 
 
 class ItemEvent(Event, kw_only=True):
@@ -101,7 +101,7 @@ class ContentPartDone(Placed, kw_only=True, tag="response.content_part.done"):
 
 
 class ItemDelta(Placed, kw_only=True):
-    """An event that adds to an item. provenance: of the tokens since the last such event, if asked for."""
+    """An event that adds to an item. provenance: of the tokens since the last such event, if requested."""
 
     delta: str
     provenance: Provenance | UnsetType = UNSET
@@ -147,9 +147,9 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
 
 
 class StreamError(Event, kw_only=True, tag="error"):
-    """The last event of a stream that cannot go on: it began while its model was loaded, and no response came of it; or
-    it follows one, and its client reads so slowly that the next event is no longer kept. error: the same once more, as
-    Open Responses has it."""
+    """The last event of a stream that cannot continue: the stream began while its model was loading and there is no
+    response; or the client reads so slowly that the next event is no longer kept. error: the same in the format of Open
+    Responses."""
 
     code: str | None
     message: str

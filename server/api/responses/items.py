@@ -115,7 +115,7 @@ def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list
     return content or []
 
 
-def said_items(output: Sequence[OutputItem]) -> list[InputItem]:
+def output_as_input(output: Sequence[OutputItem]) -> list[InputItem]:
     """The model's output as items of a continued conversation, just as a client would send them back."""
     return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
 
@@ -131,12 +131,12 @@ def messages_of(instructions: str | None, before: Sequence[InputItem], given: Se
         raise ContextLengthExceeded("input", wrong)
     chat = _Chat()
     if instructions is not None:
-        chat.say("system", instructions)
+        chat.add_text("system", instructions)
     for item in before:
         chat.add(item, ("previous_response_id",))
     for index, item in enumerate(given):
         chat.add(item, ("input", index, "call_id"))
-    return chat.told()
+    return chat.all_messages()
 
 
 class _Chat:
@@ -153,7 +153,7 @@ class _Chat:
             case "message" if item.role == "assistant":
                 self._last("content")["content"] = _text(item.content)
             case "message":
-                self.say("system" if item.role == "developer" else str(item.role), _text(item.content))
+                self.add_text("system" if item.role == "developer" else str(item.role), _text(item.content))
             case "reasoning":
                 self._last("content", "tool_calls", "reasoning_content")["reasoning_content"] = _text(item.content)
             case "additional_tools":
@@ -170,7 +170,7 @@ class _Chat:
                     raise InvalidRequest(path, f": there is no call {item.call_id!r} for this output")
                 self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
 
-    def say(self, role: str, text: str) -> None:
+    def add_text(self, role: str, text: str) -> None:
         """Add a message of another role. System messages at the beginning are merged: some templates allow only one."""
         self._called = set()
         if role == "system" and len(self.messages) == len(self._opening[:1]):
@@ -179,7 +179,7 @@ class _Chat:
         else:
             self.messages.append({"role": role, "content": text})
 
-    def told(self) -> list[dict[str, Any]]:
+    def all_messages(self) -> list[dict[str, Any]]:
         """All messages."""
         if self._opening:
             self.messages[0]["content"] = "\n\n".join(self._opening)

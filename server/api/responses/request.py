@@ -46,7 +46,7 @@ NAMES = FieldNames(
 )
 
 #: Values of hints that a model without the hint follows anyway.
-ASKS_NOTHING = ("none", "medium")
+DEFAULT_HINTS = ("none", "medium")
 
 _own = ("stream", "stream_options", "n", "logprobs", "max_tokens", "request_id", "response_format")
 _shared = [field for field in GenerationRequest.__struct_fields__ if field not in _own]
@@ -92,7 +92,7 @@ def chat_request(
 def hints_left_out(body: schemas.ResponseRequest, words: Collection[str]) -> tuple[Warned, ...]:
     """Warnings about hints that the chat template does not support. Agents send them to every model; they are not
     errors."""
-    untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in ASKS_NOTHING]
+    untold = [hint for hint in _hints(body) if hint[0] not in words and hint[2] not in DEFAULT_HINTS]
     return tuple(warning("hint_left_out", field, value=value) for _, field, value in untold)
 
 
@@ -108,8 +108,8 @@ def _hints(body: schemas.ResponseRequest) -> list[tuple[str, str, str]]:
 def check(body: schemas.ResponseRequest) -> None:
     """Raise for what only this API has and the server does not support."""
     validation.refuse(body)
-    for index, wish in enumerate(body.include or ()):
-        if wish not in INCLUDABLE:
+    for index, name in enumerate(body.include or ()):
+        if name not in INCLUDABLE:
             raise InvalidRequest(("include", index), f" must be one of {', '.join(INCLUDABLE)}")
     if body.reasoning is not None and body.reasoning.summary not in (None, "auto"):
         raise InvalidRequest("reasoning.summary", ": reasoning is shown as it is, never summarized")

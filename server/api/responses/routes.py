@@ -1,4 +1,4 @@
-"""``/v1/responses``: create, read again, cancel, forget; and the same over a WebSocket."""
+"""``/v1/responses``: create, read, cancel, delete; and the same over a WebSocket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CANCEL_SECONDS = 2.0
 
 
 async def create(http: web.Request, body: schemas.ResponseRequest) -> web.StreamResponse:
-    """Answer a conversation given as items, or go on with a former response."""
+    """Answer a conversation given as items, or continue an earlier response."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
 
@@ -56,7 +56,7 @@ async def count(http: web.Request, body: schemas.ResponseRequest) -> web.Respons
 
 
 async def compact(http: web.Request, body: schemas.CompactRequest) -> web.Response:
-    """A shorter window of items that stands for a conversation."""
+    """Shorten a conversation to a window of items."""
     async with http.app[MODELS].reading(body.model) as service:
         answer, warnings = await compacted(service, body)
         service.warned.note(warnings)
@@ -64,7 +64,7 @@ async def compact(http: web.Request, body: schemas.CompactRequest) -> web.Respon
 
 
 async def retrieve(http: web.Request) -> web.StreamResponse:
-    """Read a response again, as it is or (``?stream=true``) event by event, following it while it runs."""
+    """Read a response, whole or (``?stream=true``) event by event, following it while it runs."""
     record = _found(http)
     if http.query.get("stream", "false").lower() not in ("true", "1"):
         return json_response(record.response)
@@ -74,7 +74,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
 
 
 async def delete(http: web.Request) -> web.Response:
-    """Forget a response that is over."""
+    """Delete a finished response."""
     record = _found(http)
     if record.response.status == "in_progress":
         raise InvalidRequest("response_id", "A running response cannot be deleted; cancel it first")
@@ -83,7 +83,7 @@ async def delete(http: web.Request) -> web.Response:
 
 
 async def cancel(http: web.Request) -> web.Response:
-    """End a running response early; it keeps what it has said."""
+    """Cancel a running response; it keeps its output so far."""
     responses, record = http.app[MODELS].server.of(Responses), _found(http)
     running = responses.running.get((record.tenant, record.response.id))
     if running is not None:
@@ -99,7 +99,7 @@ async def cancel(http: web.Request) -> web.Response:
 
 
 async def input_items(http: web.Request) -> web.Response:
-    """List the items that a response answered, those of the conversation before it included."""
+    """List the input items of a response, including those of the earlier conversation."""
     entries = [(item.id or "", item) for item in _found(http).items]
     return json_response(schemas.ItemList(**page(http, entries, "desc")))
 

@@ -117,7 +117,7 @@ class SendQueue:
 
     def _put_delta(self, response_id: str, event: ItemDelta) -> None:
         tail = self._tails.get(response_id)
-        self.bytes += len(event.delta) + MESSAGE_BYTES * (len(getattr(event, "logprobs", ())) + _told(event))
+        self.bytes += len(event.delta) + MESSAGE_BYTES * (len(getattr(event, "logprobs", ())) + _provenance_size(event))
         if tail is not None and _continues(tail.first, event):
             tail.add(event)
             return
@@ -143,7 +143,7 @@ class SendQueue:
         await self._empty.wait()
 
 
-def _told(event: ItemDelta) -> int:
+def _provenance_size(event: ItemDelta) -> int:
     """The number of tokens and steps in its provenance."""
     return 0 if event.provenance is UNSET else len(event.provenance.tokens) + len(event.provenance.steps)
 

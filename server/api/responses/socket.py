@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from foresay.server.api.common.route import told
+from foresay.server.api.common.route import error_body
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import CancelResponse, Create, SocketError
 from foresay.server.api.responses.lanes import LaneRequest, Lanes
@@ -37,7 +37,7 @@ from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
-PATIENCE = 0.25
+FIRST_EVENT_SECONDS = 0.25
 MOST_WARM = 8
 log = logging.getLogger("foresay.server")
 
@@ -108,10 +108,10 @@ class Socket:
     def _enter(self, held: contextlib.ExitStack) -> None:
         """Count as an open socket, or close; responses stored only for this socket are dropped at its end."""
         held.callback(self._state.store.forget, self._tenant, self._id)
-        places = self._state.places
-        message = f"{places.used} WebSockets are open already, {places.own} of them yours"
+        open_sockets = self._state.open_sockets
+        message = f"{open_sockets.used} WebSockets are open already, {open_sockets.own} of them yours"
         try:
-            held.enter_context(places.holding(1, lambda: ConnectionLimit(message)))
+            held.enter_context(open_sockets.holding(1, lambda: ConnectionLimit(message)))
         except ConnectionLimit as error:
             self._refuse(error, None)
             self.close(FULL)
@@ -243,7 +243,7 @@ class Socket:
         except Exception as error:
             self._forget(create, error)
             log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
-            self._send("", _error(*told(error), create.stream_id))
+            self._send("", _error(*error_body(error), create.stream_id))
 
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -251,7 +251,7 @@ class Socket:
         turn = message.run(await prepared(service, create, self._id, create.stream_id, generates))
         async with turn.running() as generation:
             try:
-                async for events in turn.batches(generation, PATIENCE):
+                async for events in turn.batches(generation, FIRST_EVENT_SECONDS):
                     self._send(turn.record.response.id, *events)
             except Exception as error:
                 if not turn.begun or turn.answer.over:
@@ -259,14 +259,14 @@ class Socket:
                 self._forget(create, error)
                 if not isinstance(error, ApiError | InvalidRequest):
                     log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
-                self._send(turn.record.response.id, turn.answer.broken(told(error)[1]))
+                self._send(turn.record.response.id, turn.answer.broken(error_body(error)[1]))
         self._remember(create.stream_id, turn)
 
     def _forget(self, create: Create, error: Exception) -> None:
         """Drop the response that a failed one was to follow, if only this socket had it: the client restarts with all
         items."""
         record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
-        if record is not None and record.place and not isinstance(error, Cancelled):
+        if record is not None and record.socket_id and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
 
     def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
@@ -281,7 +281,7 @@ class Socket:
     def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
             CONTEXT.get().caller.rate_limiter.refused()
-        self._send("", _error(*told(error), stream_id))
+        self._send("", _error(*error_body(error), stream_id))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:
         self._send_queue.put(response_id, events)

@@ -11,7 +11,7 @@ import msgspec
 
 from foresay.server.api.common.kept import Kept, Store, StoreLimits
 from foresay.server.api.responses.events import ResponseEvent
-from foresay.server.api.responses.items import said_items
+from foresay.server.api.responses.items import output_as_input
 from foresay.server.api.responses.schemas import InputItem, Response
 from foresay.server.gateway.caller import Shared
 from foresay.server.schemas.errors import ApiError
@@ -39,7 +39,7 @@ class Record(Kept, kw_only=True, eq=False):
     """A response and its conversation. model, fingerprint: what made it. tokens: prompt and output, as the model read
     and generated them. events: the latest ones. changed: set and replaced with each event. over: set after the last
     one.
-    place: the only WebSocket that can find it; "": any."""
+    socket_id: the only WebSocket that can find it; "": any."""
 
     response: Response
     items: tuple[InputItem, ...]
@@ -50,7 +50,7 @@ class Record(Kept, kw_only=True, eq=False):
     changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
-    place: str = ""
+    socket_id: str = ""
 
     def note(self, event: ResponseEvent) -> None:
         """Record an event. May be called in a thread, where long events are made."""
@@ -71,13 +71,13 @@ class Record(Kept, kw_only=True, eq=False):
     @property
     def conversation(self) -> tuple[InputItem, ...]:
         """The items that a following response continues."""
-        return (*self.items, *said_items(self.response.output))
+        return (*self.items, *output_as_input(self.response.output))
 
     def measured(self) -> int:
         """About how many bytes it holds."""
-        said = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
-        said += TOKEN_BYTES * len(self.tokens)
-        return said + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
+        size = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
+        size += TOKEN_BYTES * len(self.tokens)
+        return size + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
 
 
 class ResponseStore(Store[Record]):
@@ -85,34 +85,34 @@ class ResponseStore(Store[Record]):
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
-        self._said: dict[tuple[str, str], str] = {}
+        self._owners: dict[tuple[str, str], str] = {}
 
     def keep(self, record: Record) -> None:
         """Keep a record, and index its items."""
-        self._said |= {(record.tenant, item.id): record.id for item in record.response.output}
+        self._owners |= {(record.tenant, item.id): record.id for item in record.response.output}
         super().keep(record)
 
-    def find(self, tenant: str, id: str, place: str = "") -> Record | None:
+    def find(self, tenant: str, id: str, socket_id: str = "") -> Record | None:
         """The record; None if there is none, or only another WebSocket can find it."""
         record = super().find(tenant, id)
-        return record if record is not None and record.place in ("", place) else None
+        return record if record is not None and record.socket_id in ("", socket_id) else None
 
-    def item(self, tenant: str, id: str, place: str = "") -> InputItem | None:
+    def item(self, tenant: str, id: str, socket_id: str = "") -> InputItem | None:
         """An output item of a response, by its id; None if no such response is kept."""
-        record = self.find(tenant, self._said.get((tenant, id), ""), place)
-        said = [] if record is None else [item for item in record.response.output if item.id == id]
-        return next(iter(said_items(said)), None)
+        record = self.find(tenant, self._owners.get((tenant, id), ""), socket_id)
+        items = [] if record is None else [item for item in record.response.output if item.id == id]
+        return next(iter(output_as_input(items)), None)
 
     def drop(self, tenant: str, id: str) -> bool:
         """Drop a record and its items."""
         record = super().find(tenant, id)
         for item in () if record is None else record.response.output:
-            self._said.pop((tenant, item.id), None)
+            self._owners.pop((tenant, item.id), None)
         return super().drop(tenant, id)
 
-    def forget(self, tenant: str, place: str) -> None:
+    def forget(self, tenant: str, socket_id: str) -> None:
         """Drop the records that only this WebSocket can find."""
-        for id in [record.id for record in self.of(tenant) if record.place == place]:
+        for id in [record.id for record in self.of(tenant) if record.socket_id == socket_id]:
             self.drop(tenant, id)
 
 
@@ -156,7 +156,7 @@ class Responses:
         self.socket_limits = socket_limits or SocketLimits()
         self.running: dict[tuple[str, str], RunningResponse] = {}
         self.sockets: set[Callable[[], None]] = set()
-        self.places = Shared(self.socket_limits.most)
+        self.open_sockets = Shared(self.socket_limits.most)
 
     def find(self, tenant: str, id: str) -> Record | None:
         """The response of this tenant, kept or running."""

@@ -151,13 +151,13 @@ def _chat_tool(one: _Placed) -> Json:
 
 def _description(one: _Placed) -> str | None:
     """The description for the model; the first tool of a namespace includes the namespace's."""
-    said = [one.tool.description] if one.tool.description else []
+    lines = [one.tool.description] if one.tool.description else []
     space = one.namespace
     if space is not None and space.description and space.tools and one.tool is space.tools[0]:
-        said.insert(0, f"({space.name}: {space.description})")
+        lines.insert(0, f"({space.name}: {space.description})")
     if grammar := _grammar(one.tool):
-        said.append(f"The input follows this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}")
-    return "\n".join(said) or None
+        lines.append(f"The input follows this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}")
+    return "\n".join(lines) or None
 
 
 def _grammar(tool: FunctionTool) -> Json:

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from foresay.server.api.common.route import told
+from foresay.server.api.common.route import error_body
 from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
 from foresay.server.api.responses import schemas
@@ -24,7 +24,7 @@ from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Service
-from foresay.server.schemas.bounds import MOST_SAID_AGAIN, check_bytes
+from foresay.server.schemas.bounds import MOST_REPEATED_BYTES, check_bytes
 from foresay.server.schemas.errors import described
 from foresay.server.text.choice import Choice
 from foresay.spec.errors import ContextLengthExceeded
@@ -46,7 +46,7 @@ class ResponseTurn:
     @property
     def tokens(self) -> list[int]:
         """Token ids of prompt and output."""
-        return self.answer.choices[0].request.prompt + self.answer.said
+        return self.answer.choices[0].request.prompt + self.answer.output_ids
 
     @property
     def salt(self) -> str:
@@ -92,17 +92,17 @@ class ResponseTurn:
         if self._cancelled:  # while the request was being submitted
             generation.abort(Cancelled())
 
-    async def batches(self, generation: Generation, patience: float | None) -> AsyncIterator[list[msgspec.Struct]]:
-        """Events, one batch per engine step. The first batch waits for the engine, at most ``patience`` seconds, so
+    async def batches(self, generation: Generation, timeout: float | None) -> AsyncIterator[list[msgspec.Struct]]:
+        """Events, one batch per engine step. The first batch waits for the engine, at most ``timeout`` seconds, so
         that the engine's refusals are reported as errors and not as failed responses.
         """
         with NAMES:
-            async for events, _ in batches(self.answer, generation, lambda: None if self.begun else patience):
+            async for events, _ in batches(self.answer, generation, lambda: None if self.begun else timeout):
                 yield events
 
     def _fail(self, error: Exception) -> None:
         if self.begun and not self.answer.over:
-            self.answer.broken(told(error)[1])
+            self.answer.broken(error_body(error)[1])
 
     def _keep(self) -> None:
         """The response has ended: close it if that has not happened (the client left), and keep it if it ever began."""
@@ -119,17 +119,17 @@ class ResponseTurn:
 async def prepared(
     service: Service,
     body: schemas.ResponseRequest,
-    place: str = "",
+    socket_id: str = "",
     stream_id: str | None = None,
     generates: bool = True,
 ) -> ResponseTurn:
-    """A turn that is ready to run. place: its WebSocket, which keeps what is not stored. generates: see
+    """A turn that is ready to run. socket_id: its WebSocket, which keeps what is not stored. generates: see
     :class:`ResponseAnswer`.
 
     Raises :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
-    before, given = given_now(service, body, place)
+    before, given = given_now(service, body, socket_id)
     conversation = () if before is None else before.conversation
     choice, dropped = await _choice(service, body, before, given, generates)
     toolbox = Toolbox.of(body.tools, given, conversation)
@@ -138,23 +138,23 @@ async def prepared(
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*conversation, *given)[dropped:]
-    model, where = service.names.own, "" if response.store else place
+    model, where = service.names.own, "" if response.store else socket_id
     tenant = CONTEXT.get().caller.tenant
-    record = Record(tenant=tenant, response=response, items=items, model=model, place=where)
+    record = Record(tenant=tenant, response=response, items=items, model=model, socket_id=where)
     record.fingerprint = origin.fingerprint
-    return ResponseTurn(service, answer, record, response.store or place != "")
+    return ResponseTurn(service, answer, record, response.store or socket_id != "")
 
 
 def given_now(
-    service: Service, body: schemas.ResponseRequest | schemas.CompactRequest, place: str = ""
+    service: Service, body: schemas.ResponseRequest | schemas.CompactRequest, socket_id: str = ""
 ) -> tuple[Record | None, list[schemas.InputItem]]:
     """The response that is followed, if one is, and the items given now. Raises :class:`PreviousResponseNotFound`."""
     store, tenant, previous = service.server.of(Responses).store, CONTEXT.get().caller.tenant, body.previous_response_id
-    before = None if previous is None else store.find(tenant, previous, place)
+    before = None if previous is None else store.find(tenant, previous, socket_id)
     if before is None and previous is not None:
         message = f"Previous response with id {previous!r} not found: it was not stored, or was dropped to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
-    return before, given_items(body.input, partial(store.item, tenant, place=place))
+    return before, given_items(body.input, partial(store.item, tenant, socket_id=socket_id))
 
 
 Attempt = Callable[[Record | None, Sequence[schemas.InputItem]], Awaitable[Choice]]
@@ -228,7 +228,7 @@ def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice
     """The response before any output: the request's fields, with the values chosen for it."""
     params = choice.request.params
     for field in ("tools", "metadata"):  # three events repeat them
-        check_bytes(getattr(body, field), MOST_SAID_AGAIN, field)
+        check_bytes(getattr(body, field), MOST_REPEATED_BYTES, field)
     return schemas.Response(
         id=f"resp_{id}",
         created_at=int(time.time()),
@@ -250,18 +250,18 @@ def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice
     )
 
 
-def _text(asked: schemas.TextOptions) -> schemas.TextOptions:
+def _text(wanted: schemas.TextOptions) -> schemas.TextOptions:
     """The requested text options, with defaults filled in."""
-    format = asked.format or schemas.TextFormat(type="text")
+    format = wanted.format or schemas.TextFormat(type="text")
     if format.type == "json_schema":  # which holds strictly either way
         format = replace(format, description=format.description or None, strict=format.strict is not False)
-    return schemas.TextOptions(format=format, verbosity=asked.verbosity or "medium")
+    return schemas.TextOptions(format=format, verbosity=wanted.verbosity or "medium")
 
 
-def _tool_choice(asked: str | schemas.NamedChoice) -> str | schemas.NamedChoice:
-    if isinstance(asked, schemas.NamedChoice) and asked.type == "allowed_tools":
-        return replace(asked, mode=asked.mode or "auto")
-    return asked
+def _tool_choice(wanted: str | schemas.NamedChoice) -> str | schemas.NamedChoice:
+    if isinstance(wanted, schemas.NamedChoice) and wanted.type == "allowed_tools":
+        return replace(wanted, mode=wanted.mode or "auto")
+    return wanted
 
 
 async def whole(turn: ResponseTurn) -> schemas.Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from foresay.server.cli.command import Command
+from foresay.server.cli.command import command
 from foresay.server.settings.config import EngineConfig
 
 #: How long --probe measures, without loading.
@@ -17,8 +17,13 @@ def _add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
 
 
+@command(EngineConfig, _add_arguments, name="check")
 def run(config: EngineConfig, arguments: Namespace) -> int:
-    """Print the report on stdout; 0 if the pair can work, 1 if not."""
+    """Say whether a target and a drafter fit, and if not, what to change.
+
+    foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
+    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
+    """
     import msgspec
 
     from foresay.server.cli.check.pair import check
@@ -30,16 +35,3 @@ def run(config: EngineConfig, arguments: Namespace) -> int:
     else:
         show(report, sys.stdout)
     return 0 if report.works else 1
-
-
-COMMAND = Command(
-    "check",
-    "say whether a target and a drafter fit, and if not, what to change",
-    (
-        "foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B",
-        "foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe",
-    ),
-    EngineConfig,
-    run,
-    _add_arguments,
-)

@@ -29,13 +29,14 @@ from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import choose_activations, find_device
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.drafters.registry import find, settled
-from foresay.server.engine.parameters import quantized
+from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import Resolved, choose_draft, named_in, target_directory
 from foresay.server.settings.units import bytes_in_words, count_in_words, counted
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.names import NONE
+from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 
@@ -144,7 +145,7 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     if not drafters:
         notes.ok("draft", f"{NONE}: plain decoding", kind=NONE)
     reason = choice.reason if len(drafters) == 1 else "asked for"
-    positions = [one.look_at(notes, target, for_people(Resolved(one.asked, reason)), shape) for one in drafters]
+    positions = [one.look_at(notes, target, for_people(Resolved(one.option, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
 
 
@@ -195,7 +196,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
     text = f"{bytes_in_words(found.total)} of {there}: {found.described}"
     facts = {
         "weights": dict(found.weights),
-        **found.beside,
+        **found.overhead,
         "kv_cache": found.kv_bytes,
         "kv_tokens": found.tokens,
         "kv_token_bytes": found.token_bytes,
@@ -238,9 +239,24 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     length = look_at_context(notes, config, target, draft)
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
-        size, told = kept_kv.room(config, target.device)
-        notes.ok("disk", f"KV of prompts and answers is kept: {told}", kv_disk=size)
+        look_at_disk(notes, config, target)
     return "" if drafts_well else recommended(config.target, target)
+
+
+def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
+    """Note what is kept on disk, and where."""
+    size, note = kept_kv.room(config, target.device)
+    notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
+    packed, most = model_bytes(target.model, target.dtype.value, True), config.weight_cache_bytes
+    if target.device.is_gpu or not config.weight_cache or packed < kept_weights.LEAST_BYTES:
+        return
+    what = f"the target's packed weights, {bytes_in_words(packed)}"
+    if packed > most:
+        fix = f"--weight-cache-bytes {packed + packed // 4} keeps them, if twice as much is free"
+        text = f"{what}, are more than is kept ({bytes_in_words(most)}): each start reads and packs them"
+        notes.warn("disk", text, fix, packed_weights=packed)
+    else:
+        notes.ok("disk", f"{what}, are kept in {kept_weights.folder()}: later starts map them", packed_weights=packed)
 
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:

@@ -47,9 +47,9 @@ class Custom(Entry):
         known = part.partition(":")[0] in _TAKEN
         return cls(part) if _NAMED.fullmatch(part) and not known and not Path(part).is_dir() else None
 
-    def setting(self, name: str, place: str) -> str:
+    def setting(self, name: str, location: str) -> str:
         """The module and class, since the drafter's name does not suffice to find it."""
-        return self.asked
+        return self.option
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Import it before anything large is read."""
@@ -60,7 +60,7 @@ class Custom(Entry):
         """Note whether it can be imported and is a drafter."""
         found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
         if found is not None:
-            notes.ok("draft", f"{self.asked}: a drafter of your own; works with any target", kind="custom")
+            notes.ok("draft", f"{self.option}: a drafter of your own; works with any target", kind="custom")
 
     def load(self, loading: LoadContext, target: ModelRunner) -> CustomDrafter:
         """Make an instance, and check what only an instance has: its name, and the features it needs."""
@@ -95,7 +95,7 @@ class Custom(Entry):
 
     def _class(self) -> type[Any]:
         """The class. Raises ConfigurationError if it cannot be imported, or is not a drafter."""
-        module_name, _, name = self.asked.partition(":")
+        module_name, _, name = self.option.partition(":")
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)  # at the end: a torch.py in the working directory must not shadow torch
         try:
@@ -121,7 +121,7 @@ class Custom(Entry):
             self._refuse("it needs features of the target, but lacks observe, which takes them")
 
     def _refusal(self, why: str) -> ConfigurationError:
-        return ConfigurationError(f"--draft {self.asked}: {why} ({_LOOK})")
+        return ConfigurationError(f"--draft {self.option}: {why} ({_LOOK})")
 
     def _refuse(self, why: str) -> NoReturn:
         raise self._refusal(why)

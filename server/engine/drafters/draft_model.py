@@ -50,7 +50,7 @@ class DraftModel(FromFiles):
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Compare both vocabularies. Raises Unfit if they have too little in common."""
-        return replace(self, between=translation(self.place, target, model, self.directory, self.model))
+        return replace(self, between=translation(self.location, target, model, self.directory, self.model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """Its own shape."""
@@ -81,7 +81,7 @@ class DraftModel(FromFiles):
     @property
     def warning(self) -> str:
         """A warning if these are few."""
-        return "" if self.between is None else self.between.warning(self.place)
+        return "" if self.between is None else self.between.warning(self.location)
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Check its files, its size relative to the target's, and what both vocabularies share."""

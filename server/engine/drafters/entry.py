@@ -41,7 +41,7 @@ class Entry:
     nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
     number. layered: whether it reads layers that ``--draft-layers`` can name.
 
-    asked: the part of ``--draft`` that names it. place: the directory or hub id in that, "" if there is none.
+    option: the part of ``--draft`` that names it. location: the directory or hub id in that, "" if there is none.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -50,8 +50,8 @@ class Entry:
     only_one: ClassVar[str] = ""
     layered: ClassVar[bool] = False
 
-    asked: str
-    place: str = ""
+    option: str
+    location: str = ""
 
     @classmethod
     def named(cls, part: str) -> Self | None:
@@ -66,16 +66,16 @@ class Entry:
         """Whether a directory that ``--draft`` names without a kind holds one of this kind."""
         return False
 
-    def setting(self, name: str, place: str) -> str:
-        """How ``--draft`` would name the drafter called ``name``. place: its directory or hub id, for people."""
-        return f"{name}:{place}" if place else name
+    def setting(self, name: str, location: str) -> str:
+        """How ``--draft`` would name the drafter called ``name``. location: its directory or hub id, for people."""
+        return f"{name}:{location}" if location else name
 
     @property
     def spared(self) -> Entry | None:
         """What ``auto`` takes in its place where there is no room for it, or no measurement; None: nothing."""
         return self
 
-    def beside(self, others: Collection[str]) -> Self:
+    def alongside(self, others: Collection[str]) -> Self:
         """The same next to other drafters. others: their parts of ``--draft``, including its own."""
         return self
 
@@ -151,14 +151,14 @@ class FromFiles(Entry):
     @classmethod
     def named(cls, part: str) -> Self | None:
         """By its name, a colon and a directory or hub id."""
-        word, colon, place = part.partition(":")
+        word, colon, location = part.partition(":")
         if word not in cls.names or not colon:
             return None
-        if not place:
+        if not location:
             raise ConfigurationError(f"--draft {part}: a directory or hub id must follow the colon")
-        return cls.at(part, place)
+        return cls.at(part, location)
 
     @classmethod
-    def at(cls, part: str, place: str) -> Self:
+    def at(cls, part: str, location: str) -> Self:
         """The drafter in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
-        return cls(part, place, resolve(place, extra=cls.files, flag="--draft"))
+        return cls(part, location, resolve(location, extra=cls.files, flag="--draft"))

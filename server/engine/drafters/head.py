@@ -126,7 +126,7 @@ class Head(FromFiles):
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         """The drafter with its weights."""
-        loading.say("reading the head's weights")
+        loading.report("reading the head's weights")
         made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
         config = self.directory / "config.json"
         if config.exists() and (judged := Fields.read(config).section(ACCEPTANCE)):
@@ -150,7 +150,7 @@ class Head(FromFiles):
         found = notes.attempt(
             "draft",
             self._another(target),
-            lambda: self.drafter(outline(target.model, dtype), PagePool(2, 1), dynamic=False),
+            lambda: self.drafter(meta_model(target.model, dtype), PagePool(2, 1), dynamic=False),
         )
         if found is None:
             return None
@@ -193,7 +193,7 @@ def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
 # with the real one, and raise the same errors for what does not fit.
 
 
-def outline(model: ModelConfig, dtype: str) -> ModelRunner:
+def meta_model(model: ModelConfig, dtype: str) -> ModelRunner:
     """The target on torch's meta device; it cannot be run."""
     kind: torch.dtype = getattr(torch, dtype)
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)

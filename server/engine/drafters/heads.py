@@ -22,14 +22,14 @@ from foresay.server.engine.drafters.head import (
     agrees,
     clearly_better,
     in_words,
+    meta_model,
     note_vocabulary,
-    outline,
     share,
     tried,
 )
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit, target_directory
+from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
@@ -264,10 +264,10 @@ class Mtp(Eagle):
         """Raises Unfit for a target without such a layer, or with an unknown layout."""
         if beside(header_names(target), model) is None:
             fault = (
-                f"--draft {self.asked}: {target} has no layer that predicts further tokens (as checkpoints of Qwen3.5, "
-                "GLM, DeepSeek, MiMo and ERNIE have it), or one that is not known beside such layers"
+                f"--draft {self.option}: {target} has no layer that predicts further tokens (as checkpoints of "
+                "Qwen3.5, GLM, DeepSeek, MiMo and ERNIE have it), or one that is not known beside such layers"
             )
-            raise Unfit(fault, "name another drafter, such as suffix")
+            raise CannotRun(fault, "name another drafter, such as suffix")
         return replace(self, directory=target)
 
     def config(self, target: ModelConfig) -> HeadConfig:
@@ -303,7 +303,7 @@ class Mtp(Eagle):
 
         def made() -> MtpDrafter:
             found = self.checked(target.directory, target.model)
-            return found.drafter(outline(target.model, target.dtype.value), PagePool(2, 1), dynamic=False)
+            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1), dynamic=False)
 
         found = notes.attempt("draft", "name another drafter, such as suffix", made)
         return None if found is None else self.note(notes, target, found, name, shape)

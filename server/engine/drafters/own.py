@@ -18,7 +18,7 @@ from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.parameters import item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Unfit, target_directory
+from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SELF
 from foresay.spec.protocols import Drafter, Lookup
@@ -39,15 +39,13 @@ _RIGHT = {"int4": 0.8, "int8": 0.95}
 
 @dataclass(frozen=True)
 class Own(Entry):
-    """:mod:`foresay.drafters.self_draft`. asked_how: what the target's floats become; "": what pays. directory: the
-    target's.
-    first: the drafter that drafts for it. shared: whether that one drafts for the target too.
-    """
+    """:mod:`foresay.drafters.self_draft`. requested_bits: what the target's floats become; "": what pays. directory:
+    the target's. first: the drafter that drafts for it. shared: whether that one drafts for the target too."""
 
     names, made = (SELF,), SelfDrafter
     only_one = "copy of the target"
 
-    asked_how: str = ""
+    requested_bits: str = ""
     directory: Path = Path()
     first: Entry | None = None
     shared: bool = False
@@ -60,7 +58,7 @@ class Own(Entry):
             return None
         if colon and how not in BITS:
             raise ConfigurationError(f"--draft {part}: expected self, or {' or '.join(f'self:{one}' for one in BITS)}")
-        return cls(part, asked_how=how)
+        return cls(part, requested_bits=how)
 
     @property
     def spared(self) -> Entry | None:
@@ -72,26 +70,26 @@ class Own(Entry):
         """The drafter that is loaded with it."""
         return None if self.shared else self.first
 
-    def beside(self, others: Collection[str]) -> Self:
+    def alongside(self, others: Collection[str]) -> Self:
         """The drafter before it is only loaded once."""
-        return replace(self, shared=self.first is not None and self.first.asked in others)
+        return replace(self, shared=self.first is not None and self.first.option in others)
 
     def behind(self, first: Entry, part: str) -> Self:
         """The same with another drafter before it, by ``part`` of ``--draft``. Raises ConfigurationError for a
         kind that cannot be."""
         if isinstance(first, Own) or not first.names:
             raise ConfigurationError(
-                f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.asked}"
+                f"--draft {part}: expected a draft model, a head, ngram or suffix before >, not {first.option}"
             )
-        return replace(self, asked=part, place=first.place, first=first)
+        return replace(self, option=part, location=first.location, first=first)
 
-    def setting(self, name: str, place: str) -> str:
+    def setting(self, name: str, location: str) -> str:
         """Its name with the number of bits."""
         own, first = f"{SELF}:{self.how}", self.first
         if first is None:
             return own
-        word = first.asked.partition(":")[0]
-        return f"{first.setting(word if word in first.names else first.names[0], place)} > {own}"
+        word = first.option.partition(":")[0]
+        return f"{first.setting(word if word in first.names else first.names[0], location)} > {own}"
 
     def configured(self, config: EngineConfig) -> Self:
         """In the directory of the settings' target."""
@@ -101,27 +99,27 @@ class Own(Entry):
     @cached_property
     def how(self) -> str:
         """What its weights become: ``int4`` or ``int8``."""
-        small = not self.asked_how and parameters(ModelConfig.from_directory(self.directory)) < _SMALL
-        return "int8" if small else self.asked_how or "int4"
+        small = not self.requested_bits and parameters(ModelConfig.from_directory(self.directory)) < _SMALL
+        return "int8" if small else self.requested_bits or "int4"
 
     @cached_property
     def model(self) -> ModelConfig:
         """The copy's configuration. Raises Unfit for files without floats."""
         model = ModelConfig.from_directory(self.directory)
         if model.quantization is not None:
-            fault = f"--draft {self.asked}: its files are quantised ({model.quantization})"
-            raise Unfit(fault, "name the model that they were made from as the target, or another drafter")
+            fault = f"--draft {self.option}: its files are quantised ({model.quantization})"
+            raise CannotRun(fault, "name the model that they were made from as the target, or another drafter")
         return replace(model, quantization=Quantization.made(self.how))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises Unfit if the target has no more bits than its copy would have, and for recurrent layers before it."""
         if isinstance(self.first, DraftModel) and self.first.model.stack.recurrence is not None:
-            fault = f"--draft {self.asked}: a draft model with recurrent layers cannot draft for another drafter"
-            raise Unfit(fault, "name one of the two")
+            fault = f"--draft {self.option}: a draft model with recurrent layers cannot draft for another drafter"
+            raise CannotRun(fault, "name one of the two")
         own, found = self.model.quantization, model.quantization
         if found is not None and dict(found.rules)["Linear"].bits <= BITS[self.how]:
-            fault = f"--draft {self.asked}: the target's weights ({found}) are no larger than its copy's ({own})"
-            raise Unfit(fault, "leave --quantize out, or name another drafter")
+            fault = f"--draft {self.option}: the target's weights ({found}) are no larger than its copy's ({own})"
+            raise CannotRun(fault, "leave --quantize out, or name another drafter")
         return self if self.first is None else replace(self, first=self.first.checked(target, model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -147,14 +145,14 @@ class Own(Entry):
         whose captured steps have no rounds."""
         config, model = loading.config, self.model
         if self.first is not None and loading.device.is_gpu:
-            raise Unfit(f"--draft {self.asked}: chains of drafters run on a CPU alone", "name one of the two")
+            raise CannotRun(f"--draft {self.option}: chains of drafters run on a CPU alone", "name one of the two")
         rounds = choose_activations(config, model, loading.device).value == "int8"
         packed = replace(loading, rounds=rounds).packed("draft", self.directory, model)
         packed.embed = target.decoder.embedding
         copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
         first: Drafter | None = None
         if self.first is not None:
-            first = loading.made[self.first.asked] if self.shared else self.first.load(loading, target)
+            first = loading.made[self.first.option] if self.shared else self.first.load(loading, target)
         lookup = first if isinstance(first, Lookup) else None
         made = SelfDrafter(copy, config.draft_growth == "dynamic", on_device(first), lookup, self.shared)
         made.calibration.expect(*[(_RIGHT[self.how],)] * 2)
@@ -176,7 +174,7 @@ class Own(Entry):
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note whether there are floats to make it of, and findings about the drafter before it."""
-        longest = None if self._with is None else self._with.look_at(notes, target, self._with.asked, shape)
+        longest = None if self._with is None else self._with.look_at(notes, target, self._with.option, shape)
         other = "name another drafter, such as suffix"
         if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
             copy = described(self.model, target.dtype.value, target.activations.value)

@@ -39,7 +39,7 @@ class _Lookup(Entry):
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
         """Note what it does; nothing can be wrong."""
-        notes.ok("draft", f"{self.asked}: {self.what}; works with any target", kind=self.asked)
+        notes.ok("draft", f"{self.option}: {self.what}; works with any target", kind=self.option)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Suffix(_Lookup):
         path = loading.config.draft_history
         if path is None:
             return SuffixDrafter()
-        loading.say("reading the draft history")
+        loading.report("reading the draft history")
         return SuffixDrafter(draft_history.read(path, loading.model.vocab_size))
 
 
@@ -105,12 +105,12 @@ def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[En
         if count > 1:
             raise ConfigurationError(f"--draft {draft}: names two of one kind; one {what} can draft, not several")
     if config.draft_layers is not None and not any(one.layered for one in found):
-        asked = next((one.asked for one in found if one.place), named_in(draft)[0])
+        option = next((one.option for one in found if one.location), named_in(draft)[0])
         raise ConfigurationError(
-            f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {asked}"
+            f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {option}"
         )
-    named = {one.asked for one in found if not one.looks}
-    return sorted((one.beside(named).configured(config) for one in found), key=_order)
+    named = {one.option for one in found if not one.looks}
+    return sorted((one.alongside(named).configured(config) for one in found), key=_order)
 
 
 def _order(one: Entry) -> int:

@@ -11,12 +11,12 @@ from copy import copy
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.host.asked import Progress
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
+from foresay.server.host.client_base import Progress
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
-from foresay.server.host.models.resident import NoPlace
+from foresay.server.host.models.resident import NoMemory
 from foresay.server.host.service import Service, Text
 from foresay.server.host.state import ServerState
 from foresay.server.schemas.bounds import largest_body
@@ -93,27 +93,27 @@ class Model:
         self.service.go_on(self.engine, self._config, self._text, changed is False)
         return self.engine.take_over(before.engine, changed)
 
-    async def roll(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
+    async def roll(self, config: ServeConfig, progress: Progress, changed: bool) -> int:
         """Replace all replicas; see :meth:`Fleet.replace`."""
         assert not isinstance(self.engine, EngineClient), "one engine has a successor"
-        self._text = await _beside(Text.load, config) if changed else self._text
-        moved = await self.engine.replace(config, tell, changed)
+        self._text = await _in_thread(Text.load, config) if changed else self._text
+        moved = await self.engine.replace(config, progress, changed)
         self._config = config
         self.service.go_on(self.engine, config, self._text, not changed)
         return moved
 
     @property
-    def _is_asked(self) -> bool:
+    def _is_active(self) -> bool:
         """Whether requests go to this one."""
         return self.service.telemetry.engine is self.engine
 
     def _stepped(self, trace: StepTrace) -> None:
         telemetry = self.service.telemetry
-        (telemetry.step if self._is_asked else telemetry.count)(trace)
+        (telemetry.step if self._is_active else telemetry.count)(trace)
 
     def _changed(self, status: EngineStatus) -> None:
         startup = self.service.telemetry.startup
-        if self._is_asked:
+        if self._is_active:
             startup.see(status)
             self._on_status(status)
         else:
@@ -136,26 +136,26 @@ class Model:
         if self.service.text is None:
             async with self.service.server.reading:
                 await asyncio.to_thread(_import)
-            await _beside(fetch, self._config)
+            await _in_thread(fetch, self._config)
         await self._read_text()
 
     async def look(self) -> None:
         """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
-            self._longest = await _beside(longest_here, self._config)
+            self._longest = await _in_thread(longest_here, self._config)
         self.service.server.allow_bodies(largest_body(self._longest or 0))
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
-        if self._text is None and await _beside(is_here, self._config):
+        if self._text is None and await _in_thread(is_here, self._config):
             await self._read_text()
 
     async def _read_text(self) -> None:
         async with self.service.server.reading:
             if self._text is None:
-                self._text = await _beside(Text.load, self._config)
+                self._text = await _in_thread(Text.load, self._config)
                 gc.freeze()  # it stays; no collection before it, which would stall other streams
-        if self._is_asked:
+        if self._is_active:
             self.service.text = self._text
 
     async def start(self) -> None:
@@ -172,17 +172,17 @@ class Model:
         """Wait until there will be no engine, and raise why."""
         await self.engine.until_ended()
 
-    async def load(self, beside: dict[str, int]) -> None:
+    async def load(self, reserved: dict[str, int]) -> None:
         """Start the engine and wait until it is ready; see :class:`~foresay.server.host.models.resident.Loadable`."""
         began = time.monotonic()
         log.info("%s: loading", self.name)
-        await self.engine.start(beside)
+        await self.engine.start(reserved)
         try:
             await self.arrived(MOST_STARTS)
         except ForesayError as error:
-            lacks_room = self.engine.lacks_room
-            await self.engine.unload("" if lacks_room else str(error))
-            raise NoPlace(str(error)) if lacks_room else error from None
+            lacks_memory = self.engine.lacks_memory
+            await self.engine.unload("" if lacks_memory else str(error))
+            raise NoMemory(str(error)) if lacks_memory else error from None
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
 
     async def pause(self) -> None:
@@ -207,7 +207,7 @@ def _fleet(config: ServeConfig, replicas: str) -> Fleet:
     return Fleet(config, ClusterProcess(replicas, config.ray_address))
 
 
-async def _beside(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:
+async def _in_thread(read: Callable[[ServeConfig], T], config: ServeConfig) -> T:
     """Call ``read`` in a thread; its exceptions become :class:`ForesayError`."""
     try:
         return await asyncio.to_thread(read, config)

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus, unavailable
 from foresay.server.gateway.caller import CONTEXT, serve
-from foresay.server.host.asked import Progress
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
+from foresay.server.host.client_base import Progress
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, Lease, Resident
@@ -50,7 +50,7 @@ class ServedModel(NamedTuple):
     @property
     def loaded(self) -> bool:
         """Whether it is loaded, or was meant to be from the start."""
-        return self.resident.standing == "in"
+        return self.resident.state == "in"
 
     @property
     def largest_body(self) -> int:
@@ -194,7 +194,7 @@ class Models:
 
     @asynccontextmanager
     async def lease(
-        self, name: str | None, patience: Heartbeat | None = None, keep: Keep = "usual"
+        self, name: str | None, heartbeat: Heartbeat | None = None, keep: Keep = "usual"
     ) -> AsyncIterator[Service]:
         """The service of the model that a request names. The model stays loaded until its engine is done with the
         request, or the context ends; a request for one that is not loaded waits. From here on the request is accepted:
@@ -206,7 +206,7 @@ class Models:
         if (refusal := entry.refusal) is not None:
             raise refusal
         lease = await self._leased(
-            entry, patience or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
+            entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
         )
         serve(release=lease.release)
         try:
@@ -224,16 +224,16 @@ class Models:
         async with self.lease(name) as service:
             yield service
 
-    async def _leased(self, entry: ServedModel, patience: Heartbeat, keep: Keep) -> Lease:
+    async def _leased(self, entry: ServedModel, heartbeat: Heartbeat, keep: Keep) -> Lease:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
             serve(waited=0.0)
-            return await self.residency.lease(entry.resident, patience, keep)
+            return await self.residency.lease(entry.resident, heartbeat, keep)
         began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
             with entry.service.arriving():
                 async with asyncio.timeout(limit):
-                    lease = await self.residency.lease(entry.resident, patience, keep)
+                    lease = await self.residency.lease(entry.resident, heartbeat, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
         serve(waited=time.monotonic() - began)
@@ -248,16 +248,15 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def renew(self, entry: ServedModel, config: ServeConfig, changed: bool | None, tell: Progress) -> int:
+    async def renew(self, entry: ServedModel, config: ServeConfig, changed: bool | None, progress: Progress) -> int:
         """Load an engine with other settings, alongside the current one if there is room, and route requests to it.
 
         changed: running ones move too; true if their texts may differ. None: it is another model, and they finish where
-        they are. tell: called with the progress. Returns how many continue. Raises :class:`ForesayError` if it does not
-        become ready: then nothing has changed.
-        """
+        they are. progress: called with the progress. Returns how many continue. Raises :class:`ForesayError` if it does
+        not become ready: then nothing has changed."""
         model, engine, moved = entry.model, entry.model.engine, 0
         if not isinstance(engine, EngineClient):
-            return await model.roll(config, tell, bool(changed))
+            return await model.roll(config, progress, bool(changed))
         if changed is not None and entry.loaded and engine.status.state != "ready":
             raise unavailable(engine.status)
         other = model.successor(config, changed)
@@ -269,17 +268,17 @@ class Models:
             self._entries[entry.name] = entries[next]
             moved = entries[next].model.take_over(entries[one].model, changed)
 
-        def told(status: EngineStatus) -> None:
+        def on_loading(status: EngineStatus) -> None:
             if status.state == "loading":
                 engine.show(status)
-                tell(status.message, status.share)
+                progress(status.message, status.share)
 
-        other.engine.observe_status.append(told)
+        other.engine.observe_status.append(on_loading)
         try:
-            beside = config.trace is None and config.draft_history is None  # a file with a single writer
-            await self.residency.renew(entry.resident, after, beside, follow, moves=changed is not None)
+            alongside = config.trace is None and config.draft_history is None  # a file with a single writer
+            await self.residency.renew(entry.resident, after, alongside, follow, moves=changed is not None)
         finally:
-            other.engine.observe_status.remove(told)
+            other.engine.observe_status.remove(on_loading)
         return moved
 
     async def start(self) -> None:

@@ -29,11 +29,11 @@ from foresay.server.host.models.resident import (
     Heartbeat,
     Keep,
     Lease,
-    NoPlace,
+    NoMemory,
     Renewal,
     Resident,
     Waiter,
-    patiently,
+    with_heartbeat,
 )
 from foresay.server.schemas.errors import LoadFailed, Unavailable, going_away
 from foresay.server.settings.units import span_in_words
@@ -61,13 +61,13 @@ class Residency:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def lease(self, resident: Resident, patience: Heartbeat, keep: Keep = "usual") -> Lease:
+    async def lease(self, resident: Resident, heartbeat: Heartbeat, keep: Keep = "usual") -> Lease:
         """Lease a model; waits until it is loaded. keep: how long it stays loaded after this request without another.
 
         Raises :class:`LoadFailed` if it cannot be loaded. The lease must be released.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
-        given = self._give(resident) if resident.standing == "in" else await self._arrival(resident, patience)
+        given = self._give(resident) if resident.state == "in" else await self._arrival(resident, heartbeat)
         return Lease(lambda: self._return(given))
 
     def arrived(self, resident: Resident) -> None:
@@ -80,11 +80,13 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    async def renew(self, before: Resident, after: Resident, beside: bool, follow: Follow, moves: bool = False) -> None:
-        """Load ``after`` and give it the requests of ``before``: alongside it if ``beside`` and there is room, else
+    async def renew(
+        self, before: Resident, after: Resident, alongside: bool, follow: Follow, moves: bool = False
+    ) -> None:
+        """Load ``after`` and give it the requests of ``before``: alongside it if ``alongside`` and there is room, else
         once it is idle, while new requests wait. moves: running requests continue in ``after``, so it need not be idle.
         Raises :class:`ForesayError` if it cannot be loaded: then nothing has changed."""
-        renewal = Renewal(before, after, beside, moves, follow, asyncio.get_running_loop().create_future())
+        renewal = Renewal(before, after, alongside, moves, follow, asyncio.get_running_loop().create_future())
         self._renewals.append(renewal)
         self._changed.set()
         await renewal.done
@@ -95,27 +97,27 @@ class Residency:
         for resident in self.residents:
             self._refuse(resident)
 
-    async def _arrival(self, resident: Resident, patience: Heartbeat) -> Resident:
+    async def _arrival(self, resident: Resident, heartbeat: Heartbeat) -> Resident:
         """Wait for a lease; returns the resident leased, which may be a successor."""
         self._check(resident)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
-        await patiently(self._prepared(resident), patience)
+        await with_heartbeat(self._prepared(resident), heartbeat)
         self._check(resident)
-        return await self._turn(resident.latest, waiter, patience)
+        return await self._queue(resident.latest, waiter, heartbeat)
 
     def _check(self, resident: Resident) -> None:
         """Raise if waiting is futile."""
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
-    async def _turn(self, resident: Resident, waiter: Waiter, patience: Heartbeat) -> Resident:
+    async def _queue(self, resident: Resident, waiter: Waiter, heartbeat: Heartbeat) -> Resident:
         """Queue for the model."""
-        if resident.standing == "in":
+        if resident.state == "in":
             return self._give(resident)
         resident.waiting.append(waiter)
         self._changed.set()
         try:
-            return await patiently(waiter.turn, patience)
+            return await with_heartbeat(waiter.turn, heartbeat)
         except BaseException:
             if waiter.turn.done() and waiter.turn.exception() is None:
                 self._return(waiter.turn.result())  # granted, but the request has left
@@ -155,7 +157,7 @@ class Residency:
 
     def _admit(self, resident: Resident) -> None:
         """It is loaded: all requests that wait for it may run."""
-        resident.standing = "in"
+        resident.state = "in"
         resident.used = self._clock()
         waiting, resident.waiting = resident.waiting, []
         for waiter in waiting:
@@ -207,9 +209,9 @@ class Residency:
     async def _pause(self) -> None:
         """Wait until something changes, or a model becomes stale."""
         ends = [one.leaves_at for one in self.residents if one.leaves_at is not None]
-        patience = max(0.0, min(ends) - self._clock()) if ends else None
+        seconds = max(0.0, min(ends) - self._clock()) if ends else None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
             return
@@ -219,16 +221,16 @@ class Residency:
         while (leaving := self._in_the_way(wanted)) is not None:
             if not await self._made_leave(leaving, wanted):
                 return
-        wanted.standing = "coming"
+        wanted.state = "coming"
         try:
             await wanted.model.load(_held(self._others(wanted)))
-        except NoPlace as error:
-            wanted.standing = "out"
+        except NoMemory as error:
+            wanted.state = "out"
             if self._in_the_way(wanted) is None:  # else the footprint, known now, lets the next look make room
                 self._note(wanted, error)
                 self._refuse(wanted)
         except ForesayError as error:
-            wanted.standing = "out"
+            wanted.state = "out"
             self._note(wanted, error)
             self._refuse(wanted)
         else:
@@ -237,7 +239,7 @@ class Residency:
 
     async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
         """Give no more leases, wait until it is idle and unload it; false if no request needs its memory any more."""
-        leaving.standing = "leaving"
+        leaving.state = "leaving"
         while leaving.leases and wanted.waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -253,13 +255,13 @@ class Residency:
         before, after = renewal.before, renewal.after
         self.residents.append(after)
         try:
-            if before.standing == "out":
+            if before.state == "out":
                 self._follow(renewal, before, after)
                 self.residents.remove(before)
             else:
                 await after.model.prepare()
-                if not await self._came_beside(renewal):
-                    await (self._came_at_once if renewal.moves else self._came_after)(renewal)
+                if not await self._loaded_alongside(renewal):
+                    await (self._loaded_in_exchange if renewal.moves else self._loaded_after)(renewal)
                 self._admit(after)
             renewal.end()
         except ForesayError as error:
@@ -268,46 +270,46 @@ class Residency:
             renewal.end(error)
             if before.successor is after:
                 self._follow(renewal, after, before)
-            if before.standing != "in":
+            if before.state != "in":
                 await self._bring(before)
 
-    async def _came_beside(self, renewal: Renewal) -> bool:
+    async def _loaded_alongside(self, renewal: Renewal) -> bool:
         """Load it while the predecessor serves requests; false if there is no room for both."""
         before, after = renewal.before, renewal.after
-        if not renewal.beside or (not renewal.moves and self._in_the_way(after) is not None):
+        if not renewal.alongside or (not renewal.moves and self._in_the_way(after) is not None):
             return False
         others = [before, *self._others(before)] if renewal.moves else self._others(after)
         try:
             await after.model.load(_held(others))
-        except NoPlace:
+        except NoMemory:
             return False
         self._follow(renewal, before, after)
         before.keep = 0.0
         return True
 
-    async def _came_at_once(self, renewal: Renewal) -> None:
+    async def _loaded_in_exchange(self, renewal: Renewal) -> None:
         """Load it in place of the predecessor, whose requests wait."""
         before, after = renewal.before, renewal.after
         await before.model.pause()
         try:
             await after.model.load(_held(self._others(before)))
         except ForesayError:
-            before.standing = "coming"
+            before.state = "coming"
             raise
         self._follow(renewal, before, after)
         self.residents.remove(before)
 
-    async def _came_after(self, renewal: Renewal) -> None:
+    async def _loaded_after(self, renewal: Renewal) -> None:
         """Load it once its predecessors are all idle."""
         before, after = renewal.before, renewal.after
         for leaving in [one for one in self.residents if one.latest is before]:
-            leaving.standing = "leaving"
+            leaving.state = "leaving"
             while leaving.leases:
                 self._changed.clear()
                 await self._changed.wait()
             await self._unload(leaving)
         self._follow(renewal, before, after)
-        after.standing = "coming"
+        after.state = "coming"
         await after.model.load(_held(self._others(after)))
         self.residents.remove(before)
 
@@ -320,16 +322,16 @@ class Residency:
             after.leases, before.leases, before.moved = after.leases + before.leases, 0, True
 
     async def _unload(self, resident: Resident) -> None:
-        resident.standing = "leaving"
+        resident.state = "leaving"
         await resident.model.unload()
-        resident.standing = "out"
+        resident.state = "out"
         if resident.successor is not None:
             self.residents.remove(resident)
 
     def _in_the_way(self, wanted: Resident) -> Resident | None:
         """The model to unload before ``wanted`` can load; None if there is room, or nothing left to unload. Idle models
         go first, the least recently used before others."""
-        there = [one for one in self.residents if one.standing == "in" and one is not wanted]
+        there = [one for one in self.residents if one.state == "in" and one is not wanted]
         if self._most is not None:
             return _least_recently_used(there) if len(there) >= self._most else None
         need = wanted.model.footprint
@@ -341,7 +343,7 @@ class Residency:
 
     def _others(self, than: Resident) -> list[Resident]:
         """The models alongside which it must fit; none if only their number counts."""
-        return [one for one in self.residents if self._most is None and one is not than and one.standing == "in"]
+        return [one for one in self.residents if self._most is None and one is not than and one.state == "in"]
 
     def _note(self, resident: Resident, error: ForesayError) -> None:
         """It could not be loaded: refuse requests for it during the next seconds, too."""

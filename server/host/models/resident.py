@@ -21,32 +21,32 @@ class Heartbeat:
     def __init__(
         self, beat: Callable[[], Awaitable[None]] | None = None, first: float = 1.0, seconds: float = 15.0
     ) -> None:
-        self._beat, self._next, self._seconds = beat, first, seconds
+        self._send, self._next, self._seconds = beat, first, seconds
 
     @property
     def seconds(self) -> float | None:
         """Seconds until the next beat; None without one."""
-        return None if self._beat is None else self._next
+        return None if self._send is None else self._next
 
     async def beat(self) -> None:
         """Send the client a sign of life."""
-        assert self._beat is not None, "without a beat nobody calls this"
+        assert self._send is not None, "without a beat nobody calls this"
         self._next = self._seconds
-        await self._beat()
+        await self._send()
 
 
-async def patiently(awaited: asyncio.Future[T], patience: Heartbeat) -> T:
+async def with_heartbeat(awaited: asyncio.Future[T], heartbeat: Heartbeat) -> T:
     """The result of ``awaited``, which is not cancelled with the waiting task: others may wait for it."""
     while not awaited.done():
-        done, _ = await asyncio.wait({awaited}, timeout=patience.seconds)
+        done, _ = await asyncio.wait({awaited}, timeout=heartbeat.seconds)
         if not done:
-            await patience.beat()
+            await heartbeat.beat()
     return awaited.result()
 
 
 # -- one model and its leases ------------------------------------------------------------------------------------------
 
-Standing = Literal["out", "coming", "in", "leaving"]
+LoadState = Literal["out", "coming", "in", "leaving"]
 #: How long a model stays loaded without a request: seconds, None: for ever, or its usual time.
 Keep = float | None | Literal["usual"]
 
@@ -57,29 +57,24 @@ class Loadable(Protocol):
     @property
     def footprint(self) -> Footprint | None:
         """What it holds when loaded; None until first planned."""
-        ...
 
     async def prepare(self) -> None:
         """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
-        ...
 
-    async def load(self, beside: dict[str, int]) -> None:
+    async def load(self, reserved: dict[str, int]) -> None:
         """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoPlace if only for lack of memory.
 
-        beside: bytes that other models hold, by device.
+        reserved: bytes that other models hold, by device.
         """
-        ...
 
     async def pause(self) -> None:
         """Return when its memory is free; running requests wait for the successor."""
-        ...
 
     async def unload(self) -> None:
         """Return when its memory is free; running requests fail."""
-        ...
 
 
-class NoPlace(ForesayError):
+class NoMemory(ForesayError):
     """It would fit alone, but not alongside the others; its footprint says what it would hold."""
 
 
@@ -109,12 +104,12 @@ Follow = Callable[["Resident", "Resident"], None]
 
 
 class Renewal(NamedTuple):
-    """A model, and the successor that is to have its requests. beside: both may be loaded at once. moves: running
+    """A model, and the successor that is to have its requests. alongside: both may be loaded at once. moves: running
     requests continue in the successor at once, else they finish where they are. done: when the successor has them."""
 
     before: Resident
     after: Resident
-    beside: bool
+    alongside: bool
     moves: bool
     follow: Follow
     done: asyncio.Future[None]
@@ -132,15 +127,15 @@ class Renewal(NamedTuple):
 class Resident:
     """One model's entry in the residency, which alone changes it.
 
-    standing: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
+    state: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
     loaded without a request; None: for ever. failure: why the last load failed, None if it did not; no retry before
     refused_until. successor: the resident that has its requests; None while it has them itself. moved: the successor
     has its leases, too.
     """
 
-    def __init__(self, name: str, model: Loadable, keep: float | None = None, standing: Standing = "out") -> None:
-        self.name, self.model, self.usual_keep, self.standing = name, model, keep, standing
-        self.keep = None if standing == "in" else keep  # a model of the start may still be loading
+    def __init__(self, name: str, model: Loadable, keep: float | None = None, state: LoadState = "out") -> None:
+        self.name, self.model, self.usual_keep, self.state = name, model, keep, state
+        self.keep = None if state == "in" else keep  # a model of the start may still be loading
         self.leases, self.used = 0, 0.0
         self.waiting: list[Waiter] = []
         self.pause, self.refused_until = 0.0, 0.0
@@ -162,7 +157,7 @@ class Resident:
     @property
     def idle(self) -> bool:
         """Whether it is loaded and not leased."""
-        return self.standing == "in" and not self.leases
+        return self.state == "in" and not self.leases
 
     def stays(self, now: float) -> float | None:
         """Seconds that it stays loaded without further requests; None: for ever."""

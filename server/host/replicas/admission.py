@@ -22,7 +22,7 @@ from foresay.server.schemas.errors import EngineFailed
 
 NONCE, PROOF = 32, 32
 #: Limits of unauthenticated connections: how long they may take, and how many there may be at once.
-PATIENCE_SECONDS, MOST_STRANGERS = 5.0, 64
+HANDSHAKE_SECONDS, MOST_UNAUTHENTICATED = 5.0, 64
 
 
 def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
@@ -56,12 +56,12 @@ def prompt(connection: socket.socket) -> None:
 
 async def admit(listener: socket.socket, secret: bytes, made: Callable[[], asyncio.Protocol]) -> None:
     """Until cancelled, make a protocol for each connection that proves to know the secret; close the others."""
-    strangers = asyncio.Semaphore(MOST_STRANGERS)
+    unauthenticated = asyncio.Semaphore(MOST_UNAUTHENTICATED)
     async with asyncio.TaskGroup() as tasks:
         while True:
-            await strangers.acquire()
+            await unauthenticated.acquire()
             task = tasks.create_task(_greet(await _next(listener), secret, made))
-            task.add_done_callback(lambda task: strangers.release())
+            task.add_done_callback(lambda task: unauthenticated.release())
 
 
 async def _next(listener: socket.socket) -> socket.socket:
@@ -78,7 +78,7 @@ async def _greet(connection: socket.socket, secret: bytes, made: Callable[[], as
         connection.setblocking(False)
         prompt(connection)
         loop, nonce = asyncio.get_running_loop(), secrets.token_bytes(NONCE)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
             await loop.sock_sendall(connection, nonce)
             theirs = await _read(connection, NONCE)
             if not hmac.compare_digest(await _read(connection, PROOF), _proof(secret, b"front door", nonce + theirs)):
@@ -96,7 +96,7 @@ async def introduce(host: str, port: int, secret: bytes) -> socket.socket:
         connection.setblocking(False)
         prompt(connection)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await loop.sock_connect(connection, (host, port))
                 nonce = await _read(connection, NONCE)
                 await loop.sock_sendall(connection, ours + _proof(secret, b"front door", nonce + ours))

@@ -58,7 +58,7 @@ class EngineActor:
         name = serve.get_replica_context().replica_id.unique_id
         host = host or ray.util.get_node_ip_address()
         self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed, weights, Spares())
-        self._places = config.max_seqs
+        self._slots = config.max_seqs
         try:
             await self._hosted.open()
         except BaseException:
@@ -77,7 +77,7 @@ class EngineActor:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Its load for the autoscaler, relative to its capacity."""
-        return {"full": self._hosted.load / self._places}
+        return {"full": self._hosted.load / self._slots}
 
     async def __del__(self) -> None:
         if hasattr(self, "_hosted"):
@@ -165,8 +165,8 @@ class RayServe:
     async def addresses(self) -> list[Address]:
         """The replicas that take requests; the last known ones if Ray or one of them does not answer."""
         try:
-            asked = self._handle.broadcast("address")
-            answers = await asked.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
+            requested = self._handle.broadcast("address")
+            answers = await requested.results_async(timeout_s=ANSWER_SECONDS, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
             if isinstance(error, RayServeException) or not self._known:
                 await self._check()
@@ -221,7 +221,7 @@ def _connect(address: str | None) -> None:
 
 def _why(status: Any) -> str:
     """What Serve reports about replicas that do not become ready: the last line of the exception."""
-    told = [status.message, *(deployment.message for deployment in status.deployments.values())]
-    lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
+    messages = [status.message, *(deployment.message for deployment in status.deployments.values())]
+    lines = [line.strip() for text in messages for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if "Error" in line.partition(":")[0]]
     return f"no replica becomes ready: {(raised or lines or ['Ray Serve says nothing'])[-1]}"

@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.host.asked import Progress
 from foresay.server.host.child import reap, started
+from foresay.server.host.client_base import Progress
 from foresay.server.host.frames import Failed
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.spare import die_with
@@ -71,12 +71,12 @@ class ClusterProcess:
         self._known: list[Address] = []
         self._returning: asyncio.Task[None] | None = None
 
-    async def open(self, config: ServeConfig, tell: Progress) -> None:
+    async def open(self, config: ServeConfig, progress: Progress) -> None:
         """Start or join Ray, and deploy unless another server did."""
         self._config, address = config, self._arguments[-1]
-        tell(f"joining Ray at {address}" if address else "starting Ray", None)
+        progress(f"joining Ray at {address}" if address else "starting Ray", None)
         await self._begin()
-        tell("loading the replicas", None)
+        progress("loading the replicas", None)
 
     async def _begin(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -84,13 +84,13 @@ class ClusterProcess:
         listener.listen()
         self._socket = listener.getsockname().decode()
         self.process = started(__name__, [listener], str(listener.fileno()), *self._arguments)
-        await self._ask("open", self._config)
+        await self._call("open", self._config)
 
     async def addresses(self) -> list[Address]:
         """The replicas that take requests; the last known ones while Ray is gone."""
         if self._returning is None or self._returning.done():
             try:
-                self._known = await self._ask("addresses")
+                self._known = await self._call("addresses")
             except Gone:
                 log.error("Ray is gone: streams go on while their replicas live; trying to reach it again")
                 self._returning = asyncio.create_task(self._return())
@@ -110,7 +110,7 @@ class ClusterProcess:
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
         """A rolling update, rolled back if no replica with these settings becomes ready."""
-        deployed = await self._ask("deploy", config, weights)
+        deployed = await self._call("deploy", config, weights)
         self._config = config
         return int(deployed)
 
@@ -122,11 +122,11 @@ class ClusterProcess:
         await self._end()
 
     async def _end(self) -> None:
-        await asyncio.gather(self._ask("close"), return_exceptions=True)
+        await asyncio.gather(self._call("close"), return_exceptions=True)
         if self.process is not None:
             await asyncio.to_thread(reap, self.process)
 
-    async def _ask(self, name: str, config: ServeConfig | None = None, weights: bool | None = None) -> Any:
+    async def _call(self, name: str, config: ServeConfig | None = None, weights: bool | None = None) -> Any:
         """Call one of its methods; raises what that raises, or :class:`Gone`."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)

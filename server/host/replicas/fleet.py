@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_comes, unavailable
 from foresay.server.host import frames
-from foresay.server.host.asked import Progress, Supervised, log
+from foresay.server.host.client_base import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.replicas.replica import ReplicaClient
 from foresay.server.host.replicas.router import Router
@@ -38,23 +38,19 @@ LOOK_SECONDS = 0.5
 class Cluster(Protocol):
     """Starts, places, watches and ends replicas."""
 
-    async def open(self, config: ServeConfig, tell: Progress) -> None:
+    async def open(self, config: ServeConfig, progress: Progress) -> None:
         """Make sure that there are replicas with these settings, or soon will be; :class:`ForesayError` if there cannot
         be."""
-        ...
 
     async def addresses(self) -> list[Address]:
         """The replicas that take requests. :class:`ForesayError` if none ever will be."""
-        ...
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
         """Replace the replicas one by one with these settings; returns the deployment's number. weights: they may write
         a different text."""
-        ...
 
     async def close(self) -> None:
         """Disconnect; this server uses no replica any more."""
-        ...
 
 
 class Fleet(Supervised):
@@ -75,8 +71,8 @@ class Fleet(Supervised):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, beside: Mapping[str, int] | None = None) -> None:
-        """Start replicas or find existing ones; returns at once. beside: not used."""
+    async def start(self, reserved: Mapping[str, int] | None = None) -> None:
+        """Start replicas or find existing ones; returns at once. reserved: not used."""
         self._begin("starting the replicas")
 
     async def stop(self) -> None:
@@ -94,11 +90,11 @@ class Fleet(Supervised):
 
     async def _supervise(self) -> None:
 
-        def tell(phase: str, share: float | None) -> None:
+        def progress(phase: str, share: float | None) -> None:
             self._set(EngineStatus("loading", phase, share, starts=1))
 
         try:
-            await self._cluster.open(self._config, tell)
+            await self._cluster.open(self._config, progress)
             while True:
                 self._see(await self._cluster.addresses())
                 await asyncio.sleep(LOOK_SECONDS)
@@ -144,19 +140,19 @@ class Fleet(Supervised):
         """Move the requests of a lost replica to others."""
         going = replica.in_flight.leave()
         for flight in going:
-            self._place(flight)
+            self._route(flight)
         self._moved += len(going)
         if replica.info is not None:
             log.warning("replica %s %s; %d streams go on", replica.address.name, cause, len(going))
-            self._told(cause, len(going))
+            self._update(cause, len(going))
 
     def _one_ready(self) -> None:
         """A replica takes requests: give it those that had none."""
         for flight in self._stranded.leave():
-            self._place(flight)
-        self._told()
+            self._route(flight)
+        self._update()
 
-    def _told(self, cause: Cause | None = None, resumed: int = 0) -> None:
+    def _update(self, cause: Cause | None = None, resumed: int = 0) -> None:
         """Update ``info`` and ``status`` from all replicas."""
         infos = [replica.info for replica in self.ready if replica.info is not None]
         if infos:
@@ -176,18 +172,18 @@ class Fleet(Supervised):
 
     def loads(self) -> list[report.Replica]:
         """The state of each ready replica."""
-        return [replica.told for replica in self.ready]
+        return [replica.report_entry for replica in self.ready]
 
-    async def replace(self, config: ServeConfig, tell: Progress, changed: bool) -> int:
-        """Replace the replicas one by one with other settings; returns how many requests moved. tell: called with the
-        progress. changed: they may write a different text."""
+    async def replace(self, config: ServeConfig, progress: Progress, changed: bool) -> int:
+        """Replace the replicas one by one with other settings; returns how many requests moved. progress: called with
+        the progress. changed: they may write a different text."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
         deployed = await self._cluster.deploy(config, changed)
         while True:
             new = [replica for replica in self.ready if replica.address.deployed >= deployed]
-            tell("replacing the replicas", len(new) / max(1, len(self._replicas)))
+            progress("replacing the replicas", len(new) / max(1, len(self._replicas)))
             if new and len(new) == len(self._replicas):
                 return self._moved - before
             if self._supervisor is None or self._supervisor.done():
@@ -199,17 +195,17 @@ class Fleet(Supervised):
             lasts = [one.last for one in self.ready if one.last is not None]
             names = ("running", "waiting", "pages", "kept_pages")
             together = replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names})
-            self._tell(self.observe, together)
+            self._notify(self.observe, together)
 
     def _shadow(self, report: ShadowReport) -> None:
-        self._tell(self.observe_shadow, report)
+        self._notify(self.observe_shadow, report)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
         """Start a request, in the next replica if none is ready now; its results go to ``sink``."""
         check_comes(self.status)
-        self._place(InFlight(request, sink))
+        self._route(InFlight(request, sink))
 
     def cancel(self, id: str) -> None:
         """Drop a request and free what it holds; its sink receives nothing more."""
@@ -231,15 +227,13 @@ class Fleet(Supervised):
     def _all_flights(self) -> list[InFlights]:
         return [*(replica.in_flight for replica in self._replicas.values()), self._stranded]
 
-    def _place(self, flight: InFlight) -> None:
+    def _route(self, flight: InFlight) -> None:
         """Send a request to the best replica, or keep it until one is ready. Choices of one prompt stay together."""
         ready, leader = self.ready, flight.request.fork_of
         with_leader = next((one for one in ready if leader is not None and leader in one.in_flight), None)
         if not ready:
             self._stranded.take_over(flight, flight.text)
             return
-        standings = {} if with_leader else {replica.address.name: replica.standing for replica in ready}
-        chosen = (
-            with_leader or self._replicas[self._router.choose(flight.request.prompt, flight.request.salt, standings)]
-        )
+        loads = {} if with_leader else {replica.address.name: replica.load for replica in ready}
+        chosen = with_leader or self._replicas[self._router.choose(flight.request.prompt, flight.request.salt, loads)]
         chosen.in_flight.take_over(flight, chosen.address.text)

@@ -25,11 +25,11 @@ import msgspec
 from msgspec.structs import replace
 
 from foresay.server.host import frames
-from foresay.server.host.asked import log
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
+from foresay.server.host.client_base import log
 from foresay.server.host.frames import Channel, DownFrame, UpFrame, unpack_up
-from foresay.server.host.replicas.admission import MOST_STRANGERS, admit, family
+from foresay.server.host.replicas.admission import MOST_UNAUTHENTICATED, admit, family
 from foresay.server.host.resumption import PROOF
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, EngineInfo
@@ -50,7 +50,7 @@ class Address(msgspec.Struct, frozen=True):
     text: str
 
 
-class Door(Channel):
+class ServerConnection(Channel):
     """The connection of a front door. number: prefix of its requests' ids. running: number of deltas of each running
     request, by prefixed id."""
 
@@ -98,9 +98,9 @@ class Hosted(EngineClient):
         super().__init__(config, spawn)
         self._name, self._host, self._secret = name, host, secret
         self._deployed, self._weights = deployed, weights
-        self._listener = socket.create_server((host, 0), family=family(host), backlog=MOST_STRANGERS)
+        self._listener = socket.create_server((host, 0), family=family(host), backlog=MOST_UNAUTHENTICATED)
         self._listener.setblocking(False)
-        self._doors: dict[int, Door] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._entered = 0
         self._admitting: asyncio.Task[None] | None = None
 
@@ -110,7 +110,7 @@ class Hosted(EngineClient):
         """Start the engine, wait until it is ready, and admit front doors. Raises what :meth:`until_ready` raises."""
         await self.start()
         await self.until_ready()
-        self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._door))
+        self._admitting = asyncio.create_task(admit(self._listener, self._secret, self._connection))
 
     async def close(self) -> None:
         """Disconnect front doors, and end the engine."""
@@ -131,46 +131,46 @@ class Hosted(EngineClient):
     @property
     def load(self) -> int:
         """Number of requests running or waiting."""
-        return sum(len(door.running) for door in self._doors.values())
+        return sum(len(connection.running) for connection in self._connections.values())
 
     # -- front doors ---------------------------------------------------------------------------------------------
 
-    def _door(self) -> Door:
+    def _connection(self) -> ServerConnection:
         self._entered += 1
-        return Door(self._entered, self)
+        return ServerConnection(self._entered, self)
 
-    def enter(self, door: Door) -> None:
+    def enter(self, connection: ServerConnection) -> None:
         """Register a front door; it may send requests if the engine is ready."""
-        self._doors[door.number] = door
+        self._connections[connection.number] = connection
         if self.status.state == "ready" and self.info is not None:
-            door.send(frames.Ready(self.info))
+            connection.send(frames.Ready(self.info))
 
-    def leave(self, door: Door) -> None:
+    def leave(self, connection: ServerConnection) -> None:
         """The connection of a front door is closed: cancel its requests."""
-        if self._doors.pop(door.number, None) is not None:
-            for id in door.running:
+        if self._connections.pop(connection.number, None) is not None:
+            for id in connection.running:
                 self._send(frames.Cancel(id))
 
-    def apply(self, door: Door, frame: UpFrame | frames.Rejected) -> None:
+    def apply(self, connection: ServerConnection, frame: UpFrame | frames.Rejected) -> None:
         """Forward a front door's frame to the engine."""
         match frame:
             case frames.Add(request):
-                request.id = door.named(request.id)
-                request.fork_of = None if request.fork_of is None else door.named(request.fork_of)
-                door.running[request.id] = 0
+                request.id = connection.named(request.id)
+                request.fork_of = None if request.fork_of is None else connection.named(request.fork_of)
+                connection.running[request.id] = 0
                 self._send(frame)
             case frames.Cancel(id):
-                door.running.pop(door.named(id), None)
-                self._send(frames.Cancel(door.named(id)))
+                connection.running.pop(connection.named(id), None)
+                self._send(frames.Cancel(connection.named(id)))
             case frames.Finish(id, at_token):
-                self._send(frames.Finish(door.named(id), at_token))
+                self._send(frames.Finish(connection.named(id), at_token))
             case frames.KeepWarm():
                 self._send(frame)
             case frames.Ping():
-                door.send(frames.Pong())
+                connection.send(frames.Pong())
             case frames.Rejected():
                 log.error("a frame could not be read: %s", frame.error)
-                door.send(frame)
+                connection.send(frame)
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
@@ -179,40 +179,40 @@ class Hosted(EngineClient):
             case frames.Deltas():
                 self._scatter(frame)
             case frames.Rejected(id):
-                door, own = self._whose(id)
-                if door is not None:
-                    door.running.pop(id, None)
-                    door.send(replace(frame, id=own))
+                connection, own = self._whose(id)
+                if connection is not None:
+                    connection.running.pop(id, None)
+                    connection.send(replace(frame, id=own))
             case _:
                 super()._received(frame)
         match frame:
             case frames.Ready() | frames.Shadowed():
-                for door in list(self._doors.values()):
-                    door.send(frame)
+                for connection in list(self._connections.values()):
+                    connection.send(frame)
             case frames.Failed(message, running=running):
                 self._part(message, running or [])
 
-    def _whose(self, id: str) -> tuple[Door | None, str]:
+    def _whose(self, id: str) -> tuple[ServerConnection | None, str]:
         """The front door of a request (None if it has left), and the request's id there."""
         number, _, own = id.partition("/")
-        return self._doors.get(int(number)), own
+        return self._connections.get(int(number)), own
 
     def _scatter(self, frame: frames.Deltas) -> None:
         """Send each front door its own deltas and the step's trace."""
         deltas: defaultdict[int, list[Delta]] = defaultdict(list)
         for delta in frame.deltas:
-            door, own = self._whose(delta.id)
-            if door is None:
+            connection, own = self._whose(delta.id)
+            if connection is None:
                 continue
             if delta.finish_reason is not None:
-                door.running.pop(delta.id, None)
-            elif delta.id in door.running:
-                door.running[delta.id] += 1
+                connection.running.pop(delta.id, None)
+            elif delta.id in connection.running:
+                connection.running[delta.id] += 1
             delta.id = own
-            deltas[door.number].append(delta)
-        for number, door in list(self._doors.items()):
+            deltas[connection.number].append(delta)
+        for number, connection in list(self._connections.items()):
             if frame.trace is not None or number in deltas:
-                door.send(frames.Deltas(deltas[number], frame.trace))
+                connection.send(frames.Deltas(deltas[number], frame.trace))
         if frame.trace is not None:
             self._stepped(frame.trace)
 
@@ -223,13 +223,17 @@ class Hosted(EngineClient):
     def _part(self, reason: str, among: Collection[str] | None) -> None:
         """Close all connections, after reporting to each front door which of its requests may have killed the engine:
         none if another front door's are equally suspect. among: the suspects; None: any."""
-        doors, self._doors = self._doors, {}
-        heard = [(door, id, count) for door in doors.values() for id, count in door.running.items()]
-        suspects = {door.number for door, id, count in heard if count < PROOF and (among is None or id in among)}
-        for door in doors.values():
-            own = None if among is None else [id.partition("/")[2] for id in among if id in door.running]
-            door.send(frames.Failed(reason, running=own if suspects == {door.number} else []))
-            door.close()
+        connections, self._connections = self._connections, {}
+        running = [
+            (connection, id, count) for connection in connections.values() for id, count in connection.running.items()
+        ]
+        suspects = {
+            connection.number for connection, id, count in running if count < PROOF and (among is None or id in among)
+        }
+        for connection in connections.values():
+            own = None if among is None else [id.partition("/")[2] for id in among if id in connection.running]
+            connection.send(frames.Failed(reason, running=own if suspects == {connection.number} else []))
+            connection.close()
 
 
 def written_by(info: EngineInfo) -> str:

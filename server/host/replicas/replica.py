@@ -9,11 +9,11 @@ from functools import partial
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host import frames
-from foresay.server.host.asked import Asked
+from foresay.server.host.client_base import ChannelClient
 from foresay.server.host.frames import Channel
 from foresay.server.host.replicas.admission import introduce
 from foresay.server.host.replicas.hosted import Address
-from foresay.server.host.replicas.router import Standing
+from foresay.server.host.replicas.router import ReplicaLoad
 from foresay.server.host.resumption import InFlights
 from foresay.server.observe.telemetry import report
 from foresay.server.schemas.errors import EngineFailed
@@ -26,7 +26,7 @@ STALE_SECONDS = 2.0
 SILENT_SECONDS, PINGS = 2.0, 4
 
 
-class ReplicaClient(Asked):
+class ReplicaClient(ChannelClient):
     """One engine of a fleet. on_ready, on_step: called when it takes requests, and with its steps."""
 
     def __init__(
@@ -66,7 +66,7 @@ class ReplicaClient(Asked):
                 raise EngineFailed(f"no answer for {SILENT_SECONDS:g} s")
             channel.send(frames.Ping())
             await asyncio.wait([channel.closed], timeout=SILENT_SECONDS / PINGS)
-            unanswered = 0 if channel.heard() else unanswered + 1
+            unanswered = 0 if channel.received() else unanswered + 1
 
     def close(self) -> None:
         """Close the connection."""
@@ -80,25 +80,25 @@ class ReplicaClient(Asked):
         return self._in_flight
 
     @property
-    def standing(self) -> Standing:
+    def load(self) -> ReplicaLoad:
         """Its load, for the router."""
         assert self.info is not None, "it is ready"
         others = self._others if time.monotonic() < self._stepped_at + STALE_SECONDS else 0
         pages = self.info.kv_tokens // self.info.page_size
-        return Standing(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
+        return ReplicaLoad(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
 
     @property
-    def told(self) -> report.Replica:
+    def report_entry(self) -> report.Replica:
         """Its state, for the report."""
         assert self.info is not None, "it is ready"
-        address, load, places = self.address, self.standing.load, self.info.max_seqs
+        address, load, slots = self.address, self.load.requests, self.info.max_seqs
         pages = self.last.pages if self.last is not None and load else 0
         return report.Replica(
             name=address.name,
             address=f"{address.host}:{address.port}",
             drafter=self.info.drafter,
-            running=min(load, places),
-            waiting=max(0, load - places),
+            running=min(load, slots),
+            waiting=max(0, load - slots),
             own=len(self.in_flight),
             kv_used=pages * self.info.page_size / self.info.kv_tokens,
         )

@@ -19,15 +19,15 @@ from foresay.kvpaging.prefix import digests
 #: Most pages of a prompt that are hashed: each takes a microsecond, during which streams wait.
 MOST_PAGES = 1024
 #: Cost of each decoding sequence to a prefill, and of each request that waits for a batch slot, in tokens.
-BESIDE, BEHIND = 32, 512
+DECODING_COST, WAITING_COST = 32, 512
 
 
-class Standing(NamedTuple):
-    """A replica's load now. load: requests it has. places: requests it runs at once. unread: prompt tokens not yet
+class ReplicaLoad(NamedTuple):
+    """A replica's load now. requests: that it has. slots: requests it runs at once. unread: prompt tokens not yet
     prefilled. pages: of its KV cache."""
 
-    load: int
-    places: int
+    requests: int
+    slots: int
     unread: int = 0
     pages: int = 1 << 20
 
@@ -39,13 +39,13 @@ class Router:
         self._page_size = page_size
         self._there: dict[str, OrderedDict[bytes, None]] = {}  # by replica, most recently used last
 
-    def choose(self, prompt: Sequence[int], salt: str, standings: Mapping[str, Standing]) -> str:
-        """The replica for a prompt, out of ``standings``; the prompt counts as sent there."""
-        for gone in self._there.keys() - standings.keys():
+    def choose(self, prompt: Sequence[int], salt: str, loads: Mapping[str, ReplicaLoad]) -> str:
+        """The replica for a prompt, out of ``loads``; the prompt counts as sent there."""
+        for gone in self._there.keys() - loads.keys():
             del self._there[gone]
         pages = list(digests(prompt, self._page_size, salt, MOST_PAGES))
-        chosen = min(standings, key=lambda name: (self._to_do(name, len(prompt), pages, standings[name]), name))
-        self._sent(chosen, pages, standings[chosen].pages)
+        chosen = min(loads, key=lambda name: (self._to_do(name, len(prompt), pages, loads[name]), name))
+        self._sent(chosen, pages, loads[chosen].pages)
         return chosen
 
     def known(self, name: str, pages: Sequence[bytes]) -> int:
@@ -53,10 +53,10 @@ class Router:
         there = self._there.get(name) or ()
         return next((index for index, page in enumerate(pages) if page not in there), len(pages))
 
-    def _to_do(self, name: str, tokens: int, pages: Sequence[bytes], standing: Standing) -> int:
+    def _to_do(self, name: str, tokens: int, pages: Sequence[bytes], load: ReplicaLoad) -> int:
         missing = tokens - self.known(name, pages) * self._page_size
-        behind = max(0, standing.load + 1 - standing.places)
-        return missing + standing.unread + BESIDE * min(standing.load, standing.places) + BEHIND * behind
+        waiting = max(0, load.requests + 1 - load.slots)
+        return missing + load.unread + DECODING_COST * min(load.requests, load.slots) + WAITING_COST * waiting
 
     def _sent(self, name: str, pages: Sequence[bytes], most: int) -> None:
         there = self._there.setdefault(name, OrderedDict())

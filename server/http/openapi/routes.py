@@ -46,11 +46,11 @@ REASONS = {
     400: "The request is wrong; the error names the field.",
     401: "The server requires an API key, and the request has no valid one.",
     403: "A web page of this origin may not use the server.",
-    404: "There is no such model, or nothing by this name.",
+    404: "There is no model or object with this name.",
     408: "The body took too long to arrive.",
     409: "The state of what the request would change does not allow it.",
     413: "The body is larger than the server reads.",
-    415: "The body is compressed, or no JSON.",
+    415: "The body is compressed, or is not JSON.",
     429: "Too many requests are running or waiting; Retry-After says when to try again.",
     500: "The engine gave up on the request.",
     503: "The model is loading, the engine is down, or the server is stopping; Retry-After says when to try again.",
@@ -135,9 +135,9 @@ def _operation(route: Route, tag: str, shape: ErrorShape | None, known: dict[Any
     return operation
 
 
-def _parameter(place: str, name: str, kind: str, about: str) -> dict[str, Any]:
-    required = {"required": True} if place == "path" else {}
-    return {"name": name, "in": place, "description": about, "schema": {"type": kind}} | required
+def _parameter(location: str, name: str, kind: str, about: str) -> dict[str, Any]:
+    required = {"required": True} if location == "path" else {}
+    return {"name": name, "in": location, "description": about, "schema": {"type": kind}} | required
 
 
 def _success(route: Route, known: dict[Any, Any]) -> dict[str, Any]:

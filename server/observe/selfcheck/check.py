@@ -63,7 +63,7 @@ class SelfCheck:
             return Recorder(request, sink, partial(self._keep, self._follows))
         return sink
 
-    def make_way(self) -> None:
+    def interrupt(self) -> None:
         """A client's request comes: cancel the re-run before the request reaches the engine."""
         self._requests += 1
         self._end_rerun("interrupted")
@@ -75,7 +75,7 @@ class SelfCheck:
         if not same_texts:
             self.backlog.clear()
             self._follows += 1
-        self._tell()
+        self._report()
 
     # -- checking ------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class SelfCheck:
         except Exception:
             log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
             self._counts.skipped += 1
-            self._tell()
+            self._report()
 
     def _free(self) -> bool:
         """Whether the engine is ready and idle."""
@@ -130,7 +130,7 @@ class SelfCheck:
             self._keep(follows, msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
         else:  # too long for the idle times; or it may have killed the engine: do not retry
             self._counts.skipped += 1
-        self._tell()
+        self._report()
 
     def _compared(self, rerun: Rerun) -> None:
         self._counts.checked += 1
@@ -147,9 +147,9 @@ class SelfCheck:
     def _keep(self, follows: int, answer: RecordedAnswer) -> None:
         if follows == self._follows:
             self.backlog.put(answer)
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Update the counts of waiting and dropped answers."""
         self._counts.waiting = len(self.backlog)
         self._counts.skipped += self.backlog.dropped
@@ -166,7 +166,7 @@ class CheckedEngine:
 
     def add(self, request: Request, sink: Sink) -> None:
         """Start a client's request, cancelling any re-run."""
-        self._check.make_way()
+        self._check.interrupt()
         self._engine.add(request, self._check.picked(request, sink) if self._picks else sink)
 
 

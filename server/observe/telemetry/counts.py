@@ -130,9 +130,9 @@ class Startup:
 
 
 class SelfCheckCounts(msgspec.Struct):
-    """share: of the finished requests, how many are decoded again plainly. checked: those that were; tokens: compared
-    with them; mismatches: requests whose tokens differ. waiting: for the engine to be idle. skipped: had to give way to
-    newer ones, or were lost with the engine."""
+    """share: of the finished requests to be decoded again plainly. checked: those that were; tokens: compared in them;
+    mismatches: requests whose tokens differ. waiting: until the engine is idle. skipped: dropped for newer ones, or
+    lost with the engine."""
 
     share: float = 0.0
     checked: int = 0

@@ -116,7 +116,7 @@ class DraftCounts:
             counts.extend([0] * (depths - len(counts)))
 
 
-class Places:
+class PositionCounts:
     """How often there was a node at each position of a tree, and how often it was accepted. Positions are those of
     :func:`~foresay.server.observe.telemetry.drafting.link`."""
 

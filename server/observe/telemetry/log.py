@@ -73,8 +73,8 @@ class Reporter:
         now = int(self._telemetry.clock())
         window = self._telemetry.between(self._reported, now)
         self._reported = now
-        self._tell_choice(window, now)
-        self._tell_busy(window.crowded, now)
+        self._log_choice(window, now)
+        self._log_busy(window.crowded, now)
         if not window.drafts:
             return
         log.info("%s%s", self._whose, line(window))
@@ -85,7 +85,7 @@ class Reporter:
         elif verdict.pays:
             self._next_warning = 0.0
 
-    def _tell_choice(self, window: Window, now: int) -> None:
+    def _log_choice(self, window: Window, now: int) -> None:
         """Log which drafter is now used most, if that has changed; a warning if, on enough evidence, drafting is
         off."""
         if not window.news:
@@ -98,7 +98,7 @@ class Reporter:
         if comes_again:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 
-    def _tell_busy(self, crowded: float, now: int) -> None:
+    def _log_busy(self, crowded: float, now: int) -> None:
         """Warn when the engine waits for cores: at once, then repeatedly while it lasts."""
         if crowded >= BUSY and now >= self._next_busy_warning:
             log.warning(

@@ -7,6 +7,7 @@ A row here is what ``/metrics`` exposes (exposition.py), what the page's footer 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -14,11 +15,12 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import foresay
-from foresay.server.engine.generation import Watched
+from foresay.server.engine.generation import StatusSource
 from foresay.server.observe.telemetry.counts import Connections, Histogram, SelfCheckCounts, Startup
 from foresay.server.observe.telemetry.report import Gauges, Replica
 from foresay.server.observe.telemetry.window import Window
 from foresay.server.schemas.errors import EngineFailed
+from foresay.server.settings.help import entries
 from foresay.spec.names import NONE
 
 #: One series: the values of its labels, and its value.
@@ -32,7 +34,7 @@ class Reading(NamedTuple):
     totals: Window
     minute: Window
     gauges: Gauges
-    engine: Watched
+    engine: StatusSource
     startup: Startup
     connections: Connections
     self_check: SelfCheckCounts
@@ -70,9 +72,6 @@ class Metric(NamedTuple):
         """The sum of the series of a counter."""
         value = self.read(reading)
         return 0 if isinstance(value, Histogram) else int(sum(number for _, number in value))
-
-
-counter, gauge, histogram = partial(Metric, "counter"), partial(Metric, "gauge"), partial(Metric, "histogram")
 
 
 # -- values that are not fields ---------------------------------------------------------------------------------------
@@ -137,268 +136,175 @@ def _token_bytes(now: Reading) -> dict[str, int]:
     return {} if info is None or not info.kv_token_bytes else {info.kv_dtype: info.kv_token_bytes}
 
 
+#: The values of the metrics of these names.
+_OWN: dict[str, Callable[[Reading], Any]] = {
+    "spec_decode_num_choices": lambda now: {NONE: 0} | now.totals.chosen,
+    "request_success": _finished,
+    "request_errors": lambda now: {EngineFailed.code or "": 0} | now.totals.failed,
+    "num_requests_waiting_by_reason": lambda now: {"capacity": now.gauges.waiting, "deferred": 0},
+    "kv_disk_tokens": lambda now: {"read": 0, "written": 0, "damaged": 0, "slow": 0} | now.totals.disk,
+    "engine_up": lambda now: now.engine.status.state == "ready",
+    "http_responses": lambda now: {str(status): count for status, count in now.connections.http.items()},
+    "admission_rejections": lambda now: {"limit": now.connections.http.get(429, 0)},
+    "build_info": _build,
+    "cache_config_info": _pages,
+    "kv_cache_token_bytes": _token_bytes,
+}
+#: Values with a parameter, such as ``drafter:drafted``.
+_MADE: dict[str, Callable[[str], Callable[[Reading], Any]]] = {
+    "drafter": partial(_each, "drafting"),
+    "shadow": partial(_each, "shadows"),
+    "depth": _by_position,
+    "minute": _in_minute,
+    "rows": _woken,
+    "replica": _by_replica,
+}
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
-#: Drafts and their acceptance; what shadow drafters would have done; whether speculation pays.
-SPECULATION = (
-    *(
-        counter(f"spec_decode_num_{name}", about, _each("drafting", value), ["drafter"], vllm=True, page=True)
-        for name, about, value in (
-            ("drafts", "Trees with at least one drafted token that were verified.", "drafts"),
-            ("draft_tokens", "Drafted tokens that were verified.", "drafted"),
-            ("accepted_tokens", "Drafted tokens that were accepted and are in a text.", "accepted"),
-        )
-    ),
-    counter(
-        "spec_decode_num_draft_tokens_per_pos",
-        "Drafted tokens that were verified, by depth in the tree (0: right after the text).",
-        _by_position("drafted_per_depth"),
-        ["drafter", "position"],
-    ),
-    counter(
-        "spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens that were accepted and are in a text, by depth in the tree (0: right after the text).",
-        _by_position("accepted_per_depth"),
-        ["drafter", "position"],
-        vllm=True,
-        keep=[1],
-    ),
-    counter("spec_decode_num_forced_tokens", "Drafted tokens that a grammar forced.", "totals.forced"),
-    counter(
-        "spec_decode_num_discarded_tokens", "Tokens generated past the end of a text.", "totals.discarded", page=True
-    ),
-    counter(
-        "spec_decode_num_choices",
-        "Steps by the drafter that the budget chose for them (none: no drafter).",
-        lambda now: {NONE: 0} | now.totals.chosen,
-        ["choice"],
-    ),
-    histogram("spec_decode_tokens_per_step", "Tokens that a step added to one request's text.", "totals.run_lengths"),
-    *(
-        counter(f"shadow_{name}", about, _each("shadows", value), ["drafter"])
-        for name, about, value in (
-            ("steps", "Steps that a shadow drafter would have made.", "steps"),
-            ("tokens", "Tokens that these steps would have emitted.", "tokens"),
-            ("drafts", "Steps in which a shadow had something to propose.", "drafting.drafts"),
-            ("draft_tokens", "Tokens that a shadow proposed.", "drafting.drafted"),
-            ("accepted_tokens", "Proposed tokens that would have been accepted.", "drafting.accepted"),
-            ("draft_seconds", "Time that a shadow took to draft.", "seconds"),
-        )
-    ),
-    counter(
-        "decode_seconds",
-        "Time in steps that read no prompt and in which no request had switched speculation off.",
-        "totals.decode_seconds",
-    ),
-    counter(
-        "spec_decode_plain_seconds",
-        "Estimate of the time that plain decoding would have taken for the same tokens as those steps.",
-        "totals.plain_seconds",
-    ),
-    gauge(
-        "spec_decode_speed_up",
-        "Estimate of the speed over plain decoding in the last minute; without decoding there is none.",
-        _in_minute("speed_up"),
-    ),
-    gauge(
-        "spec_decode_speed_up_unsure",
-        "1 if that estimate may be wrong: it rests on steps without drafts that are few, old or of a different pace.",
-        _in_minute("unsure"),
-    ),
-    gauge("plain_step_seconds", "A decoding step of one request without drafts.", "plain_seconds"),
+#: By their headings in docs/metrics.md: kind, name, labels, vLLM's name, labels that vLLM has too, and the page's name,
+#: as in :class:`Metric`; then its value: ``own``, a value with a parameter, or a path of attributes; and its help.
+_TEXT = """
+Speculation
+  counter spec_decode_num_drafts [drafter] vllm page = drafter:drafts: Trees with at least one drafted token that were
+    verified.
+  counter spec_decode_num_draft_tokens [drafter] vllm page = drafter:drafted: Drafted tokens that were verified.
+  counter spec_decode_num_accepted_tokens [drafter] vllm page = drafter:accepted: Drafted tokens that were accepted
+    and are in a text.
+  counter spec_decode_num_draft_tokens_per_pos [drafter, position] = depth:drafted_per_depth: Drafted tokens that were
+    verified, by depth in the tree (0: right after the text).
+  counter spec_decode_num_accepted_tokens_per_pos [drafter, position] vllm keep=1 = depth:accepted_per_depth: Drafted
+    tokens that were accepted and are in a text, by depth in the tree (0: right after the text).
+  counter spec_decode_num_forced_tokens = totals.forced: Drafted tokens that a grammar forced.
+  counter spec_decode_num_discarded_tokens page = totals.discarded: Tokens generated past the end of a text.
+  counter spec_decode_num_choices [choice] = own: Steps by the drafter that the budget chose for
+    them (none: no drafter).
+  histogram spec_decode_tokens_per_step = totals.run_lengths: Tokens that a step added to one request's text.
+  counter shadow_steps [drafter] = shadow:steps: Steps that a shadow drafter would have made.
+  counter shadow_tokens [drafter] = shadow:tokens: Tokens that these steps would have emitted.
+  counter shadow_drafts [drafter] = shadow:drafting.drafts: Steps in which a shadow had something to propose.
+  counter shadow_draft_tokens [drafter] = shadow:drafting.drafted: Tokens that a shadow proposed.
+  counter shadow_accepted_tokens [drafter] = shadow:drafting.accepted: Proposed tokens that would have been accepted.
+  counter shadow_draft_seconds [drafter] = shadow:seconds: Time that a shadow took to draft.
+  counter decode_seconds = totals.decode_seconds: Time in steps that read no prompt and in which no request had
+    switched speculation off.
+  counter spec_decode_plain_seconds = totals.plain_seconds: Estimate of the time that plain decoding would have taken
+    for the same tokens as those steps.
+  gauge spec_decode_speed_up = minute:speed_up: Estimate of the speed over plain decoding in the last minute; without
+    decoding there is none.
+  gauge spec_decode_speed_up_unsure = minute:unsure: 1 if that estimate may be wrong: it rests on steps without drafts
+    that are few, old or of a different pace.
+  gauge plain_step_seconds = plain_seconds: A decoding step of one request without drafts.
+Steps and delivery
+  counter engine_steps page = totals.steps: Steps of the engine.
+  counter step_phase_seconds [phase] = totals.phases: Time in steps by phase; deliver: in the server.
+  counter step_wait_seconds = totals.waited_seconds: Estimated time in steps that the engine waited for a core taken
+    by another program.
+  histogram step_seconds = totals.step_seconds: A whole step of the engine.
+  histogram iteration_tokens vllm=iteration_tokens_total = totals.step_tokens: Tokens of a step: read from prompts,
+    and written.
+  histogram inter_chunk_latency_seconds vllm=inter_token_latency_seconds = totals.chunk_gaps: Time between two chunks
+    of one text, however many tokens they hold.
+  histogram time_per_output_token_seconds = totals.token_times: Each token's share of the gap before its chunk: one
+    observation for every token but those of first chunks.
+  counter experts_woken [rows] = rows:woken: Experts of a layer that steps without prompts woke, by rows (1, 2, 4,
+    ..).
+  counter experts_woken_steps [rows] = rows:woke: Those steps.
+  counter num_preemptions vllm page = totals.preemptions: Requests that had to give up their KV.
+Requests
+  counter prompt_tokens vllm page = totals.prompt_tokens: Tokens of prompts.
+  counter prompt_tokens_cached vllm page = totals.cached_tokens: Tokens of prompts whose KV was cached already.
+  counter prefix_cache_queries vllm = totals.prompt_tokens: Tokens of prompts that were looked up in the prefix cache.
+  counter prefix_cache_hits vllm = totals.cached_tokens: Tokens of prompts whose KV was cached already.
+  counter generation_tokens vllm page = totals.tokens: Tokens of texts.
+  counter request_success [finished_reason] vllm keep=0 page=requests = own: Finished requests, by how
+    they ended; abort: the client left or cancelled.
+  counter request_errors [code] page = own: Requests that were admitted and failed, by the error's code.
+  histogram time_to_first_token_seconds vllm = totals.time_to_first_token: From admitting a request to handing on its
+    first tokens.
+  histogram e2e_request_latency_seconds vllm = totals.e2e_request_latency: From admitting a request to its end.
+  histogram request_queue_time_seconds vllm = totals.request_queue_time: How long a request waited in the engine for
+    its turn.
+  histogram request_prefill_time_seconds vllm = totals.request_prefill_time: From a request's turn to its first token.
+  histogram request_decode_time_seconds vllm = totals.request_decode_time: From a request's first token to its last.
+  histogram request_inference_time_seconds vllm = totals.request_inference_time: From a request's turn to its last
+    token.
+  histogram request_time_per_output_token_seconds vllm = totals.request_time_per_output_token: A request's mean time
+    per token after the first one.
+  histogram request_prompt_tokens vllm = totals.request_prompt_tokens: Tokens of a request's prompt.
+  histogram request_generation_tokens vllm = totals.request_generation_tokens: Tokens of a request's text.
+  histogram request_params_max_tokens vllm = totals.request_params_max_tokens: The most output tokens that a request
+    asked for.
+  histogram request_params_n vllm = totals.request_params_n: Choices asked for per prompt.
+  histogram request_num_preemptions vllm = totals.request_num_preemptions: Times that a request had to give up its KV.
+  gauge num_requests_running vllm = gauges.running: Requests that run.
+  gauge num_requests_waiting vllm = gauges.waiting: Requests that wait for their turn.
+  gauge num_requests_waiting_by_reason [reason] vllm keep=0 = own: The same by what they
+    wait for, which is always room.
+  gauge kv_cache_usage_perc vllm = gauges.kv_used: Share of the KV pages that running requests use; 1 is all of them.
+  counter kv_disk_tokens [outcome] = own: Tokens of the KV on disk: read, written, damaged (and computed
+    again), slow (computing them took less).
+  gauge kv_cache_kept_perc = gauges.kv_kept: Share of the KV pages that only hold old text for reuse.
+Replicas
+  gauge replica_running [replica, address] = replica:running: Requests that run in a replica, as far as this server
+    knows.
+  gauge replica_waiting [replica, address] = replica:waiting: Requests that wait in a replica for their turn.
+  gauge replica_kv_used [replica, address] = replica:kv_used: Share of a replica's KV pages that running requests use.
+Engine
+  gauge engine_up = own: 1 if the engine takes requests.
+  counter engine_restarts [cause] = startup.restarts: Times the engine process was started again.
+  counter request_resumes = startup.resumed: Times a request went on in the next engine process.
+  gauge startup_time_seconds [phase] = startup.seconds: The engine's last start by phase.
+Connections
+  counter http_responses [status] = own: HTTP responses; 499: the client left; 101: a WebSocket closed.
+  counter admission_rejections [reason] vllm keep=0 = own: Requests that a limit refused, with 429.
+  gauge websocket_connections_active vllm = connections.websockets: WebSockets that are open.
+  histogram websocket_connection_duration_seconds vllm = connections.websocket_seconds: How long WebSockets that are
+    closed were open.
+Build
+  gauge build_info [version, target, drafter, draft, dtype, device, exact] = own: Version and settings of the
+    engine.
+  gauge cache_config_info [block_size, num_gpu_blocks, cache_dtype] vllm keep=0,1,2 = own: Pages of the
+    KV cache.
+  gauge kv_cache_token_bytes [kv_dtype] = own: Bytes of the KV cache for one token, drafters'
+    included.
+Self-check
+  counter self_check_requests = self_check.checked: Finished requests that were decoded again plainly.
+  counter self_check_tokens = self_check.tokens: Tokens compared with plain decoding.
+  counter self_check_mismatch = self_check.mismatches: Requests whose tokens differ from plain decoding.
+  gauge self_check_waiting = self_check.waiting: Requests that wait to be decoded again.
+  counter self_check_skipped = self_check.skipped: Requests that were picked but gave way to others, or were lost.
+"""
+_ENTRY = re.compile(
+    r"(counter|gauge|histogram) (\w+)(?: \[([\w, ]+)\])?( vllm)?(?:=(\w+))?(?: keep=([\d,]+))?"
+    r"( page)?(?:=(\w+))? = (\S+): (.+)"
 )
-#: The engine's steps, and the delivery of their tokens.
-STEPS = (
-    counter("engine_steps", "Steps of the engine.", "totals.steps", page=True),
-    counter("step_phase_seconds", "Time in steps by phase; deliver: in the server.", "totals.phases", ["phase"]),
-    counter(
-        "step_wait_seconds",
-        "Estimated time in steps that the engine waited for a core taken by another program.",
-        "totals.waited_seconds",
-    ),
-    histogram("step_seconds", "A whole step of the engine.", "totals.step_seconds"),
-    histogram(
-        "iteration_tokens",
-        "Tokens of a step: read from prompts, and written.",
-        "totals.step_tokens",
-        vllm="iteration_tokens_total",
-    ),
-    histogram(
-        "inter_chunk_latency_seconds",
-        "Time between two chunks of one text, however many tokens they hold.",
-        "totals.chunk_gaps",
-        vllm="inter_token_latency_seconds",
-    ),
-    histogram(
-        "time_per_output_token_seconds",
-        "Each token's share of the gap before its chunk: one observation for every token but those of first chunks.",
-        "totals.token_times",
-    ),
-    *(
-        counter(name, about, _woken(counted), ["rows"])
-        for name, counted, about in (
-            ("experts_woken", "woken", "Experts of a layer that steps without prompts woke, by rows (1, 2, 4, ..)."),
-            ("experts_woken_steps", "woke", "Those steps."),
-        )
-    ),
-    counter("num_preemptions", "Requests that had to give up their KV.", "totals.preemptions", vllm=True, page=True),
-)
-CACHED = "Tokens of prompts whose KV was cached already."
-#: Requests and their results.
-REQUESTS = (
-    counter("prompt_tokens", "Tokens of prompts.", "totals.prompt_tokens", vllm=True, page=True),
-    counter("prompt_tokens_cached", CACHED, "totals.cached_tokens", vllm=True, page=True),
-    counter(
-        "prefix_cache_queries",
-        "Tokens of prompts that were looked up in the prefix cache.",
-        "totals.prompt_tokens",
-        vllm=True,
-    ),
-    counter("prefix_cache_hits", CACHED, "totals.cached_tokens", vllm=True),
-    counter("generation_tokens", "Tokens of texts.", "totals.tokens", vllm=True, page=True),
-    counter(
-        "request_success",
-        "Finished requests, by how they ended; abort: the client left or cancelled.",
-        _finished,
-        ["finished_reason"],
-        vllm=True,
-        keep=[0],
-        page="requests",
-    ),
-    counter(
-        "request_errors",
-        "Requests that were admitted and failed, by the error's code.",
-        lambda now: {EngineFailed.code or "": 0} | now.totals.failed,
-        ["code"],
-        page=True,
-    ),
-    *(
-        histogram(f"{name}_seconds", about, f"totals.{name}", vllm=True)
-        for name, about in (
-            ("time_to_first_token", "From admitting a request to handing on its first tokens."),
-            ("e2e_request_latency", "From admitting a request to its end."),
-            ("request_queue_time", "How long a request waited in the engine for its turn."),
-            ("request_prefill_time", "From a request's turn to its first token."),
-            ("request_decode_time", "From a request's first token to its last."),
-            ("request_inference_time", "From a request's turn to its last token."),
-            ("request_time_per_output_token", "A request's mean time per token after the first one."),
-        )
-    ),
-    *(
-        histogram(name, about, f"totals.{name}", vllm=True)
-        for name, about in (
-            ("request_prompt_tokens", "Tokens of a request's prompt."),
-            ("request_generation_tokens", "Tokens of a request's text."),
-            ("request_params_max_tokens", "The most output tokens that a request asked for."),
-            ("request_params_n", "Choices asked for per prompt."),
-            ("request_num_preemptions", "Times that a request had to give up its KV."),
-        )
-    ),
-    gauge("num_requests_running", "Requests that run.", "gauges.running", vllm=True),
-    gauge("num_requests_waiting", "Requests that wait for their turn.", "gauges.waiting", vllm=True),
-    gauge(
-        "num_requests_waiting_by_reason",
-        "The same by what they wait for, which is always room.",
-        lambda now: {"capacity": now.gauges.waiting, "deferred": 0},
-        ["reason"],
-        vllm=True,
-        keep=[0],
-    ),
-    gauge(
-        "kv_cache_usage_perc",
-        "Share of the KV pages that running requests use; 1 is all of them.",
-        "gauges.kv_used",
-        vllm=True,
-    ),
-    counter(
-        "kv_disk_tokens",
-        "Tokens of the KV on disk: read, written, damaged (and computed again), slow (computing them took less).",
-        lambda now: {"read": 0, "written": 0, "damaged": 0, "slow": 0} | now.totals.disk,
-        ["outcome"],
-    ),
-    gauge("kv_cache_kept_perc", "Share of the KV pages that only hold old text for reuse.", "gauges.kv_kept"),
-)
-#: The state of each replica, if there are several.
-REPLICAS = tuple(
-    gauge(f"replica_{value}", about, _by_replica(value), ["replica", "address"])
-    for value, about in (
-        ("running", "Requests that run in a replica, as far as this server knows."),
-        ("waiting", "Requests that wait in a replica for their turn."),
-        ("kv_used", "Share of a replica's KV pages that running requests use."),
+
+
+def _metric(entry: str) -> Metric:
+    found = _ENTRY.fullmatch(entry)
+    assert found is not None, f"{entry} is no metric"
+    kind, name, labels, vllm, vllm_name, keep, page, page_name, value, about = found.groups()
+    made, _, parameter = value.partition(":")
+    return Metric(
+        kind,  # type: ignore[arg-type]
+        name,
+        about,
+        _OWN[name] if value == "own" else _MADE[made](parameter) if parameter else value,
+        labels.split(", ") if labels else (),
+        vllm_name or bool(vllm) or "",
+        [int(index) for index in keep.split(",")] if keep else (),
+        page_name or bool(page) or "",
     )
-)
-#: The engine process.
-ENGINE = (
-    gauge("engine_up", "1 if the engine takes requests.", lambda now: now.engine.status.state == "ready"),
-    counter("engine_restarts", "Times the engine process was started again.", "startup.restarts", ["cause"]),
-    counter("request_resumes", "Times a request went on in the next engine process.", "startup.resumed"),
-    gauge("startup_time_seconds", "The engine's last start by phase.", "startup.seconds", ["phase"]),
-)
-#: The server itself, whatever models it has.
-CONNECTIONS = (
-    counter(
-        "http_responses",
-        "HTTP responses; 499: the client left; 101: a WebSocket closed.",
-        lambda now: {str(status): count for status, count in now.connections.http.items()},
-        ["status"],
-    ),
-    counter(
-        "admission_rejections",
-        "Requests that a limit refused, with 429.",
-        lambda now: {"limit": now.connections.http.get(429, 0)},
-        ["reason"],
-        vllm=True,
-        keep=[0],
-    ),
-    gauge("websocket_connections_active", "WebSockets that are open.", "connections.websockets", vllm=True),
-    histogram(
-        "websocket_connection_duration_seconds",
-        "How long WebSockets that are closed were open.",
-        "connections.websocket_seconds",
-        vllm=True,
-    ),
-)
-#: The engine's build, once known.
-ABOUT = (
-    gauge(
-        "build_info",
-        "Version and settings of the engine.",
-        _build,
-        ("version", "target", "drafter", "draft", "dtype", "device", "exact"),
-    ),
-    gauge(
-        "cache_config_info",
-        "Pages of the KV cache.",
-        _pages,
-        ("block_size", "num_gpu_blocks", "cache_dtype"),
-        vllm=True,
-        keep=[0, 1, 2],
-    ),
-    gauge(
-        "kv_cache_token_bytes", "Bytes of the KV cache for one token, drafters' included.", _token_bytes, ["kv_dtype"]
-    ),
-)
-#: Results of re-runs, all 0 if they are not enabled.
-SELF_CHECK = (
-    counter("self_check_requests", "Finished requests that were decoded again plainly.", "self_check.checked"),
-    counter("self_check_tokens", "Tokens compared with plain decoding.", "self_check.tokens"),
-    counter("self_check_mismatch", "Requests whose tokens differ from plain decoding.", "self_check.mismatches"),
-    gauge("self_check_waiting", "Requests that wait to be decoded again.", "self_check.waiting"),
-    counter(
-        "self_check_skipped", "Requests that were picked but gave way to others, or were lost.", "self_check.skipped"
-    ),
-)
-#: All, by their headings in docs/metrics.md.
-SECTIONS: Mapping[str, tuple[Metric, ...]] = {
-    "Speculation": SPECULATION,
-    "Steps and delivery": STEPS,
-    "Requests": REQUESTS,
-    "Replicas": REPLICAS,
-    "Engine": ENGINE,
-    "Connections": CONNECTIONS,
-    "Build": ABOUT,
-    "Self-check": SELF_CHECK,
-}
+
+
+#: All, by their headings.
+SECTIONS: dict[str, list[Metric]] = {}
+for _heading, _entry in entries(_TEXT):
+    SECTIONS.setdefault(_heading, []).append(_metric(_entry))
+#: The state of each replica, if there are several; and what concerns the server itself, whatever models it has.
+REPLICAS, CONNECTIONS = SECTIONS["Replicas"], SECTIONS["Connections"]
 #: The metrics that the page sums up, by its names for them.
 ON_PAGE = {
     metric.name if metric.page is True else metric.page: metric

@@ -16,13 +16,13 @@ from foresay.spec.accept import ByDepth
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def told(kind: type[S], counts: object, **own: Any) -> S:
+def from_counts(kind: type[S], counts: object, **own: Any) -> S:
     """A record with the fields of the same names in ``counts``, except for ``own``."""
     return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if name not in own}, **own)
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """The mean, exactly; the middle and what one in a hundred exceeds, as a histogram tells them."""
+    """The exact mean; the median and the 99th percentile, estimated from a histogram."""
 
     mean: float | None = None
     p50: float | None = None
@@ -30,8 +30,8 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Gauges(msgspec.Struct, frozen=True):
-    """What is going on now: requests that run and that wait, and the shares of the KV pages that running requests use
-    and that only keep old text findable."""
+    """Current values: running and waiting requests, and the shares of the KV pages used by running requests and by
+    cached text."""
 
     running: int = 0
     waiting: int = 0
@@ -40,13 +40,13 @@ class Gauges(msgspec.Struct, frozen=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiles, of the 60 seconds up to ``until``, the last one in which the engine stepped: an idle server shows what
-    it did last. The gauges are as of now. ``tokens_per_second`` is over the time that the engine stepped.
+    """The tiles, for the 60 seconds up to ``until``, the last second in which the engine stepped: an idle server shows
+    its last activity. The gauges are current. ``tokens_per_second`` is over the time that the engine stepped.
 
-    speed_up: estimated, how many times faster than plain decoding: tokens per step of one request, times
-    ``root_seconds`` over the mean seconds of a decoding step. doubt: why that cannot be told; empty if it can.
-    root_seconds: of a step without drafts, as it would be now. crowded: of the 10 seconds up to now, the share of the
-    steps' time in which the engine waited for a core that something else had.
+    speed_up: estimated speed relative to plain decoding: tokens per step of one request, times ``root_seconds`` over
+    the mean seconds of a decoding step. doubt: why that is unknown; empty if it is known. root_seconds: of a step
+    without drafts, as of now. crowded: of the last 10 seconds, the share of the steps' time in which the engine waited
+    for a core taken by another program.
     """
 
     until: int
@@ -65,8 +65,8 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one drafter's trees. drafts: trees; share: of all trees; by depth from 1 on.
-    mean_acceptance_length: tokens of a step in which it drafted, the target's own included."""
+    """Results of one drafter's trees. drafts: trees; share: of all trees; by depth from 1 on. mean_acceptance_length:
+    tokens of a step in which it drafted, including the target's own."""
 
     drafter: str
     drafts: int
@@ -80,8 +80,7 @@ class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shadow drafter would have had accepted, of requests that are over. milliseconds: what drafting
-    took it, per step."""
+    """What a shadow drafter would have had accepted, for finished requests. milliseconds: of drafting, per step."""
 
     drafter: str
     steps: int
@@ -97,8 +96,8 @@ class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One place of a tree. rank: among the nodes of its depth, from 0 on. parent: the rank of its parent, one depth up.
-    drafted: how often there was one; accepted: how often it was taken."""
+    """One position in a tree. rank: among the nodes of its depth, from 0 on. parent: the rank of its parent. drafted:
+    how often it was drafted; accepted: how often it was accepted."""
 
     depth: int
     rank: int
@@ -108,7 +107,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Woken(msgspec.Struct, frozen=True):
-    """Experts that a step without prompts woke on average. rows: of these steps, up to so many."""
+    """Experts used on average by a step without prompts. rows: maximum rows of these steps."""
 
     rows: int
     steps: int
@@ -116,15 +115,15 @@ class Woken(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket of time. at: its first second, since 1970. seconds: its length, 1 or 60.
+    """One interval. at: its first second, since 1970. seconds: its length, 1 or 60.
 
-    tokens: in texts; runs: steps of single requests that wrote any; emitted: by the engine. tokens_per_step: of one
-    request. tree_nodes: drafted nodes per tree. busy_seconds: of steps; decode_seconds: of those that read no prompt;
-    plain_seconds: of plain decoding in their place, estimated; doubted_seconds: of those of which that is unsure.
-    first_tokens: requests that got their first, after first_token_seconds in all. phases: seconds spent in the bucket:
-    plan, propose, mask, forward, draw and commit by the engine, deliver by the server. drafters: trees of each.
-    chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one beyond all. Gauges as after
-    the last step.
+    tokens: in texts; runs: steps of single requests that emitted any; emitted: by the engine. tokens_per_step: of one
+    request. tree_nodes: drafted nodes per tree. busy_seconds: of steps; decode_seconds: of those without prefill;
+    plain_seconds: of plain decoding instead, estimated; doubted_seconds: of those for which that is uncertain.
+    first_tokens: requests that got their first token, after first_token_seconds in total. phases: seconds by phase:
+    plan, propose, mask, forward, draw and commit in the engine, deliver in the server. drafters: trees of each.
+    chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one above all. Gauges as of the
+    last step.
     """
 
     at: int
@@ -161,7 +160,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The charts. seconds: of the last ten minutes; minutes: of the last hour. bounds: of both histograms."""
+    """The charts' data. seconds: of the last ten minutes; minutes: of the last hour. bounds: of both histograms."""
 
     now: float
     bounds: list[float]
@@ -170,8 +169,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One engine of several. address: where it is asked. running, waiting: requests it has, as far as this server
-    knows; own: those of this server among them. kv_used: share of its KV pages that running requests use."""
+    """One engine of several. address: where it is reached. running, waiting: its requests, as far as this server knows;
+    own: those of this server. kv_used: share of its KV pages that running requests use."""
 
     name: str
     address: str
@@ -184,10 +183,9 @@ class Replica(msgspec.Struct, frozen=True):
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
-    drafter: by name; draft:
-    with where they were loaded from; drafters: each. exact: whether the text is bit for bit that of plain decoding.
-    root_seconds: at start-up. resumed: how often a request went on in another engine. replicas: those that take
-    requests, where there are several engines."""
+    drafter: its name; draft: with the source; drafters: each. exact: whether the text is bit for bit that of plain
+    decoding. root_seconds: at start-up. resumed: how often a request continued in another engine. replicas: those that
+    accept requests, if there are several engines."""
 
     model: str
     status: str
@@ -215,11 +213,11 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole page but its charts. drafters: in the minute of :class:`Live`; drafters_hour, shadows: in the last
-    hour. nodes: of that minute, by depth and rank, of all shapes together. accepted_by_depth: of all drafters, in that
+    """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour, shadows: in the last
+    hour. nodes: of that minute, by depth and rank, of all tree shapes. accepted_by_depth: of all drafters, in that
     minute and in the hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the
-    engine's last start. verdict: one sentence: does speculation pay, and if not, why. woken: of a mixture's layer, in
-    the hour."""
+    engine's last start. verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer,
+    in the hour."""
 
     now: float
     server: Server
@@ -238,13 +236,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that is over, or still runs (``finish_reason`` None). cancelled and error are reasons too.
+    """One request, finished or running (``finish_reason`` None). cancelled and error are reasons too.
 
-    request_id: the ``X-Request-Id`` of the HTTP request it came with. prompt: the first words of its prompt, or of what
-    was said last in a conversation; None if its client wanted nothing stored. cached_tokens: of it, found in the
-    KV cache. differs: where a long prompt differs from one that was sent before, in words; empty if it does not. seed:
-    gives the same text again, None before it is known. drafters: trees of each. Times as the server saw them, from when
-    the request was let in; ``tokens_per_second`` of one that is over is the engine's, as in the response's ``metrics``.
+    request_id: the ``X-Request-Id`` of its HTTP request. prompt: the first words of its prompt, or of a conversation's
+    last message; None if its client wanted nothing stored. cached_tokens: of the prompt, found in the KV cache.
+    differs: where a long prompt differs from an earlier one, in words; empty if it does not. seed: reproduces the text;
+    None before it is known. drafters: trees of each. Times as measured by the server, from the admission of the
+    request; ``tokens_per_second`` of a finished one is the engine's, as in the response's ``metrics``.
     """
 
     id: str
@@ -272,8 +270,8 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestStep(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one request: the engine's number, who drafted how many nodes, how many of them were accepted, tokens
-    kept in the text, and the milliseconds it took."""
+    """One step of one request: its number in the engine, the drafter, drafted nodes, accepted nodes, tokens in the
+    text, and its milliseconds."""
 
     step: int
     drafter: str
@@ -284,8 +282,8 @@ class RequestStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenText(msgspec.Struct, frozen=True, array_like=True):
-    """What one token adds to the text. drafter: who proposed it, empty if it is the target's own. depth: at which it
-    was accepted, 0: the target's own. forced: drafted because a grammar allowed nothing else."""
+    """What one token adds to the text. drafter: empty if it was sampled by the target. depth: in the draft tree; 0:
+    sampled by the target. forced: drafted because a grammar allowed nothing else."""
 
     text: str
     drafter: str
@@ -294,7 +292,7 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
-    """One request of the asking key. whole: false if it was so long that only its beginning is kept. text_kept: false
+    """One request of the caller's key. whole: false if it was so long that only its beginning is kept. text_kept: false
     if its client wanted nothing stored; then there is no text."""
 
     summary: RequestSummary

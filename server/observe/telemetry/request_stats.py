@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from foresay.server.observe.telemetry.drafting import Shapes
 from foresay.server.observe.telemetry.history import History
-from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, told
+from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.observe.telemetry.window import Window
 from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import Delta, Origin, Request
@@ -140,7 +140,7 @@ class RequestStats:
     def summary(self) -> RequestSummary:
         """The request in numbers."""
         seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
-        return told(
+        return from_counts(
             RequestSummary,
             self,
             started=self.began,

@@ -18,7 +18,7 @@ from copy import copy
 from types import MappingProxyType
 
 import foresay
-from foresay.server.engine.generation import Watched
+from foresay.server.engine.generation import StatusSource
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
 from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
@@ -44,7 +44,7 @@ from foresay.spec.trace import ShadowReport, StepTrace
 #: The page's message for a server that is about to stop.
 DRAINING = "running requests finish, new ones are refused"
 #: Error codes that are no failure: the client ended the request.
-ASKED_FOR = frozenset({"cancelled"})
+CLIENT_ENDED = frozenset({"cancelled"})
 #: For requests whose prompts have no words to show.
 NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
 #: Weight of one step in the moving average of a step without drafts.
@@ -68,7 +68,7 @@ class Telemetry:
     def __init__(
         self,
         model: str,
-        engine: Watched,
+        engine: StatusSource,
         clock: Callable[[], float] | None = None,
         connections: Connections | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Telemetry:
         shared.delivered = now = shared.clock()
         shared.step_seconds = shared.history.at(now).step(trace)
 
-    def follow(self, engine: Watched, same_texts: bool) -> None:
+    def follow(self, engine: StatusSource, same_texts: bool) -> None:
         """Requests go to another engine from now on. same_texts: it is like its predecessor."""
         self.engine = engine
         if not same_texts:
@@ -139,7 +139,7 @@ class Telemetry:
             raise
         except (ApiError, InvalidRequest) as error:
             reason = error.code or "invalid_request"
-            failed = reason not in ASKED_FOR
+            failed = reason not in CLIENT_ENDED
             raise
         except Exception:
             reason, failed = "internal_error", True
@@ -266,5 +266,5 @@ class Telemetry:
 
 def _with_engine(known: Server, info: EngineInfo) -> Server:
     names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
-    told = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
-    return Server(**told | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})
+    fields = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
+    return Server(**fields | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})

@@ -70,7 +70,7 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
 def drafters(window: Window) -> list[report.DrafterRates]:
     """Each drafter's trees, the most frequent drafter first."""
     rows = [
-        report.told(
+        report.from_counts(
             report.DrafterRates,
             drafting,
             drafter=name,
@@ -86,7 +86,7 @@ def drafters(window: Window) -> list[report.DrafterRates]:
 def shadows(window: Window) -> list[report.ShadowRates]:
     """What the shadow drafters would have had accepted."""
     return [
-        report.told(
+        report.from_counts(
             report.ShadowRates,
             shadow.drafting,
             drafter=name,
@@ -130,10 +130,10 @@ async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
     once, since a finished bucket no longer changes."""
     slices, found = Slices(), []
     for window in windows:
-        if window.told is None:
+        if window.encoded is None:
             await slices.pause()
-            window.told = msgspec.Raw(msgspec.json.encode(point(window, seconds)))
-        found.append(window.told)
+            window.encoded = msgspec.Raw(msgspec.json.encode(point(window, seconds)))
+        found.append(window.encoded)
     return cast("list[report.Point]", found)
 
 
@@ -141,7 +141,7 @@ def point(window: Window, seconds: int) -> report.Point:
     """One bucket of a chart."""
     latest, first = window.latest, window.time_to_first_token
     gauges = ("running", "waiting", "pages", "kept_pages")
-    return report.told(
+    return report.from_counts(
         report.Point,
         window,
         at=window.second,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, get_origin, get_type_hints
 import msgspec
 
 from foresay.server.observe.telemetry import counts
-from foresay.server.observe.telemetry.drafting import DraftCounts, Places, Run, Shadowing, add
+from foresay.server.observe.telemetry.drafting import DraftCounts, PositionCounts, Run, Shadowing, add
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
@@ -26,7 +26,7 @@ class Window:
     """Everything counted in one span. second: its beginning, in seconds since 1970. All fields declared here start
     empty and add up; metrics.py says which are exposed, and how.
 
-    latest: the last step, for its gauges; news: the last change of the leading drafter; told: the JSON of its point,
+    latest: the last step, for its gauges; news: the last change of the leading drafter; encoded: the JSON of its point,
     once requested. new_runs: runs that :meth:`settle` has yet to count.
     """
 
@@ -61,7 +61,7 @@ class Window:
     forced: int
     run_lengths: Annotated[counts.Histogram, counts.RUN_BOUNDS]
     drafting: dict[str, DraftCounts]
-    places: Places
+    places: PositionCounts
     shadows: dict[str, Shadowing]
     # Of delivery.
     chunk_gaps: TokenSeconds
@@ -88,7 +88,7 @@ class Window:
         self.second = second
         self.latest: StepTrace | None = None
         self.news = ""
-        self.told: msgspec.Raw | None = None
+        self.encoded: msgspec.Raw | None = None
         self.new_runs: dict[Run, int] = {}
         for name, nothing in _NOTHING.items():
             setattr(self, name, nothing())
@@ -197,7 +197,7 @@ class Window:
     def add(self, later: Self) -> None:
         """Add the counts of a later window."""
         later.settle()
-        self.told = None
+        self.encoded = None
         self.news = later.news or self.news
         self.latest = later.latest or self.latest
         for name in _NOTHING:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.catalog.formats import FORMATS, PLACE, TAG, ToolFormat, Way
+from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, TAG, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.schema import guided
@@ -52,15 +52,15 @@ def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
     return Grammar(text="\n".join(dict.fromkeys(rules)), param="tool_choice")
 
 
-def written(text: str, tokens: Tokens, **places: str) -> str:
+def written(text: str, tokens: Tokens, **placeholders: str) -> str:
     """A sequence of literals, tokens, and rules for the placeholders in a format's text."""
     tags = "|".join(map(re.escape, tokens))
-    literals, found = PLACE.split(text)[::2], PLACE.split(text)[1::2]
+    literals, found = PLACEHOLDER.split(text)[::2], PLACEHOLDER.split(text)[1::2]
     parts = []
-    for literal, place in zip_longest(literals, found):
+    for literal, placeholder in zip_longest(literals, found):
         pieces = re.split(f"({tags})", literal) if tags else [literal]
         parts += [f"<[{tokens[piece]}]>" if piece in tokens else _literal(piece) for piece in pieces if piece]
-        parts += [places[place]] if place else []
+        parts += [placeholders[placeholder]] if placeholder else []
     return " ".join(parts)
 
 

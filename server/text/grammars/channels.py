@@ -34,8 +34,8 @@ def channel_grammar(answer: Grammar | None, offer: Offer, tokens: Tokens) -> Gra
         "TEXT: /(.|\\n)+/",
     )
     text = json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *grammars]})
-    asked = "tool_choice" if offer.required or len(offer.functions) < len(offer.listed) else "tools"
-    return Grammar(text=text, param=asked if answer is None else answer.param)
+    field = "tool_choice" if offer.required or len(offer.functions) < len(offer.listed) else "tools"
+    return Grammar(text=text, param=field if answer is None else answer.param)
 
 
 def named(grammar: Grammar, name: str) -> dict[str, str]:

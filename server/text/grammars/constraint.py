@@ -139,8 +139,8 @@ class Walker:
 
 def complaint(matcher: LLMatcher) -> str:
     """A failed matcher's error message, without its internal state."""
-    said: str = matcher.get_error().partition("\n<")[0].strip()
-    return "it allows nothing here" if said in ("", "NoExtensionBias") else said
+    message: str = matcher.get_error().partition("\n<")[0].strip()
+    return "it allows nothing here" if message in ("", "NoExtensionBias") else message
 
 
 def visits(walker: Walker, tokens: list[int], parents: list[int]) -> Iterator[int]:
@@ -210,7 +210,7 @@ class LlguidanceConstraint:
         self._fresh = fresh
         self._state = border.state
         self._taken: list[int] = []
-        self._patience = TimeBudget()
+        self._budget = TimeBudget()
         self._forces = True
 
     def forced(self, most: int) -> list[int]:
@@ -259,7 +259,7 @@ class LlguidanceConstraint:
         walker = self._walker()
         try:
             for node in visits(walker, tokens, parents):
-                with nullcontext() if node else self._patience.spent():
+                with nullcontext() if node else self._budget.spent():
                     walker.fill(rows[node])
                 unseen.remove(node)
                 if time.monotonic() > deadline:
@@ -271,7 +271,7 @@ class LlguidanceConstraint:
 
     def advance(self, tokens: list[int]) -> None:
         """Advance over committed tokens. Raises :class:`GrammarFailed` if the grammar does not allow them."""
-        self._patience.renew()
+        self._budget.renew()
         for token in tokens:
             if self._state != "ended" and not (self._takes(token) or (self._refresh() and self._takes(token))):
                 raise GrammarFailed(f"the grammar does not allow token {token} after the text so far")
@@ -280,7 +280,7 @@ class LlguidanceConstraint:
         """Advance the committed state; False if the grammar does not allow it."""
         walker = Walker(self._matcher, self._vocabulary, self._border, self._state)
         try:
-            with self._patience.spent():
+            with self._budget.spent():
                 allowed = walker.down(token)
             if not allowed:
                 return False
@@ -293,7 +293,7 @@ class LlguidanceConstraint:
 
     def _refresh(self) -> bool:
         """Restart with a new automaton: a shared one may be full of other requests' states."""
-        with self._patience.spent():
+        with self._budget.spent():
             self._matcher = self._fresh()
             return not self._matcher.is_error() and self._matcher.consume_tokens(self._taken)
 
@@ -301,7 +301,7 @@ class LlguidanceConstraint:
         """An independent copy in the same state."""
         twin = LlguidanceConstraint(self._matcher.deep_copy(), self._vocabulary, self._border, self._fresh)
         twin._state, twin._taken = self._state, list(self._taken)
-        twin._patience, twin._forces = TimeBudget(self._patience.seconds), self._forces
+        twin._budget, twin._forces = TimeBudget(self._budget.seconds), self._forces
         return twin
 
     def _walker(self) -> Walker:

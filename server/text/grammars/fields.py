@@ -48,8 +48,8 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
 
 def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> None:
     """Raise if the request sets a length that a grammar could contradict."""
-    for field, asked in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
-        if asked:
+    for field, given in (("min_tokens", bool(request.min_tokens)), ("ignore_eos", bool(request.ignore_eos))):
+        if given:
             raise InvalidRequest(field, f" and {param} cannot be combined: a grammar says where the text ends")
 
 

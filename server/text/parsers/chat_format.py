@@ -53,11 +53,9 @@ class Regions(Protocol):
 
     def feed(self, text: str) -> list[Event]:
         """Take more text; returns events."""
-        ...
 
     def finalize(self) -> tuple[dict[str, Any], list[Event]]:
         """The output has ended: the message, and the last events."""
-        ...
 
 
 class DeclaredParser:
@@ -107,7 +105,7 @@ class DeclaredParser:
 
     def flush(self) -> list[Part]:
         """The output has ended."""
-        return [] if self._lost else self._told(lambda: self._regions.finalize()[1])
+        return [] if self._lost else self._parsed(lambda: self._regions.finalize()[1])
 
     def _read(self, text: str) -> list[Part]:
         if self.complete:
@@ -115,9 +113,9 @@ class DeclaredParser:
         if self._lost:
             return [TextPart(text)]
         self._pending += text
-        return self._told(lambda: self._regions.feed(text))
+        return self._parsed(lambda: self._regions.feed(text))
 
-    def _told(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
+    def _parsed(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
         try:
             return [part for event in events() for part in self._parts(event)]
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from foresay.server.catalog.formats import PLACE, TAG, ToolFormat, Way
+from foresay.server.catalog.formats import PLACEHOLDER, TAG, ToolFormat, Way
 from foresay.server.text.parsers.parser import Call, ParsedAnswer, arguments, json_call
 from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, meant, spelled, text_before, value
 
@@ -78,7 +78,7 @@ def _call(way: Way, answer: ParsedAnswer, before: str, may_lack: bool, reader: R
 
 def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
     """A call whose name comes before its arguments."""
-    before, *rest = PLACE.split(way.call)
+    before, *rest = PLACEHOLDER.split(way.call)
     name = ""
     for place, text in zip(rest[::2], rest[1::2], strict=True):
         if place == "parameters":
@@ -119,7 +119,7 @@ def _word(reader: Reader) -> Script[str]:
 
 def _parameters(way: Way, end: str, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
     """All parameters up to ``end``, emitted as an object."""
-    opening, _, between, _, closing = PLACE.split(way.parameter)
+    opening, _, between, _, closing = PLACEHOLDER.split(way.parameter)
     schemas = answer.parameters_of(call.name or "")
     before = "{"
     while (yield from _another(reader, opening, end)):

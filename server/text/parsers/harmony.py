@@ -36,11 +36,11 @@ def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) ->
     """Message by message, up to a call that must be the last. header: the result of :func:`begun`. thinks: whether
     reasoning is separated from text."""
     header, inside, _ = header.partition(_MESSAGE)
-    said = {"text": "", "reasoning": ""}
+    separators = {"text": "", "reasoning": ""}
     while True:
         if not inside:
             header += yield from _header(reader, answer)
-        end = yield from _message(header, thinks, said, reader, answer)
+        end = yield from _message(header, thinks, separators, reader, answer)
         if end == _CALL or answer.full:
             return
         header, inside = end, ""
@@ -61,19 +61,22 @@ def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
     return found
 
 
-def _message(header: str, thinks: bool, said: dict[str, str], reader: Reader, answer: ParsedAnswer) -> Script[str]:
-    """A message, and the tag after it. said: the separator between an emitted part and the next one of its kind."""
+def _message(
+    header: str, thinks: bool, separators: dict[str, str], reader: Reader, answer: ParsedAnswer
+) -> Script[str]:
+    """A message, and the tag after it. separators: the separator between an emitted part and the next one of its
+    kind."""
     on, to = _ON.search(header), _FOR.search(header)
     if to is not None and answer.offered and ("functions." in to[0] or to[1] in answer.offered):
         yield from answer.attempt(reader, partial(_call, to[1]))
         return (yield from reader.read())
     answer.thinking = thinks and on is not None and on[1] == "analysis"
     kind = "reasoning" if answer.thinking else "text"
-    tell = answer.reasoning if answer.thinking else answer.text
+    emit = answer.reasoning if answer.thinking else answer.text
     while (atom := (yield from reader.read())) not in _AFTER:
-        tell(said[kind] + atom)
-        said[kind] = ""
-    answer.thinking, said[kind] = False, "\n\n"
+        emit(separators[kind] + atom)
+        separators[kind] = ""
+    answer.thinking, separators[kind] = False, "\n\n"
     return atom
 
 

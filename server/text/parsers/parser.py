@@ -23,7 +23,7 @@ class Call:
         self,
         index: int,
         id: str,
-        tell: Callable[[Part], None],
+        emit: Callable[[Part], None],
         certain: Callable[[], None],
         known: Container[str] | None = None,
     ) -> None:
@@ -31,7 +31,7 @@ class Call:
         self.given = False
         self.name: str | None = None
         self.id = id
-        self._index, self._tell, self._certain, self._known = index, tell, certain, known
+        self._index, self._emit, self._certain, self._known = index, emit, certain, known
         self._early: list[str] = []
 
     def named(self, name: str) -> None:
@@ -51,14 +51,14 @@ class Call:
             return
         self.begin()
         if text:
-            self._tell(ToolCallPart(index=self._index, arguments=text))
+            self._emit(ToolCallPart(index=self._index, arguments=text))
 
     def begin(self) -> None:
         """From now on it is certainly a call."""
         if not self.begun:
             self.begun = True
             self._certain()
-            self._tell(ToolCallPart(index=self._index, id=self.id, name=self.name, arguments="".join(self._early)))
+            self._emit(ToolCallPart(index=self._index, id=self.id, name=self.name, arguments="".join(self._early)))
 
     def close(self) -> None:
         """The call is complete. Raises :class:`Broken` if it has no name."""
@@ -81,7 +81,7 @@ class ParsedAnswer:
         offered: Mapping[str, Mapping[str, Any]] | None = None,
         parallel: bool = True,
     ) -> None:
-        self.said: list[Part] = []
+        self.emitted: list[Part] = []
         self.thinking = self.heading = False
         self.offered = offered or {}
         self.calls = 0
@@ -89,11 +89,11 @@ class ParsedAnswer:
 
     def text(self, text: str) -> None:
         """More text."""
-        self.said.append(TextPart(text))
+        self.emitted.append(TextPart(text))
 
     def reasoning(self, text: str) -> None:
         """Emit reasoning."""
-        self.said.append(ReasoningPart(text))
+        self.emitted.append(ReasoningPart(text))
 
     def parameters_of(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters."""
@@ -109,7 +109,7 @@ class ParsedAnswer:
         self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: Container[str] | None = None
     ) -> Script[bool]:
         """Read a call; returns whether there was one. If not, nothing is consumed. known: accepted names; None: any."""
-        call = Call(self.calls, self._identify(self.calls), self.said.append, reader.forget, known)
+        call = Call(self.calls, self._identify(self.calls), self.emitted.append, reader.forget, known)
         reader.mark()
         try:
             yield from read(reader, call)
@@ -219,6 +219,6 @@ class ScriptParser:
                 self._script.send(atom)
         except (StopIteration, OutputOver):
             self.complete = True
-        said = self._answer.said[:]
-        self._answer.said.clear()
-        return said
+        emitted = self._answer.emitted[:]
+        self._answer.emitted.clear()
+        return emitted

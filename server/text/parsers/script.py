@@ -117,7 +117,7 @@ class Reader:
         return True
 
 
-def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
+def text_before(reader: Reader, emit: Callable[[str], None], tags: tuple[str, ...], trim: bool = False) -> Script[str]:
     """Emit the text up to one of ``tags``; returns the tag and the white space before it, which is not emitted.
 
     Holds back white space and what could be a tag. trim: leave out white space at the beginning too.
@@ -127,7 +127,7 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
         while True:
             atom = yield from reader.read()
             if atom in tags:
-                _say(say, held.rstrip())
+                _emit(emit, held.rstrip())
                 return held[len(held.rstrip()) :] + atom
             if trim and not held and atom.isspace():
                 continue
@@ -137,16 +137,16 @@ def text_before(reader: Reader, say: Callable[[str], None], tags: tuple[str, ...
             ends = (at for at in range(len(held)) for tag in tags if tag.startswith(held[at:].lstrip()))
             begin = next(ends, len(held))
             trim = trim and begin == 0
-            _say(say, held[:begin])
+            _emit(emit, held[:begin])
             held = held[begin:]
     except OutputOver:
-        _say(say, held)
+        _emit(emit, held)
         raise
 
 
-def _say(say: Callable[[str], None], text: str) -> None:
+def _emit(emit: Callable[[str], None], text: str) -> None:
     if text:
-        say(text)
+        emit(text)
 
 
 # -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
@@ -229,10 +229,10 @@ def string(reader: Reader) -> Script[str]:
     yield from reader.expect('"')
     raw = ['"']
     yield from _quoted(reader, raw.append)
-    said = text_of("".join(raw))
-    if said is None:
+    value = text_of("".join(raw))
+    if value is None:
         raise Broken
-    return said
+    return value
 
 
 def text_of(raw: str) -> str | None:

@@ -25,10 +25,11 @@ ACTIVATIONS: dict[str, Activation] = {
 class Gguf:
     """A family's GGUF files.
 
-    architecture: what they call it. names: tensors in a layer that they call otherwise than most do, theirs to ours.
-    in_pairs: numbers of queries and keys that rotate together lie side by side there, and half a head apart here.
-    windowed: whether they may have a window. experts: whether they have experts, None: some do; shared: one of
-    them for all rows. values: what they leave out of config.json's words, from their fields and the width of a head.
+    architecture: what they call it; mixture: and models with experts, if otherwise. names: tensors in a layer that they
+    call otherwise than most do, theirs to ours. in_pairs: numbers of queries and keys that rotate together lie side by
+    side there, and half a head apart here. windowed: whether they may have a window. experts: whether they have
+    experts, None: some do; shared: one of them for all rows. values: what they leave out of config.json's words, from
+    their fields and the width of a head.
     """
 
     architecture: str
@@ -38,6 +39,7 @@ class Gguf:
     experts: bool | None = False
     shared: bool = False
     values: Callable[[Fields, int], dict[str, Any]] = lambda fields, head_dim: {}
+    mixture: str = ""
 
 
 #: Most families' names of sandwich norms (before and after a block).

@@ -1,4 +1,4 @@
-"""Granite 4, Nemotron-H: most layers are Mamba-2's."""
+"""Granite 4, Nemotron-H: most layers are Mamba-2's; Falcon-H1, where each layer has one beside attention."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from foresay.verifier.model.families.family import (
     Gguf,
     attention,
     biases,
+    layer_count,
     mlp,
     rms_norm,
 )
 from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
-from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, experts
+from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, OWN_WIDTH, corrected, experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Mixer, Norms, Router, Stack
-from foresay.verifier.model.products import OUTPUT, QKV, NormKind
-from foresay.verifier.model.recurrences import Mamba2
+from foresay.verifier.model.nodes import MLP, STACKS, Attention, Experts, Layer, Mixer, Norms, Router, Stack
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, NormKind, Stacked
+from foresay.verifier.model.recurrences import UNNORMED, Mamba2
 from foresay.verifier.model.rope_config import read_rope
 
 #: How many numbers kernels process at once.
@@ -46,23 +47,21 @@ def granite_hybrid(fields: Fields) -> Stack:
 
 
 def _mixers(
-    fields: Fields, attends: Attention, scans: Callable[[Fields], Mamba2], alone: MLP | None = None
+    fields: Fields, attends: Attention, scans: Callable[[Fields], Mamba2], **alone: Callable[[Fields], MLP | Experts]
 ) -> Sequence[Mixer]:
-    """The mixers by ``layer_types``, in the names of transformers 4 or 5. scans: called if a layer is one. alone: an
-    MLP that layers may consist of."""
+    """The mixers by ``layer_types``, in the names of transformers 4 or 5. scans, alone: called if a layer is one, or
+    only an MLP or experts."""
     names = fields.get("layer_types") or fields.get("layers_block_type")
     layers = fields.integer("num_hidden_layers", len(names) if isinstance(names, list) else None, most=MOST_LAYERS)
     if not isinstance(names, list) or len(names) != layers:
         raise fields.error(f"layer_types must list {layers} layers, got {names!r}")
-    supported = (*_ATTENDING, *_SCANNING, *(() if alone is None else ("mlp",)))
+    kinds: dict[str, Callable[[Fields], Mixer]] = dict.fromkeys(_ATTENDING, lambda _: attends)
+    kinds |= {**dict.fromkeys(_SCANNING, scans), **alone}
     for name in names:
-        if name not in supported:
-            raise fields.error(f"layer type {name!r} is not supported; supported: {', '.join(supported)}")
-    kinds: dict[str, Mixer] = {} if alone is None else {"mlp": alone}
-    kinds.update(dict.fromkeys(_ATTENDING, attends))
-    if any(name in _SCANNING for name in names):
-        kinds.update(dict.fromkeys(_SCANNING, scans(fields)))
-    own = [kinds[name] for name in names]
+        if name not in kinds:
+            raise fields.error(f"layer type {name!r} is not supported; supported: {', '.join(kinds)}")
+    made = {name: kinds[name](fields) for name in set(names)}
+    own = [made[name] for name in names]
     if attends not in own:
         raise fields.error("layer_types must list a layer of attention")
     return own
@@ -73,16 +72,36 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def nemotron_h(fields: Fields) -> Stack:
-    """Nemotron-H: each layer is a Mamba-2 scan, attention without positions, or an MLP without gates."""
+    """Nemotron-H: each layer is a Mamba-2 scan, attention without positions, or an MLP or experts without gates."""
     fields.refuse("use_bias", "mamba_proj_bias", "mlp_bias", "sliding_window")
     norm, pattern = _nemotron_norm(fields), fields.get("hybrid_override_pattern")
     if fields.get("layers_block_type") is None and isinstance(pattern, str):
         names = [_LETTERS.get(letter, letter) for letter in pattern]
         fields = Fields({**fields.values, "layers_block_type": names, "num_hidden_layers": len(names)}, fields.where)
     has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    inner = mlp(fields, "relu2", "mlp_hidden_act")
-    own = _mixers(fields, attention(fields, None, biases=has), _nemotron_mamba, inner)
+    own = _mixers(
+        fields, attention(fields, None, biases=has), _nemotron_mamba, mlp=_nemotron_mlp, moe=_nemotron_experts
+    )
     return Stack(tuple(Layer(each, None, norm, Norms("input_layernorm")) for each in own), norm)
+
+
+def _nemotron_mlp(fields: Fields, width: str = "intermediate_size") -> MLP:
+    return mlp(fields, "relu2", "mlp_hidden_act", width=width)
+
+
+#: Where files have a tensor of all experts, which have no gates.
+_STACKS = {
+    GATE_UP: (Stacked("mlp.experts.up_proj"), Stacked("mlp.experts.up_proj.weight")),
+    DOWN: STACKS[DOWN],
+}
+
+
+def _nemotron_experts(fields: Fields) -> Experts:
+    """DeepSeek's router; the shared expert has a width of its own."""
+    fields.refuse("moe_latent_size")
+    one, shared = _nemotron_mlp(fields, OWN_WIDTH), _nemotron_mlp(fields, "moe_shared_expert_intermediate_size")
+    beside = "mlp.shared_experts"
+    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=beside)
 
 
 def _nemotron_norm(fields: Fields) -> NormKind:
@@ -100,7 +119,11 @@ def _nemotron_mamba(fields: Fields) -> Mamba2:
 
 def _granite_mamba(fields: Fields) -> Mamba2:
     fields.refuse("mamba_proj_bias")
-    wide = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    return _sized(fields, fields.integer("mamba_expand", 2) * fields.integer("hidden_size"), rms_norm(fields))
+
+
+def _sized(fields: Fields, wide: int, norm: NormKind) -> Mamba2:
+    """wide: of all its heads."""
     heads = fields.integer("mamba_n_heads", 128)
     width = fields.get("mamba_d_head")
     dim = wide // heads if width in (None, "auto") else fields.integer("mamba_d_head")
@@ -108,7 +131,50 @@ def _granite_mamba(fields: Fields) -> Mamba2:
         raise fields.error(f"mamba_n_heads {heads} times mamba_d_head {dim} is not mamba_expand times hidden_size")
     sizes = fields.integer("mamba_n_groups", 1), heads, fields.integer("mamba_d_state", 256), dim
     taps = fields.integer("mamba_d_conv", 4, minimum=2, most=64)
-    return _mamba(fields, sizes, taps, "mamba_conv_bias", rms_norm(fields))
+    return _mamba(fields, sizes, taps, "mamba_conv_bias", norm)
+
+
+def falcon_h1(fields: Fields) -> Stack:
+    """Falcon-H1: what each layer and its parts read and put out is multiplied by numbers of config.json.
+
+    Factors of inputs are part of the norms before, whose outputs are multiplied by those that no product is linear in:
+    of the scan's gates and the MLP's.
+    """
+    fields.refuse("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias")
+    gates, values, keys, queries, steps = _numbers(fields, "ssm_multipliers", 5)
+    into, back = _numbers(fields, "mlp_multipliers", 2)
+    read = fields.number("ssm_in_multiplier", 1.0) * gates
+    share = fields.number("attention_in_multiplier", 1.0) / read
+    own = attention(fields, read_rope(fields))
+    own = replace(own, scale=own.scale * share**2 * fields.number("key_multiplier", 1.0))
+    scan = replace(_falcon_mamba(fields), factors=(values / gates, keys / gates, queries / gates, steps / gates))
+    layer = Layer(
+        own,
+        mlp(fields),
+        norm := rms_norm(fields, wide=True),
+        share=share * fields.number("attention_out_multiplier", 1.0),
+        mlp_share=back / into,
+        beside=(scan, fields.number("ssm_out_multiplier", 1.0)),
+        reads=(read, into),
+    )
+    scales = fields.number("embedding_multiplier", 1.0), fields.number("lm_head_multiplier", 1.0)
+    return Stack((layer,) * layer_count(fields), norm, scales[0], logit_scale=scales[1])
+
+
+def _numbers(fields: Fields, key: str, count: int) -> list[float]:
+    """A list of so many positive numbers; ones if it is absent."""
+    found = fields.get(key) or [1.0] * count
+    if not isinstance(found, list) or len(found) != count:
+        raise fields.error(f"{key} must list {count} numbers, got {found!r}")
+    return [Fields({key: each}, fields.where).number(key) for each in found]
+
+
+def _falcon_mamba(fields: Fields) -> Mamba2:
+    wide = fields.integer("mamba_d_ssm", fields.integer("mamba_expand", 2) * fields.integer("hidden_size"))
+    normed = fields.flag("mamba_rms_norm", False)
+    if normed and fields.flag("mamba_norm_before_gate", True):
+        raise fields.error("mamba_norm_before_gate is not supported")
+    return _sized(fields, wide, rms_norm(fields) if normed else UNNORMED)
 
 
 def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: str, norm: NormKind) -> Mamba2:
@@ -154,15 +220,34 @@ def _by_layer(fields: Fields, key: str) -> list[Any]:
 
 def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
     both = zip(_by_layer(fields, "attention.head_count_kv"), _by_layer(fields, "feed_forward_length"), strict=True)
-    heads = fields.integer("ssm.time_step_rank")
+    heads, alone = fields.integer("ssm.time_step_rank"), "moe" if fields.get("expert_count") else "mlp"
     return {
-        "layer_types": ["attention" if attends else "mlp" if inner else "mamba" for attends, inner in both],
+        "layer_types": ["attention" if attends else alone if inner else "mamba" for attends, inner in both],
+        "n_routed_experts": fields.get("expert_count"),
+        "moe_shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
+        "moe_latent_size": fields.get("moe_latent_size"),
+        "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.flag("expert_weights_norm", True),
         "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
         "mamba_num_heads": heads,
         "mamba_head_dim": fields.integer("ssm.inner_size") // heads,
         "ssm_state_size": fields.integer("ssm.state_size"),
         "n_groups": fields.integer("ssm.group_count"),
         "conv_kernel": fields.integer("ssm.conv_kernel"),
+    }
+
+
+def _of_falcon(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """Weights in files are multiplied already."""
+    heads, wide = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
+    return {
+        "mamba_d_ssm": wide,
+        "mamba_n_heads": heads,
+        "mamba_d_head": wide // heads,
+        "mamba_d_state": fields.integer("ssm.state_size"),
+        "mamba_n_groups": fields.integer("ssm.group_count"),
+        "mamba_d_conv": fields.integer("ssm.conv_kernel"),
+        "mamba_norm_before_gate": False,
     }
 
 
@@ -183,14 +268,30 @@ _EXPERTS = {
 _GRANITE = {"rms_norm_eps": 1e-6, "num_experts_per_tok": 2}
 _GGUF = Gguf("granitehybrid", {**_NAMES, **_EXPERTS}, in_pairs=True, experts=None, shared=True, values=_of_granite)
 
-_NEMOTRON = {"head_dim": 128, "num_key_value_heads": 8}
+_NEMOTRON = {"head_dim": 128, "num_key_value_heads": 8, "num_experts_per_tok": 2}
+_NEMOTRON_NAMES = {
+    **_NAMES,
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    **{f"ffn_{kind}_shexp": f"mlp.shared_experts.{kind}_proj" for kind in ("up", "down")},
+}
+#: The norm before the MLP has no suffix.
+_FALCON_NAMES = {**_NAMES, "ffn_norm": "post_attention_layernorm.weight"}
+_FALCON = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 
 FAMILIES = {
     "GraniteMoeHybridForCausalLM": Family("Granite 4 and 4-H", granite_hybrid, _GRANITE, _GGUF),
     "NemotronHForCausalLM": Family(
-        "Nemotron-H, Nemotron Nano 2 and 3 (dense)",
+        "Nemotron-H, Nemotron Nano 2 and 3",
         nemotron_h,
         _NEMOTRON,
-        Gguf("nemotron_h", _NAMES, values=_of_nemotron),
+        Gguf(
+            "nemotron_h",
+            _NEMOTRON_NAMES,
+            experts=None,
+            shared=True,
+            values=_of_nemotron,
+            mixture="nemotron_h_moe",
+        ),
     ),
+    "FalconH1ForCausalLM": Family("Falcon-H1", falcon_h1, _FALCON, Gguf("falcon-h1", _FALCON_NAMES, values=_of_falcon)),
 }

@@ -32,12 +32,15 @@ OWN_WIDTH = "moe_intermediate_size"
 _MOST_EXPERTS = 4096
 
 
-def experts(fields: Fields, router: Router, width: str = "intermediate_size", **more: Any) -> Experts:
-    """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each."""
+def experts(
+    fields: Fields, router: Router, width: str = "intermediate_size", one: MLP | None = None, **more: Any
+) -> Experts:
+    """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each. one:
+    each of them, if not as in most files."""
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    one = mlp(fields, width=width)
+    one = one or mlp(fields, width=width)
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
@@ -94,7 +97,7 @@ def granite_moe(fields: Fields) -> Stack:
 
 def glm4_moe(fields: Fields) -> Stack:
     """GLM-4.5: the first layers are dense, scores are sigmoids, one expert is shared."""
-    norm, router = rms_norm(fields), _corrected(fields)
+    norm, router = rms_norm(fields), corrected(fields)
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
@@ -104,7 +107,7 @@ def glm4_moe(fields: Fields) -> Stack:
     return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
 
 
-def _corrected(fields: Fields) -> Router:
+def corrected(fields: Fields) -> Router:
     """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
     groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if groups[0] > 1 and fields.integer("n_routed_experts") % groups[0]:

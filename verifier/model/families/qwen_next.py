@@ -9,6 +9,7 @@ from foresay.verifier.model.families.family import Family, Gguf, attention, laye
 from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, sparse
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, Attention, Experts, HeadNorm, Layer, Router, Stack
+from foresay.verifier.model.products import MIXED, RATES
 from foresay.verifier.model.recurrences import GatedDelta
 from foresay.verifier.model.rope_config import read_rope
 
@@ -27,8 +28,8 @@ def qwen3_5_moe(fields: Fields) -> Stack:
 
 
 def qwen3_next(fields: Fields) -> Stack:
-    """Files interleave the recurrence's inputs, grouped by key head."""
-    return _hybrid(fields, sparse(fields, _experts(fields)), by_key=True)
+    """Files group the recurrence's inputs by key head; newer GGUF files only its rates."""
+    return _hybrid(fields, sparse(fields, _experts(fields)), (RATES,) if fields.flag(_APART, False) else (MIXED, RATES))
 
 
 def _experts(fields: Fields) -> Experts:
@@ -38,7 +39,7 @@ def _experts(fields: Fields) -> Experts:
     return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
 
 
-def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: bool = False) -> Stack:
+def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, ...] = ()) -> Stack:
     """Weights of norms are stored minus one, except those inside the recurrence. inner: of each layer."""
     fields.refuse("attention_bias")
     norm = rms_norm(fields, wide=True, less_one=True)
@@ -70,7 +71,7 @@ def _layer_types(fields: Fields) -> list[str]:
     return names
 
 
-def _delta(fields: Fields, by_key: bool) -> GatedDelta:
+def _delta(fields: Fields, by_key: tuple[str, ...]) -> GatedDelta:
     if fields.get("output_gate_type") not in (None, "swish", "silu"):
         raise fields.error(f"output_gate_type {fields.get('output_gate_type')!r} is not supported; supported is swish")
     heads = (("linear_num_key_heads", 16), ("linear_num_value_heads", 32))
@@ -88,8 +89,8 @@ def _delta(fields: Fields, by_key: bool) -> GatedDelta:
 
 
 _DEFAULTS = {"head_dim": 256, "rms_norm_eps": 1e-6}
-#: Only in GGUF files: which value heads share a key.
-_TILED = "linear_value_heads_tiled"
+#: Only in GGUF files: which value heads share a key; and that Qwen3-Next's rates are a product of their own.
+_TILED, _APART = "linear_value_heads_tiled", "linear_rates_apart"
 
 
 def _of_gguf(fields: Fields, head_dim: int) -> dict[str, Any]:
@@ -123,17 +124,19 @@ _NAMES = {
 _GGUF = Gguf("qwen35", _NAMES, values=_of_gguf)
 _SHARED = "mlp.shared_expert"
 _SHARED_NAMES = {f"ffn_{name}_shexp": f"{_SHARED}.{name}_proj" for name in ("gate", "up", "down")}
-_MIXTURE_GGUF = Gguf(
-    "qwen35moe",
-    {**_NAMES, **_SHARED_NAMES, "ffn_gate_inp_shexp": f"{_SHARED}_gate"},
+_MIXTURE_NAMES = {**_NAMES, **_SHARED_NAMES, "ffn_gate_inp_shexp": f"{_SHARED}_gate"}
+_MIXTURE_GGUF = Gguf("qwen35moe", _MIXTURE_NAMES, experts=True, shared=True, values=_of_gguf)
+_NEXT_GGUF = Gguf(
+    "qwen3next",
+    {**_MIXTURE_NAMES, "ssm_ba": "linear_attn.in_proj_ba", "ssm_in": "linear_attn.in_proj_qkvz"},
     experts=True,
     shared=True,
-    values=_of_gguf,
+    values=lambda fields, head_dim: {**_of_gguf(fields, head_dim), _TILED: False},
 )
 _MIXTURE = {**_DEFAULTS, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512}
 
 FAMILIES = {
     "Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS, _GGUF),
     "Qwen3_5MoeForCausalLM": Family("Qwen3.5 and Qwen3.6 mixtures", qwen3_5_moe, _MIXTURE, _MIXTURE_GGUF),
-    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next, _MIXTURE),
+    "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next, _MIXTURE, _NEXT_GGUF),
 }

@@ -42,7 +42,11 @@ _IN_LAYERS = {
 }
 #: GGUF's names of architectures, and their names in config.json. Llama's is also used for Mistral.
 ARCHITECTURES = {
-    family.gguf.architecture: name for name, family in reversed(families.FAMILIES.items()) if family.gguf is not None
+    architecture: name
+    for name, family in reversed(families.FAMILIES.items())
+    if family.gguf is not None
+    for architecture in (family.gguf.mixture, family.gguf.architecture)
+    if architecture
 }
 #: The factors of the rotary embedding's periods, one for each pair; and LongRoPE's two lists.
 FREQUENCIES = "rope_freqs.weight"
@@ -156,6 +160,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": tied,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "linear_rates_apart": "blk.0.attn_gate.weight" in file.tensors,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
@@ -218,7 +224,7 @@ def _architecture(file: GgufFile, fields: Fields) -> str:
     """Files named Llama may be Mistral's, and those named OLMo 2 OLMo 3's, if they have a window; or Mixtral's."""
     windowed, mixture = bool(fields.get("attention.sliding_window")), bool(fields.get("expert_count"))
     of = [(name, own.gguf) for name, own in families.FAMILIES.items()]
-    alike = [(name, own) for name, own in of if own and own.architecture == file.architecture]
+    alike = [(name, own) for name, own in of if own and file.architecture in (own.architecture, own.mixture)]
     if not any(own.experts in (mixture, None) for _, own in alike):
         what = "mixtures of experts are not" if mixture else "models without experts are not"
         raise fields.error(f"expert_count: {what} supported for this architecture")

@@ -1,9 +1,9 @@
 """Writes the kernels that multiply with 4-bit floats (e2m1), laid out as in
 :mod:`foresay.verifier.ops.kernels.cpu.integers`.
 
-A number times its group's 8-bit scale is exact in bf16: so it is computed in registers, and each sum runs over k as
-with floats (:mod:`~foresay.verifier.ops.kernels.cpu.linear`). It has the same bits as with the weight dequantised to
-bf16.
+A number times its group's 8-bit scale is exact in bf16, or rounded to it if the row has a step too: so it is computed
+in registers, and each sum runs over k as with floats (:mod:`~foresay.verifier.ops.kernels.cpu.linear`). It has the same
+bits as with the weight dequantised to bf16.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class _FloatProduct(IntegerProduct):
         sums = [k.variable(self._begun(block, at)) for _ in range(rows) for at in range(self.vectors)]
         weights = k.bytes_at(self.weight, block * (self.inner // self.wide) * self.size)
         with k.loop(0, self.groups) as group:
-            first = (block * self.groups + group) * self.shape.block
-            self.factors = [self._half_scale(first + at * LANES) for at in range(self.vectors)]
+            first, row = ((block * count + at) * self.shape.block for count, at in ((self.groups, group), (1, 0)))
+            of_row = [row + at * LANES if self.shape.steps else None for at in range(self.vectors)]
+            self.factors = [self._scale(first + at * LANES, step) for at, step in enumerate(of_row)]
             with k.loop(group * steps, (group + 1) * steps) as step:
                 line = k.bytes_at(weights, step * self.size)
                 self._prefetch(line, self.size)
@@ -61,9 +62,14 @@ class _FloatProduct(IntegerProduct):
         """The weights of a vector of outputs: numbers, or pairs, times the outputs' scales."""
         k = self.k
         if not self.shape.pairs:
-            return column * factor
-        low, high = (k.bits(half * factor, vector(I32)) for half in self._halves(k.bits(column, vector(I32))))
+            return self._exact(column * factor)
+        halves = self._halves(k.bits(column, vector(I32)))
+        low, high = (k.bits(self._exact(half * factor), vector(I32)) for half in halves)
         return k.bits((low >> 16) | high, vector(BF16, 2 * LANES))
+
+    def _exact(self, weight: Value) -> Value:
+        """A product that is a bf16: with steps it is rounded to one."""
+        return self.k.rounded(weight, BF16) if self.shape.steps else weight
 
     def _eighth(self, words: Value, term: int) -> Value:
         """Four bits of each word as fp32, whose exponents are 127 lower: a product shifts them."""

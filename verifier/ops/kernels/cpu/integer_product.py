@@ -147,7 +147,8 @@ class IntegerProduct(ProductKernel):
 
     def _scale(self, where: Value, steps: Value | None) -> Value:
         if self.shape.e2m1:
-            return self._half_scale(where)
+            half = self._half_scale(where)
+            return half if steps is None else half * self.k.load(self.steps, vector(F32), steps)
         if steps is None:
             return self.k.read(self.scales, OF_TORCH[self.shape.scale], where)
         return self._stepped(self.scales, self.steps, where, steps)

@@ -40,9 +40,9 @@ from foresay.verifier.ops.records import Gate, turns_of
 class PackedIntegers:
     """A :class:`~foresay.verifier.ops.linear.PackedWeight`. data: int8, int16 or int32, see above; of e4m3 int8.
     scales: of their own dtype. zeros, minimums: int8 or None; minimums without steps are fp16. steps, minimum_steps:
-    fp16 or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied. rounds: whether inputs
-    are rounded, and data has the layout of :mod:`~foresay.verifier.ops.kernels.cpu.rounded`. experts: how many, whose
-    weights are consecutive; 0: a single weight.
+    fp16, fp32 of e2m1, or None, [O / B][S][B]. bias: fp32 or None. pairs: whether pairs of bf16 are multiplied.
+    rounds: whether inputs are rounded, and data has the layout of :mod:`~foresay.verifier.ops.kernels.cpu.rounded`.
+    experts: how many, whose weights are consecutive; 0: a single weight.
     """
 
     data: Tensor
@@ -89,10 +89,7 @@ class PackedIntegers:
         # Numbers are widened once for eight rows; four-bit ones are in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
         form = _Form(weight.bits, pairs, weight.floats, rounds)
-        numbers = weight.codes() if weight.e2m1 else weight.numbers().view(torch.int8)
-        if rounds and not weight.e2m1:
-            numbers = numbers + _more(weight.bits, weight.signed)
-        data = in_turns(lambda part: _packed(part, form, block), numbers, gated, experts)
+        data = in_turns(lambda part: _packed(_numbers(part, rounds), form, block), weight, gated, experts)
         bits = weight.scales.view(torch.uint8) if weight.e2m1 else weight.scales
         scales = in_turns(lambda part: in_blocks(part, block), bits, gated, experts).view(weight.scales.dtype)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
@@ -123,7 +120,7 @@ class PackedIntegers:
         scales = rows(self.scales)
         assert scales is not None, "all groups have scales"
         if self.e2m1:
-            return QuantizedMatrix(packed(numbers), scales, None, 4, self.inner)
+            return QuantizedMatrix(packed(numbers), scales, None, 4, self.inner, steps=rows(self.steps))
         if self.rounds:
             numbers = numbers - _more(self.bits, self.signed)
         elif not self.signed:
@@ -195,6 +192,14 @@ class _Form:
     pairs: bool
     floats: bool
     rounds: bool
+
+
+def _numbers(weight: QuantizedMatrix, rounds: bool) -> Tensor:
+    """int8[O, K]: as they are packed."""
+    if weight.e2m1:
+        return weight.codes()
+    numbers = weight.numbers().view(torch.int8)
+    return numbers + _more(weight.bits, weight.signed) if rounds else numbers
 
 
 def _more(bits: int, signed: bool) -> int:

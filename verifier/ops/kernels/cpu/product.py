@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,12 +51,17 @@ def block_of(processor: Processor, vectors: int = 4) -> int:
     return vectors * LANES if processor.wide else LANES
 
 
-def in_turns(part: Callable[[Tensor], Tensor], whole: Tensor, gated: Gate, experts: int = 0) -> Tensor:
-    """Data by outputs, in blocks; blocks of gate and up alternate. part: makes blocks. experts: each has its own
-    blocks."""
+def in_turns(part: Callable[[Any], Tensor], whole: Any, gated: Gate, experts: int = 0) -> Tensor:
+    """Data by outputs, in blocks; blocks of gate and up alternate. part: makes blocks of some rows of ``whole``, a
+    tensor or a quantised matrix. experts: each has its own blocks, which are made one after the other, so that
+    intermediate results take little memory."""
     turns, each = turns_of(gated), max(1, experts)
-    blocks = [torch.cat([part(one) for one in half.chunk(each)]) for half in whole.chunk(turns)]
-    return torch.stack(blocks, dim=1).flatten(0, 1).contiguous()
+    rows = whole.split_with_sizes([whole.shape[0] // (turns * each)] * (turns * each))
+    first = part(rows[0])
+    made = first.new_empty((each, len(first), turns, *first.shape[1:]))
+    for number, one in enumerate(rows):
+        made[number % each, :, number // each] = part(one) if number else first
+    return made.flatten(0, 2)
 
 
 def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int, experts: int = 0) -> Tensor:

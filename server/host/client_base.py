@@ -31,7 +31,7 @@ class Observed:
     def __init__(self) -> None:
         self._failed: set[object] = set()
 
-    def _tell(self, observe: Callable[[T], None] | None, what: T) -> None:
+    def _notify(self, observe: Callable[[T], None] | None, what: T) -> None:
         try:
             if observe is not None:
                 observe(what)
@@ -96,7 +96,7 @@ class Supervised(Observed, ABC):
         self._set(EngineStatus("unloaded", why, starts=self.status.starts))
 
     @property
-    def lacks_room(self) -> bool:
+    def lacks_memory(self) -> bool:
         """Whether it failed only because other engines hold the memory."""
         return self._failure is not None and self._failure.footprint is not None
 
@@ -143,11 +143,11 @@ class Supervised(Observed, ABC):
     def _set(self, status: EngineStatus) -> None:
         self.status = status
         for observe in self.observe_status:
-            self._tell(observe, status)
+            self._notify(observe, status)
         self._changed.set()
 
 
-class Asked(Observed):
+class ChannelClient(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
     observe, observe_shadow: called with every engine step, and with what its shadow drafter would have done; must not
@@ -198,12 +198,12 @@ class Asked(Observed):
             case frames.Rejected(id):
                 self._in_flight.reject(id, frame.error)
             case frames.Shadowed(report):
-                self._tell(self.observe_shadow, report)
+                self._notify(self.observe_shadow, report)
 
     def _stepped(self, trace: StepTrace) -> None:
         self._steps = trace.number
         self._in_flight.stepped(trace.waiting)
-        self._tell(self.observe, trace)
+        self._notify(self.observe, trace)
 
     def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
         """Engine process ``number`` has ended, or is about to. May be called again once more is known."""

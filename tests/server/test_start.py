@@ -1,21 +1,98 @@
-"""Spare engine processes: who becomes the next engine, and that nobody is left over."""
+"""Processes until an engine is ready and beside it: what is imported and started when, who becomes the next engine."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from foresay.server.cli.main import main
 from foresay.server.host import spare
 from foresay.server.host.child import state_of
 from foresay.server.host.spare import SPARE, Spares
 from tests.server.live import LiveServer, status_of
+
+
+def printed(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def children() -> set[str]:
+    """Ids of the processes that this thread has started and that are there, dead or alive."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
+    code = (
+        "import sys; from foresay.server.host import spare\n"
+        "def spawn(*given):\n"
+        "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
+        "    raise SystemExit\n"
+        "spare.spawn = spawn\n"
+        "from foresay.server.cli.main import main; main(['serve'])"
+    )
+    *large, count = printed(code).split()
+    assert not large and int(count) < 400
+
+
+def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
+    code = (
+        "import sys; from foresay.server.host.process import _import; _import()\n"
+        "assert {'torch', 'foresay.server.engine.build', 'foresay.server.host.loop'} <= sys.modules.keys(), "
+        "'before the first frame'\n"
+        "from foresay.server.engine.build import build_engine\n"
+        "from foresay.server.settings.config import ServeConfig\n"
+        "build_engine(ServeConfig())\n"
+        "print(*sys.modules.keys() & {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'aiohttp'})"
+    )
+    assert printed(code).split() == []
+
+
+def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
+    """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
+    code = (
+        "import sys; from foresay.server.cli.main import main\n"
+        "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
+        "print(*sys.modules.keys() & {'torch._dynamo', 'sympy', 'torch.distributed.tensor', 'aiohttp'})"
+    )
+    assert printed(code).splitlines()[1:] in ([], [""])
+
+
+def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
+    before = children()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "in use" in capsys.readouterr().err and children() == before
+
+
+def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Iterator[Any] = iter(("first", "second", "third"))
+    monkeypatch.setattr(spare, "spawn", lambda *given: next(made))
+    with Spares(ahead=True) as spawn:
+        assert next(made) == "second", "the first one is there already"
+        assert [str(spawn()), str(spawn())] == ["first", "third"]
+
+
+def test_where_none_can_be_started_it_is_tried_again_when_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: object) -> None:
+        raise OSError("too many")
+
+    monkeypatch.setattr(spare, "spawn", refused)
+    with Spares(ahead=True) as spawn, pytest.raises(OSError, match="too many"):
+        spawn()
+
 
 SECONDS = 180.0
 
