@@ -52,6 +52,7 @@ def both(pair) -> tuple[Pair, Pair]:
         ("qwen3_5", "truth"),
         ("lfm2", "copy"),
         ("granite_hybrid", "copy"),
+        ("falcon_h1", "copy"),
     ],
 )
 def test_the_same_tokens(pair, family, drafter) -> None:

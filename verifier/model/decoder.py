@@ -166,9 +166,9 @@ def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
             own = {name.removeprefix(f"{SCAN}."): vector for name, vector in vectors.items()}
             order = _order(node, own["D"].device)[: node.channels]
             values, keys, queries, steps = node.factors
-            sizes = torch.tensor((node.keys, node.keys, node.values), device=order.device)
-            factors = own["D"].new_tensor((queries, keys, values)).repeat_interleave(sizes)
-            taps = _taps(own["conv1d.weight"][order]) * factors
+            sizes = torch.tensor((node.keys, node.keys, node.values))
+            factors = torch.tensor((queries, keys, values)).repeat_interleave(sizes)
+            taps = _taps(own["conv1d.weight"][order]) * factors.to(order.device)
             bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
             norm = own.get("norm.weight", taps.new_full((node.values,), node.norm.eps**0.5))
             scan = Scan(bias, own["D"], node.key_heads, steps)
