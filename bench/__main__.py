@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
         prog=f"python -m bench {name}", description=module.__doc__, formatter_class=RawDescriptionHelpFormatter
     )
     module.options(parser)
+    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
     args = parser.parse_args(arguments[1:])
     try:
         return int(module.main(args) or 0)

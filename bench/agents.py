@@ -60,7 +60,6 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--system", type=int, default=4000, help="tokens of the system prompt and its tools")
     parser.add_argument("--length", type=int, default=8192, help="tokens of the context")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
 
 
 def main(args: Namespace) -> None:

@@ -112,7 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32", "float16"))
     parser.add_argument("--threads", type=int, help="CPU threads (the engine's choice)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ from foresay.verifier.model.weights import allocate, places
 from foresay.verifier.model_runner import ModelRunner
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
-PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 #: The target's layers whose inputs the bundled head reads; those of the embedded target are the same.
 BUNDLED_LAYERS = (2, 4, 7)
 NORMS = ("input_layernorm", "hidden_norm", "norm")

@@ -38,7 +38,6 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--quantize", default="int4", help="int4, int8 or none")
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 2, 4, 8, 16, 256))
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--no-save", action="store_true")
 
 
 def main(args: Namespace) -> None:

@@ -70,7 +70,6 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of --at-once")
     parser.add_argument("--threads", type=int, help="of each server (one per physical core)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
 
 
 def kind_and_file(text: str) -> tuple[str, Path]:

@@ -235,7 +235,6 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--doors", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-save", action="store_true")
 
 
 def main(args: Namespace) -> int:

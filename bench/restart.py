@@ -40,7 +40,6 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--draft", default="auto")
     parser.add_argument("--tokens", type=int, default=7800, help="of the prompt")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
 
 
 def main(args: Namespace) -> None:

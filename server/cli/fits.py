@@ -35,20 +35,16 @@ class _Draft:
     known: KnownDraft
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The models that it runs, if the catalog knows their shape."""
         return () if self.known.shape is None else (self.known.shape.model(),)
 
     def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Those of them that keep recurrent states of their own, if they have such layers."""
         return self.shapes(target)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """Bytes that it keeps for each token of the KV cache."""
         models = self.shapes(target)
         return token_bytes(models[0], dtype, "auto") if models else item_bytes(dtype) * self.known.numbers_per_token
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """Bytes of its weights."""
         shape, numbers = self.known.shape, self.known.parameters
         count = item_bytes(dtype) * numbers if shape is None else model_bytes(shape.model(), dtype, packed)
         return {self.known.kind: count}

@@ -68,8 +68,8 @@ def plan(
     """The memory plan: ``kv_tokens`` if given, else what the device has room for.
 
     length: the longest text. drafters: those that will be loaded.
-    Raises Unfit if the longest text does not fit the KV cache, or everything together not the device, and a loader's
-    error for a drafter that cannot be read.
+    Raises CannotRun if the longest text does not fit the KV cache, or everything together not the device, and a
+    loader's error for a drafter that cannot be read.
     """
     if device.is_gpu:
         from foresay.server.engine.gpu_memory import plan_gpu  # imports the GPU's kernels
@@ -304,7 +304,7 @@ def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
 
 
 def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest text, prompt and output together; raises Unfit if more is requested than the target supports."""
+    """The longest text, prompt and output together; raises CannotRun if more is requested than the target supports."""
     wanted = config.max_model_len or model.max_positions
     if wanted > model.max_positions:
         raise CannotRun(

@@ -103,7 +103,6 @@ class Notes:
         self.findings.append(Finding(subject=subject, status="warn", text=text, fix=_sentence(fix), facts=facts))
 
     def fail(self, subject: str, text: str, fix: str, **facts: Any) -> None:
-        """It cannot work."""
         self.findings.append(Finding(subject=subject, status="fail", text=text, fix=_sentence(fix), facts=facts))
 
     def attempt(self, subject: str, fix: str, read: Callable[[], T]) -> T | None:

@@ -91,7 +91,7 @@ class Device:
 def find_device(config: EngineConfig) -> Device:
     """The device that ``--device`` names; ``auto`` is a GPU if there is one.
 
-    Raises Unfit for a missing GPU, for a share of GPU memory if no GPU is used, and for a processor without kernels.
+    Raises CannotRun for a missing GPU, a share of GPU memory without a GPU, and for a processor without kernels.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:

@@ -31,6 +31,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
@@ -54,11 +55,13 @@ def plan_gpu(
     drafters: Sequence[DrafterShapes],
     device: Device,
 ) -> MemoryPlan:
-    """As :func:`foresay.server.engine.build.plan`. Raises Unfit for models without GPU kernels and for what does not
-    fit, naming the flags that would make it fit."""
+    """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
+    not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        if model.stack.experts is not None:
-            fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
+        lacking = {"experts": model.stack.experts is not None}
+        lacking["latents"] = any(isinstance(one, Latent) for one in model.stack.attentions)
+        for what in (name for name, has in lacking.items() if has):
+            fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
             raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room

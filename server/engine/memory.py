@@ -16,6 +16,7 @@ On a CPU the KV cache takes a share of the memory, which other programs use too.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import MLP, Experts
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _ALL_SHARE = 0.95
 MOST_UTILIZATION = 0.98
 #: Rows of a sequence with draft logits in a dynamic tree; and bytes that any recorded pass takes besides its rows.
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
+#: Of attention on a CPU: rows of a unit of work, positions of a span, sums of spans at once.
+_UNIT, _SPAN, _PARTS = 32, 256, 1024
 #: Capacity in tokens of a KV cache whose size does not grow with the text.
 _BOUNDLESS = 1 << 40
 #: Tokens that the exactness probe at start-up needs: it reads two texts at once.
@@ -240,7 +244,16 @@ def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
     if (found := model.stack.recurrence) is not None:
         widths += 4 * (found.record or found.channels)
     widths += max((_copied(model, layer.inner) for layer in model.stack.layers), default=0)
-    return 4 * (wanted * model.vocab_size + rows * widths) + _ANY_PASS
+    beside = max((_over_latents(each) for each in model.stack.attentions if isinstance(each, Latent)), default=0)
+    return 4 * (wanted * model.vocab_size + rows * widths + beside) + _ANY_PASS
+
+
+def _over_latents(node: Latent) -> int:
+    """fp32 numbers for the sums of spans, and, of each thread, for inputs and sums: they grow with heads and latents
+    (:mod:`foresay.verifier.ops.kernels.cpu.units`)."""
+    sums = node.heads * (node.latent + 16)
+    thread = _UNIT * (node.heads * (node.head_dim + _SPAN) + 2 * sums) + (_UNIT + _SPAN) * node.head_dim
+    return _PARTS * sums + max(os.cpu_count() or 1, 4) * thread
 
 
 def _copied(model: ModelConfig, inner: MLP | Experts | None) -> int:

@@ -183,7 +183,6 @@ class TraceWriter(Observer):
         self._lines.flush()
 
     def close(self) -> None:
-        """The engine is gone."""
         self._lines.close()
 
     def _part(self, result: VerifyResult) -> Part:
@@ -257,7 +256,6 @@ class EngineObservers:
             self.history.started(engine)
 
     def close(self) -> None:
-        """The engine is gone."""
         if self.trace is not None:
             self.trace.close()
         if self.history is not None:

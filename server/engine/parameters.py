@@ -8,6 +8,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 
 #: State pages of a running text (its state, its mark and two spares), of a step that runs ahead of the host, and of
@@ -18,7 +19,7 @@ _CAPTURED = 16
 
 
 def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
-    """The model's configuration as it will be loaded. how: the setting's value. Raises Unfit if it is already
+    """The model's configuration as it will be loaded. how: the setting's value. Raises CannotRun if it is already
     quantised."""
     if how is None:
         return model
@@ -30,8 +31,12 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
 
 def kv_kind(model: ModelConfig, setting: str) -> str:
     """``int8``, ``fp8``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``, config.json
-    decides (``kv_cache_scheme``)."""
-    return (setting == "auto" and model.quantization is not None and model.quantization.kv) or setting
+    decides (``kv_cache_scheme``). Raises CannotRun where it cannot be quantised."""
+    latent = any(isinstance(one, Latent) for one in model.stack.attentions)
+    if latent and setting != "auto":
+        fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {setting}"
+        raise CannotRun(fault, "leave --kv-dtype and --draft-kv-dtype out")
+    return (setting == "auto" and not latent and model.quantization is not None and model.quantization.kv) or setting
 
 
 def in_words(model: ModelConfig, dtype: str, activations: str) -> str:

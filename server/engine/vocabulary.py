@@ -197,7 +197,7 @@ def translation(
     """The translation for the draft model ``draft``, in ``directory``; None if the vocabularies are equal, or one is
     unknown.
 
-    Raises Unfit if they have too little in common, ModelError for a damaged tokenizer.
+    Raises CannotRun if they have too little in common, ModelError for a damaged tokenizer.
     """
     found = overlap(target, directory)
     if found is None or found.whole:

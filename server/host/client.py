@@ -66,7 +66,6 @@ class EngineClient(Supervised, ChannelClient):
         self._begin(STARTING)
 
     async def stop(self) -> None:
-        """End the engine process; requests still running fail."""
         await self._cease()
         self._fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 

@@ -166,20 +166,16 @@ class ChannelClient(Observed):
         self._steps = 0  # number of the latest step
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Start a request, in the next engine if none is running now; its results go to ``sink``."""
         check_comes(self.status)
         self._requests.add(request, sink)
 
     def cancel(self, id: str) -> None:
-        """Drop a request and free what it holds; its sink receives nothing more."""
         self._requests.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
-        """End a request after its output token number ``at_token``; the last delta still comes."""
         self._requests.finish(id, at_token)
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Make the KV of this text the last to be evicted, if it is cached."""
         if self.status.state == "ready":
             self._send(frames.KeepWarm(tokens, salt))
 

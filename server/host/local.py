@@ -227,7 +227,6 @@ class Engine:
         return compiler
 
     def step(self) -> None:
-        """Run one engine step for all open streams."""
         self._refuse_if_closed()
         for delta in self._engine.step():
             stream = self._streams.get(delta.id)
@@ -242,11 +241,9 @@ class Engine:
         return [] if self._observers.shadow is None else self._observers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
-        """End the text of a request after its output token number ``at_token``."""
         self._engine.finish(id, at_token)
 
     def forget(self, id: str) -> None:
-        """Cancel a request and free what it holds."""
         if self._streams.pop(id, None) is not None:
             self._engine.cancel(id)
 

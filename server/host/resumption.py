@@ -258,7 +258,6 @@ class InFlights:
         return leaving
 
     def cancel(self, id: str) -> None:
-        """Drop a request; its sink receives nothing more."""
         flight = self._all.get(id)
         if flight is not None:
             if flight.state != "waiting":

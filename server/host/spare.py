@@ -128,7 +128,6 @@ class Forked:
         self._reaping = Lock()  # its id may be reused as soon as it is reaped
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it lives."""
         with self._reaping:
             if self._returncode is None:
                 found, status = os.waitpid(self.pid, os.WNOHANG)
@@ -136,7 +135,6 @@ class Forked:
             return self._returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit status; :class:`subprocess.TimeoutExpired` after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if end is not None and time.monotonic() > end:
@@ -145,7 +143,6 @@ class Forked:
         return status
 
     def kill(self) -> None:
-        """Kill it, if it lives."""
         with self._reaping:
             if self._returncode is None:
                 os.kill(self.pid, signal.SIGKILL)

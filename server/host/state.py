@@ -46,7 +46,6 @@ class ServerState:
         return kept
 
     def drain(self) -> None:
-        """Take no more requests."""
         self.draining = True
         for kept in self._kept.values():
             kept.drain()

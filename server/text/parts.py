@@ -82,15 +82,12 @@ class PlainText:
     thinking = heading = complete = False
 
     def feed(self, text: str) -> list[Part]:
-        """The text as it is."""
         return [TextPart(text)] if text else []
 
     def marker(self, token: int) -> list[Part]:
-        """There are no markers."""
         raise AssertionError("plain text has no markers")
 
     def flush(self) -> list[Part]:
-        """Nothing is held back."""
         return []
 
 

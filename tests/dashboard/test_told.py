@@ -98,6 +98,14 @@ async def test_a_server_that_drains_says_so(tokenizer: Tokenizer) -> None:
         await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
 
 
+async def test_the_page_says_that_something_else_keeps_the_machine_busy(tokenizer: Tokenizer) -> None:
+    async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
+        for _ in range(30):
+            service.telemetry.step(msgspec.structs.replace(step(), crowded=0.5))
+        said = re.compile("^Other programs keep this machine busy: the engine spends 50 % of its time")
+        await expect(visit.page.locator("#notice")).to_have_text(said)
+
+
 @pytest.mark.parametrize("width", [1280, 1501, 1920])
 async def test_no_column_is_clipped(tokenizer: Tokenizer, width: int) -> None:
     async with shown(ScriptedEngine([5], run=3), tokenizer, viewport={"width": width, "height": 900}) as (_, visit):

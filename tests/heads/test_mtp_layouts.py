@@ -53,6 +53,7 @@ _DEEPSEEK = Published(
 LAYOUTS = {
     "deepseek": _DEEPSEEK,
     "glm": _DEEPSEEK._replace(family="glm4_moe"),  # whose first layer has no experts, and this one some
+    "latent": _DEEPSEEK._replace(family="glm4_moe_lite"),
     "mimo": Published(
         "qwen2",
         {"enorm": f"{_MIMO}token_layernorm", "hnorm": f"{_MIMO}hidden_layernorm", "eh_proj": f"{_MIMO}input_proj",

@@ -51,15 +51,6 @@ def test_a_blocked_sequence_jumps_to_the_longest_free_run() -> None:
     assert pool.allocate(4, after=2) == [5, 6, 7, 8]
 
 
-def test_all_or_nothing() -> None:
-    pool = PagePool(4, page_size=4)
-    pool.allocate(2)
-    with pytest.raises(OutOfPages, match="2 pages needed, 1 of 3 available"):
-        pool.allocate(2)
-    assert pool.available == 1
-    assert pool.allocate(0) == []
-
-
 def test_a_refused_allocation_evicts_nothing() -> None:
     pool = PagePool(5, page_size=2)
     index = PrefixIndex(pool)
@@ -68,16 +59,6 @@ def test_a_refused_allocation_evicts_nothing() -> None:
         pool.allocate(5)
     assert len(index) == 2
     pool.check([])
-
-
-def test_a_page_is_free_after_its_last_reference() -> None:
-    pool = PagePool(3, page_size=4)
-    (page,) = pool.allocate(1)
-    pool.retain(page)
-    pool.release(page)
-    assert (pool.references(page), pool.available) == (1, 1)
-    pool.release(page)
-    assert (pool.references(page), pool.available) == (0, 2)
 
 
 def test_releasing_or_retaining_a_free_page_is_a_bug() -> None:
@@ -118,15 +99,6 @@ def test_a_text_asked_for_again_is_evicted_last() -> None:
     index.pool.evict(2)
     assert len(index.match([*second, 0])) == 0
     assert len(index.match([*first, 0])) == 2
-
-
-def test_pages_in_use_are_not_evicted() -> None:
-    pool = PagePool(7, page_size=2)
-    index = PrefixIndex(pool)
-    table = _text(pool, index, [1, 2, 3, 4])
-    assert index.pool.evict(9) == 0
-    assert pool.available == 4
-    pool.check([table], at_rest=True)
 
 
 def test_a_fresh_sequence_may_push_out_old_text_to_be_in_one_piece() -> None:
@@ -191,7 +163,3 @@ def test_check_at_rest_finds_pages_kept_past_the_text() -> None:
     pool.check([table])
     with pytest.raises(AssertionError, match="at rest 2 tokens hold 2 pages, not 1"):
         pool.check([table], at_rest=True)
-
-
-def test_pages_for() -> None:
-    assert [PagePool(2, page_size=4).pages_for(tokens) for tokens in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]

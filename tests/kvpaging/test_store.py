@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.kvpaging import KVStore, PagePool, PageTable, PrefixIndex, move_rows, store_rows
+from foresay.kvpaging import KVStore, PagePool, PageTable, move_rows, store_rows
 from foresay.verifier.model.config import KVShape
 
 
@@ -63,127 +63,12 @@ def test_every_array_is_moved_copied_and_poisoned() -> None:
         assert part[0, other.slots(3, 4)].isnan().all()
 
 
-def test_each_store_knows_how_far_it_came() -> None:
-    pool, target, drafter = _pair()
-    table = _table(pool, 10, target)
-    assert (target.filled(table), drafter.filled(table)) == (10, 0)
-    drafter.mark(table, 7)
-    assert drafter.filled(table) == 7
-    drafter.mark(table, 9)
-    assert drafter.filled(table) == 9
-    drafter.mark(table, 3)  # a mark says what is valid, it takes nothing back
-    assert drafter.filled(table) == 9
-
-
 def test_rows_behind_the_text_cannot_be_marked() -> None:
     pool, target, _ = _pair()
     table = _table(pool, 5)
     table.reserve(3)
     with pytest.raises(AssertionError, match="6 rows marked, 5 tokens committed"):
         target.mark(table, 6)
-
-
-def test_filled_stops_at_the_first_gap() -> None:
-    """A prefix can be put together from pages of two sequences, of which one had a resting drafter."""
-    pool, target, drafter = _pair()
-    first, second = _table(pool, 4, target), _table(pool, 8, target, drafter)
-    mixed = PageTable(pool)
-    for page in (first.pages[0], second.pages[1]):
-        pool.retain(page)
-    mixed.adopt([first.pages[0], second.pages[1]], 8)
-    assert (target.filled(mixed), drafter.filled(mixed)) == (8, 0)
-    drafter.mark(mixed, 2)
-    assert (drafter.filled(mixed), drafter.filled(first)) == (2, 2)
-    drafter.mark(mixed, 4)
-    assert drafter.filled(mixed) == 8
-
-
-def test_rollback_takes_marks_along() -> None:
-    pool, target, drafter = _pair()
-    table = _table(pool, 10, target, drafter)
-    table.truncate(6)
-    assert (target.marks[1:4], drafter.marks[1:4]) == ([4, 2, 2], [4, 2, 2])  # page 3 is free: reset when it is taken
-    table.reserve(3)
-    table.commit(3)
-    assert target.marks[1:4] == [4, 2, 0]
-    assert (target.filled(table), drafter.filled(table)) == (6, 6)
-
-
-def test_rollback_to_a_page_border_forgets_full_pages() -> None:
-    pool, target, _ = _pair()
-    table = _table(pool, 12, target)
-    assert target.filled(table) == 12
-    table.truncate(4)
-    table.reserve(8)
-    table.commit(8)
-    assert target.filled(table) == 4
-
-
-def test_rollback_in_a_shared_page_keeps_the_others_mark() -> None:
-    pool, target, drafter = _pair()
-    table = _table(pool, 7, target, drafter)
-    other = table.fork()
-    table.truncate(5)
-    assert (target.filled(table), target.filled(other)) == (5, 7)
-    table.reserve(2)  # copies the page, without the two rows of the other text
-    table.commit(2)
-    assert (target.filled(table), drafter.filled(table)) == (5, 5)
-    assert (target.filled(other), drafter.filled(other)) == (7, 7)
-
-
-def test_rows_left_by_a_sequence_that_went_are_not_taken_for_ours() -> None:
-    pool, target, drafter = _pair()
-    table = _table(pool, 7, target, drafter)
-    other = table.fork()
-    table.truncate(5)
-    other.release()
-    table.reserve(2)
-    table.commit(2)
-    assert table.pages == [1, 2]
-    assert (target.filled(table), drafter.filled(table)) == (5, 5)
-
-
-def test_rollback_into_a_full_published_page() -> None:
-    pool, target, _ = _pair()
-    index = PrefixIndex(pool)
-    table = _table(pool, 8, target)
-    index.publish(table, list(range(8)))
-    table.truncate(6)
-    assert target.filled(table) == 6
-    table.reserve(2)
-    table.commit(2)
-    assert target.filled(table) == 6
-
-
-def test_a_resting_drafter_catches_up_in_shared_pages() -> None:
-    pool, target, drafter = _pair()
-    table = _table(pool, 7, target)
-    other = table.fork()
-    drafter.mark(table, 6)
-    assert drafter.filled(other) == 6
-    third = other.fork()
-    third.reserve(1)
-    assert drafter.filled(third) == 6
-
-
-def test_marks_do_not_survive_a_page() -> None:
-    pool, target, drafter = _pair(num_pages=3)
-    _table(pool, 8, target, drafter).release()
-    table = _table(pool, 8, target)
-    assert (target.filled(table), drafter.filled(table)) == (8, 0)
-
-
-def test_marks_survive_in_the_prefix_index() -> None:
-    pool, target, drafter = _pair()
-    index = PrefixIndex(pool)
-    tokens = list(range(9))
-    table = _table(pool, 8, target)
-    drafter.mark(table, 6)
-    index.publish(table, tokens)
-    table.release()
-    again = PageTable(pool)
-    again.adopt(index.match(tokens), 8)
-    assert (target.filled(again), drafter.filled(again)) == (8, 6)
 
 
 def test_poison_spares_what_may_be_read() -> None:
@@ -197,20 +82,6 @@ def test_poison_spares_what_may_be_read() -> None:
     for rows in target.tensors:
         assert not rows[:, slots].isnan().any()
         assert rows[:, ~slots].isnan().all()
-
-
-def test_moving_an_accepted_path_down() -> None:
-    pool, target, _ = _pair()
-    table = _table(pool, 6, target)
-    table.reserve(6)
-    (arrays,) = target.arrays
-    arrays.keys[:, table.slots(6, 12)] = torch.arange(6.0)[:, None, None]
-    arrays.values[:, table.slots(6, 12)] = -torch.arange(6.0)[:, None, None]
-    scratch = table.slots(6, 12)
-    target.move(scratch[[0, 2, 5]], scratch[[0, 1, 2]])
-    for layer in range(2):
-        assert arrays.keys[layer, table.slots(6, 9), 1, 2].tolist() == [0, 2, 5]
-        assert arrays.values[layer, table.slots(6, 9), 1, 2].tolist() == [0, -2, -5]
 
 
 def test_move_rows_reads_everything_first() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from foresay.kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 
 
 class Case:
@@ -79,25 +77,6 @@ def test_pages_that_texts_went_past_go_first() -> None:
     assert case.found(text(0, 11)) == 0
 
 
-def test_too_few_window_pages_change_nothing() -> None:
-    case = Case(windows=4)
-    table = case.write(text(0, 9))
-    before = list(table.pages), table.length, case.pool.available
-    with pytest.raises(OutOfPages, match="4 pages of windows needed, 2 of 4 available"):
-        table.reserve(8)
-    assert (table.pages, table.length, case.pool.available) == before
-    case.check()
-
-
-def test_a_prefix_is_shared_up_to_where_its_window_is_there() -> None:
-    case = Case(windows=6)
-    table = case.write(text(0, 20))
-    assert case.kept(table) == [False] * 4 + [True] * 6
-    assert case.found(text(0, 21)) == 20
-    assert case.found([*text(0, 14), 99, 99]) == 14  # pages 5 and 6 hold what position 14 sees
-    assert case.found([*text(0, 8), 99, 99]) == 0
-
-
 def test_a_page_that_has_its_window_page_takes_the_place_of_one_that_lost_it() -> None:
     """Else a text that had to be computed again would have to be every time."""
     case = Case(windows=6)
@@ -108,29 +87,6 @@ def test_a_page_that_has_its_window_page_takes_the_place_of_one_that_lost_it() -
         case.finish(other)
     case.finish(case.write(text(0, 8)))
     assert case.found(text(0, 9)) == 8
-
-
-def test_rolling_back_stops_where_the_text_can_go_on() -> None:
-    case = Case(windows=4)
-    table = case.write(text(0, 21))
-    assert case.kept(table) == [False] * 7 + [True] * 4
-    table.truncate(19)
-    assert (table.length, case.kept(table)) == (19, [False] * 7 + [True] * 3)
-    table.truncate(15)
-    assert (table.length, table.pages) == (0, [])
-    case.check()
-
-
-def test_forks_share_and_copy_window_pages() -> None:
-    case = Case(windows=5)
-    table = case.write(text(0, 21))
-    other = table.fork()
-    case.tables.append(other)
-    case.check()
-    other.reserve(1)
-    assert other.pages[-1] != table.pages[-1]
-    assert all(case.kept(each)[-3:] == [True] * 3 for each in (table, other))
-    case.check()
 
 
 def test_a_text_kept_warm_is_the_last_to_lose_its_end() -> None:

@@ -86,7 +86,7 @@ async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_
 async def test_what_ran_in_a_replica_that_answers_nothing_goes_on_in_another(cluster, expected, monkeypatch):
     async def freeze() -> None:
         frozen = max(cluster.hosted.values(), key=lambda hosted: hosted.load)
-        for door in frozen._doors.values():
+        for door in frozen._connections.values():
             monkeypatch.setattr(door, "send", lambda frame: None)
 
     async with asking(cluster) as fleet:

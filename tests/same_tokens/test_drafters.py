@@ -44,6 +44,8 @@ KNOWN = (
     "qwen3_next",
     "granite_hybrid_moe",
     "falcon_h1_norm",
+    "deepseek_v2",
+    "deepseek_v3",
 )
 MAX_TOKENS = 12
 

@@ -35,7 +35,7 @@ def expected(pair: Pair) -> dict[str, Text]:
 
 @pytest.mark.parametrize("company", ["alone", "together"])
 @pytest.mark.parametrize("drafter", options.AXES["drafter"])
-@pytest.mark.parametrize("family", ["llama2", "qwen3_5", "granite_hybrid"])
+@pytest.mark.parametrize("family", ["llama2", "qwen3_5", "falcon_h1"])
 def test_every_pair_of_options(pair, family, drafter, company) -> None:
     models = pair(family)
     groups = options.jobs(models.vocab_size, TOKENS)

@@ -57,7 +57,7 @@ def chats(target: Decoder, seed: int, rounds: int = 4, each: int = 6) -> tuple[l
     return jobs, texts
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "granite_hybrid"])
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1"])
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 30))])
 def test_chats_that_branch_and_are_aborted(pair, family, seed) -> None:
     """In so few pages that some have to go, in pages and pieces of several sizes."""

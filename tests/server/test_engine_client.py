@@ -165,7 +165,7 @@ async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
 
 @pytest.mark.slow
 async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
-    monkeypatch.setattr(child, "PATIENCE", 1)  # a loader gets no longer than an engine that is ready
+    monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
     async with started(engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
         os.kill(engine.process_id or 0, signal.SIGSTOP)

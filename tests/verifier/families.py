@@ -6,16 +6,21 @@ mask, rotation or residual shows in the logits and sampled text does not repeat 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     ArceeConfig,
     ArceeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     FalconH1Config,
@@ -28,6 +33,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -273,6 +280,21 @@ GLM4_MOE = {
     "routed_scaling_factor": 1.8,
     "use_qk_norm": True,
 }
+#: Latents: all widths differ, and queries of one family are narrowed first.
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.8,
+}
+MSCALE = {**YARN, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.8}
 GPT_OSS = {
     **LOCAL,
     "head_dim": 32,
@@ -366,6 +388,13 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**LATENT, "q_lora_rank": None}),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": MSCALE},
+    ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, {**LATENT, "kv_lora_rank": 32, "v_head_dim": 64}),
 }
 
 
@@ -373,6 +402,15 @@ def less_one(model: PreTrainedModel) -> bool:
     """Whether its norms' weights are kept less one."""
     kind = model.config.model_type
     return kind.startswith(("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")) and kind != "nemotron_h"
+
+
+def of_heads(tensors: Mapping[str, Tensor], plain: int, value: int) -> dict[str, Tensor]:
+    """The same, with the matrices of latent attention's heads apart, [heads, .., ..], those for keys transposed."""
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith("kv_b_proj.weight")}
+    for name in tensors.keys() - found.keys():
+        keys, values = tensors[name].unflatten(0, (-1, plain + value)).split_with_sizes([plain, value], dim=1)
+        found[name.replace("kv_b", "k_b")], found[name.replace("kv_b", "v_b")] = keys.transpose(1, 2), values
+    return found
 
 
 #: Families whose weights are of bf16, as in most published checkpoints: in fp32 a CPU multiplies them as fp16.

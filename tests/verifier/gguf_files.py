@@ -19,11 +19,13 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import MLP, Attention, Experts
 from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
 from foresay.verifier.ops.kernels.cpu import kept
+from tests.verifier.families import of_heads
 
 gguf = pytest.importorskip("gguf")
 
@@ -105,6 +107,8 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
             writer.add_nextn_predict_layers(1)
         said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
         all_of_them = {name: tensors.get_tensor(name).float() for name in names}
+        if isinstance(config.attention, Latent):
+            all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
         if writer.arch == "granitehybrid":
             all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
         if writer.arch == "qwen3next":
@@ -194,7 +198,7 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _added(writer: Any, config: ModelConfig, names: tuple[str, str], tensor: Tensor, kind: TypeOf, seed: int) -> Tensor:
     (name, there), (dim, order) = names, order_of(config, names[0], tuple(tensor.shape))
     turned, one = tensor.index_select(dim, order), name in config.less_one or name.startswith(PREDICTS)
-    if tensor.dim() == 2 or ".experts." in name:
+    if tensor.dim() == 2 or ".experts." in name or "_b_proj" in name:
         of = "F32" if "ffn_gate_inp" in there or name.endswith(".bias") else kind(there)
         raw, found = blocks_of(turned, of, seed)
         raw = raw[0] if there.endswith("_inp_shexp.weight") else raw
@@ -223,7 +227,8 @@ def _add_corrected(writer: Any, config: ModelConfig, mixture: Experts, shared: i
     writer.add_expert_shared_count(shared)
     writer.add_expert_weights_scale(mixture.router.scale)
     writer.add_expert_weights_norm(mixture.router.normalised)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    kind = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kind.SIGMOID if mixture.router.sigmoid else kind.SOFTMAX)
     writer.add_expert_group_count(1)
 
 
@@ -242,11 +247,16 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         counts if own.architecture in ("lfm2", "granitehybrid", "nemotron_h") else config.num_kv_heads
     )
     writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_value_length(attention.latent if isinstance(attention, Latent) else config.head_dim)
+    if isinstance(attention, Latent):
+        writer.add_q_lora_rank(attention.rank or 0)
+        writer.add_kv_lora_rank(attention.latent)
+        writer.add_key_length_mla(attention.plain + attention.turning)
+        writer.add_value_length_mla(attention.value)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     if any(config.ropes):
         writer.add_rope_freq_base(config.rope.theta)
-        writer.add_rope_dimension_count(config.rope.rotated(config.head_dim))
+        writer.add_rope_dimension_count(config.rope.rotated(attention.turning))
         _add_scaling(writer, config)
     if (mixture := config.stack.experts) is not None:
         inner = [layer.inner.inner if layer.inner else 0 for layer in config.stack.layers]
@@ -254,11 +264,12 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
         writer.add_expert_used_count(mixture.chosen)
-        if mixture.shared is not None and (own.mixture or mixture.router.correction is None):
+        latent = isinstance(attention, Latent)
+        if mixture.shared is not None and (own.mixture or (not latent and mixture.router.correction is None)):
             writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
         if own.mixture:
             _add_corrected(writer, config, mixture, 1)
-        elif mixture.shared is not None and mixture.router.correction is not None:
+        elif mixture.shared is not None and (latent or mixture.router.correction is not None):
             _add_corrected(writer, config, mixture, mixture.shared.inner // mixture.inner)
     else:
         inner = [config.intermediate_size * isinstance(layer.mixer, MLP) for layer in config.stack.layers]
@@ -327,7 +338,8 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
             if share is not None:
-                writer.add_rope_scaling_yarn_log_mul(share)
+                latent = isinstance(config.attention, Latent)
+                writer.add_rope_scaling_yarn_log_mul(share * (0.1 if latent else 1))
         case LongScaling(short=short, long=long, original_positions=original, attention_factor=scale):
             writer.add_rope_scaling_orig_ctx_len(original)
             writer.add_rope_scaling_attn_factors(scale)

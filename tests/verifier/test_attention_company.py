@@ -25,9 +25,11 @@ SHAPES = [
 ]  # fmt: skip
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
-#: A window that ends in a span, positions that are not seen, and what Gemma 2 and gpt-oss do with scores.
+#: A window that ends in a span, positions that are not seen, what Gemma 2 and gpt-oss do with scores, and values that
+#: are a part of the keys.
 CAPPED = {"window": 270, "first": 1, "softcap": 3.0, "sinks": True}
-OPTIONS: list[dict[str, Any]] = [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED]
+OPTIONS: list[dict[str, Any]] = [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED,
+                                  {"shared": 16}, {"shared": 11, "window": 270}]  # fmt: skip
 everywhere = pytest.mark.parametrize(
     ("processor", "shape", "stored", "options"),
     pairwise(PROCESSORS, SHAPES, STORED, OPTIONS),

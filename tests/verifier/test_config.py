@@ -12,6 +12,7 @@ import torch
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention, HeadNorm, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
@@ -244,8 +245,9 @@ def test_what_transformers_saves_now(tmp_path, family):
     theirs.save_pretrained(tmp_path)
     ours, theirs = ModelConfig.from_directory(tmp_path), theirs.get_text_config()
     assert ours.architecture in FAMILIES
-    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
-    assert ours.head_dim == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    groups = 1 if isinstance(ours.attention, Latent) else theirs.num_key_value_heads
+    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, groups)
+    assert ours.attention.turning == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     window = getattr(theirs, "sliding_window", None)
     types = getattr(theirs, "layer_types", ["sliding_attention"] * ours.num_layers)

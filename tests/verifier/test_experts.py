@@ -111,6 +111,20 @@ def test_a_row_has_the_bits_of_a_linear_of_its_expert_alone(form, gated) -> None
             torch.testing.assert_close(their[where.places.long()], made[where.places.long()], rtol=0.03, atol=0.03)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_head_has_the_bits_of_a_linear_of_its_own_part(form) -> None:
+    """Whose inputs and outputs of a row lie beside those of other heads."""
+    weight, dtype = weight_of(form, 1), torch.bfloat16 if form == "bf16" else torch.float32
+    heads, x = Linear(weight, None, dtype, experts=EXPERTS), noise(64, EXPERTS * INNER, seed=4).to(dtype)
+    own = enumerate(x.split(INNER, dim=1))
+    wanted = torch.cat([Linear(of_expert(weight, 1, n), None, dtype)(part.contiguous()) for n, part in own], dim=1)
+    for rows in (1, 3, 16, 64):
+        with threads(1 + rows % 3):
+            assert torch.equal(heads.of_heads(x[:rows].clone()), wanted[:rows])
+    with references():
+        torch.testing.assert_close(heads.of_heads(x), wanted, rtol=0.03, atol=0.03)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_experts_made_is_added_up_in_their_order(dtype) -> None:
     parts, weights, shared, gate = noise(64, 300), noise(16, 4, seed=1), noise(16, 300, seed=2), noise(16, 9, seed=3)

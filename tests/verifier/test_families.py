@@ -47,9 +47,11 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("falcon_h1", FP32),
     ("falcon_h1", BF16),
     *((name, dtype) for name in ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe") for dtype in (FP32, BF16)),
+    ("deepseek_v3", FP32),
+    ("glm4_moe_lite", BF16),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe", "falcon_h1")
+AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe", "falcon_h1", "deepseek_v3")
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:

@@ -24,7 +24,7 @@ from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.weights import matrix_of
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.weights import load
-from tests.verifier.families import FAMILIES, make
+from tests.verifier.families import FAMILIES, MSCALE, make
 from tests.verifier.gguf_files import (
     all_of,
     blocks_of,
@@ -87,6 +87,10 @@ def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
 ALTERNATE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EACH_FOURTH = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 GRANITE_HYBRID = {"shared_intermediate_size": 512, "mamba_d_head": 128}
+LATENT = {
+    "kv_lora_rank": 256, "qk_nope_head_dim": 256, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "moe_intermediate_size": 256,
+}  # fmt: skip
 #: What files of these families do not say, since llama.cpp knows.
 AS_FILES_HAVE_IT = {
     "gemma3": {
@@ -108,6 +112,15 @@ AS_FILES_HAVE_IT = {
         "shared_expert_intermediate_size": 256,
     },
     "glm4_moe": {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 256},
+    "deepseek_v2": LATENT,
+    "deepseek_v3": {
+        **LATENT,
+        "q_lora_rank": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {**MSCALE, "mscale": 0.8},
+    },
+    "glm4_moe_lite": {**LATENT, "q_lora_rank": 256},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "granite_hybrid": GRANITE_HYBRID,
     "granite_hybrid_moe": GRANITE_HYBRID,

@@ -299,6 +299,10 @@ def int8_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {**tensors, "input_scale": torch.ones(1)}, compressor.decompress(tensors, scheme)["weight"].float()
 
 
+#: Whole groups of numbers in all rows; one of these matrices is of several heads, and in few bits as a whole.
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 32, "v_head_dim": 32}
+
+
 def published(directory: Path, kind: str, family: str = "qwen3") -> None:
     """A checkpoint of this format in ``quantized`` and, in ``plain``, the floats that it stands for."""
     sizes: dict[str, Any] = {
@@ -309,6 +313,7 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
         **({"linear_num_value_heads": 8} if family.startswith(("qwen3_5", "qwen3_next")) else {}),
         **({"mamba_n_heads": 8} if family.startswith(("granite_hybrid", "falcon_h1")) else {}),
         **({"mamba_num_heads": 8} if family.startswith("nemotron_h") else {}),
+        **(LATENT if family.startswith(("deepseek", "glm4_moe_lite")) else {}),
     }
     make(family, directory / "plain", **sizes, head_dim=32)
     about, convert = FORMATS[kind]
@@ -345,11 +350,20 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 
 
 #: Others have tensors of all experts, of which there are none of few bits in safetensors files.
-MIXTURES = ("qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe")
+MIXTURES = (
+    "qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe", "deepseek_v2",
+    "deepseek_v3", "glm4_moe_lite",
+)  # fmt: skip
 ONE_BY_ONE = [family for family in FAMILIES if family not in ("granite_moe", "granite_hybrid_moe", "gpt_oss")]
 
 
-@pytest.mark.parametrize(("kind", "family"), alternating(["gptq", "gptq order", "awq", "fp8 blocks"], ONE_BY_ONE))
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        *alternating(["gptq", "gptq order", "awq", "fp8 blocks"], ONE_BY_ONE),
+        *((kind, "glm4_moe_lite") for kind in ("fp8 blocks", "pack-quantized 4", "float-quantized channel")),
+    ],
+)
 def test_every_family(tmp_path, kind, family) -> None:
     assert_close_to_floats(tmp_path, kind, family)
 
@@ -567,7 +581,7 @@ def test_names_that_are_kept_are_parts_of_names(tmp_path, method) -> None:
     }
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm"], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm", "glm4_moe_lite"], ids=["untied", "tied", "latents"])
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8"])
 def test_a_written_model_is_the_one_made_at_load_time(tmp_path, how, family) -> None:
     """Bit by bit; and its bytes are those of the plan."""

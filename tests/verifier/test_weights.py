@@ -16,7 +16,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.weights import ModelWeights, load
-from tests.verifier.families import FAMILIES, less_one, make
+from tests.verifier.families import FAMILIES, less_one, make, of_heads
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -55,6 +55,11 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
         less = [name for name in state if name.endswith(more) and "linear_attn" not in name]
         state |= {name: state[name] + 1 for name in less}
 
+    if hasattr(own := model.config, "kv_lora_rank"):
+        state = of_heads(state, own.qk_nope_head_dim, own.v_head_dim)
+        state = {name.replace(".q_proj", ".q_b_proj"): each for name, each in state.items()}
+        state |= {name: each.flatten(0, -2) for name, each in state.items() if "_b_proj" in name}
+
     in_turns = model.config.model_type == "gpt_oss"
     state = dict(of_experts(*one, in_turns) if ".experts." in one[0] else one for one in state.items())
 
@@ -68,7 +73,11 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
             assert torch.equal(actual, -stored.exp() if names[0] in DECAYS else stored)
 
     split = {
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.kv_a_proj_with_mqa"),
+        "query_down": ("self_attn.q_a_proj",),
+        "queries": ("self_attn.q_b_proj",),
+        "head_keys": ("self_attn.k_b_proj",),
+        "head_values": ("self_attn.v_b_proj",),
         "output": ("self_attn.o_proj", "linear_attn.out_proj", "mamba.out_proj"),
         "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
         "down": ("mlp.down_proj",),

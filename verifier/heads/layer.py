@@ -17,12 +17,12 @@ from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import PackedLayer
-from foresay.verifier.model.forward import attended, experts, placed
+from foresay.verifier.model.forward import attention, experts
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.ops.rows import add_norm, finish_logits, gate_heads, norm, take_rows
+from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]
@@ -98,7 +98,7 @@ class PagedHead:
         self._embed, self._norms, self._layers, self._head = weights.embed, weights.norms, weights.layers, weights.head
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
         self._last = self._norms.get("norm", self._norms.get("pre_lm_head_layernorm"))
-        self._rope = RopeTable(self.layer.rope, self.layer.head_dim, max_positions, self.device, self.dtype)
+        self._rope = RopeTable(self.layer.rope, self.layer.attention.turning, max_positions, self.device, self.dtype)
 
     def drafting(self, vocabulary: DraftVocabulary | None) -> Self:
         """The same head, with logits of only these tokens; None: of all."""
@@ -147,11 +147,7 @@ class PagedHead:
         norms = [*(layer.before_attention for _, layer in self._layers[1:]), self._last]
         for number, ((node, layer), above) in enumerate(zip(self._layers, norms, strict=True)):
             own = causal if causal is not None and self.config.causal[number] else rows
-            stored = store.layer(number)
-            query = placed(layer, mixed, rotation, own.slots, stored)
-            seen = attended(query, stored, own, node.attention, None, self.config.first)
-            if layer.head_gate is not None:
-                seen = gate_heads(seen, layer.head_gate.unfinished(mixed))
+            seen = attention(node.attention, layer, mixed, rotation, own, store.layer(number), self.config.first)
             if number == len(norms) - 1 and rows.logits_indices is not None:
                 if not len(rows.logits_indices):
                     return x[:0], x[:0]

@@ -271,7 +271,7 @@ class KVShape:
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps and attends to."""
     return tuple(
-        KVShape(one.kv_heads, one.head_dim, one.head_dim, one.window, layer.recurrence)
+        KVShape(one.kv_heads, one.head_dim, one.kept_value, one.window, layer.recurrence)
         if isinstance(one := layer.mixer, Attention)
         else KVShape(0, 0, 0, state=layer.recurrence)
         for layer in model.stack.layers

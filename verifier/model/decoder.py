@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foresay.verifier.model.absorbed import PackedLatent
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer, Norms
 from foresay.verifier.model.products import (
@@ -78,7 +80,8 @@ class PackedLayer:
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
-    only an MLP or experts, qkv and output are its products. beside: the recurrence beside attention, without norms."""
+    only an MLP or experts, qkv and output are its products. beside: the recurrence beside attention, without norms.
+    With a latent, qkv makes only that."""
 
     qkv: Linear
     output: Linear
@@ -95,6 +98,7 @@ class PackedLayer:
     taps: Tensor | None = None
     experts: PackedExperts | None = None
     beside: PackedLayer | None = None
+    latent: PackedLatent | None = None
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
@@ -107,7 +111,10 @@ class PackedLayer:
         alone = layer.mixer if isinstance(layer.mixer, MLP | Experts) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
-        if isinstance(layer.mixer, Attention):
+        latent = None
+        if isinstance(layer.mixer, Latent):
+            latent, weights = PackedLatent.of(layer.mixer, weights, dtype, rounds)
+        elif isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
             weights = _side_by_side(layer.mixer, weights)
@@ -142,6 +149,7 @@ class PackedLayer:
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
             None if layer.beside is None else cls.of(*_beside(layer.beside[0], layer, weights), dtype, rounds),
+            latent,
         )
 
 
@@ -165,13 +173,12 @@ def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
         case Mamba2():
             own = {name.removeprefix(f"{SCAN}."): vector for name, vector in vectors.items()}
             order = _order(node, own["D"].device)[: node.channels]
-            values, keys, queries, steps = node.factors
-            sizes = torch.tensor((node.keys, node.keys, node.values))
-            factors = torch.tensor((queries, keys, values)).repeat_interleave(sizes)
-            taps = _taps(own["conv1d.weight"][order]) * factors.to(order.device)
+            taps = _taps(own["conv1d.weight"][order])
+            for part, factor in zip(taps.split((node.keys, node.keys, node.values), dim=1), node.factors, strict=False):
+                part.mul_(factor)
             bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
             norm = own.get("norm.weight", taps.new_full((node.values,), node.norm.eps**0.5))
-            scan = Scan(bias, own["D"], node.key_heads, steps)
+            scan = Scan(bias, own["D"], node.key_heads, node.factors[3])
             return DeltaWeights(taps, own["A_log"], own["dt_bias"], norm, node.norm.eps, scan=scan)
     return None
 
@@ -315,7 +322,7 @@ class Decoder:
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
         kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
-            (rope, scaling): RopeTable(rope, config.head_dim, max_positions, self.device, self.dtype, scaling)
+            (rope, scaling): RopeTable(rope, config.attention.turning, max_positions, self.device, self.dtype, scaling)
             for rope, scaling in kinds
         }
 
@@ -355,4 +362,5 @@ class Decoder:
         every = (each for layer in self.layers for each in (layer.beside, layer) if each is not None)
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
-        return [*(one for products in inside for one in products if one is not None), *beside, self._head]
+        latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
+        return [*(one for products in inside for one in products if one is not None), *beside, *latent, self._head]

@@ -15,6 +15,7 @@ from foresay.kvpaging import KVStore, LayerStates
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
+from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import MLP, Attention, Experts
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
@@ -129,13 +130,17 @@ def attention(
     rotation: Rotation,
     rows: StaticRows,
     stored: tuple[Tensor, Tensor, Tensor | None],
+    first: int = 0,
 ) -> Tensor:
     """[R, Q * D]: the attention of every row over its text and its path; its own key and value are stored first.
 
-    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them.
+    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them. first: positions
+    below are not attended to.
     """
     query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
-    seen = attended(query, stored, rows, node, layer.sinks)
+    seen = attended(query, stored, rows, node, layer.sinks, first)
+    if layer.latent is not None:
+        return layer.latent.values.of_heads(seen, rows.count)
     gate = layer.head_gate
     return seen if gate is None else gate_heads(seen, gate.unfinished(normed, rows.count), rows.count)
 
@@ -149,6 +154,8 @@ def placed(
     count: Tensor | None = None,
 ) -> Tensor:
     """[R, Q, D]: the queries of the rows; stores their keys and values in their slots."""
+    if layer.latent is not None:
+        return layer.latent.placed(layer.qkv, normed, rotation, slots, stored[0], count)
     return rotate_and_store(layer.qkv.unfinished(normed, count), rotation, stored, slots, layer.of_heads, count)
 
 
@@ -162,7 +169,8 @@ def attended(
 ) -> Tensor:
     """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.attention.tree_attention`)."""
     keys, values, scales = stored
-    how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks
+    shared = node.latent if isinstance(node, Latent) else 0
+    how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks, shared
     seen = [tree_attention(query[group.rows], keys, values, group.paged, *how) for group in rows.groups]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
 

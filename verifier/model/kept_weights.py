@@ -12,7 +12,7 @@ not read: hashing them would take as long as packing, and any write to one chang
 
 The file is mapped, so all processes that serve a model share one copy. Passes are at least as fast as from malloc's
 memory (a 135M model in 4 bits, one thread: 10.2 to 10.5 ms against 10.4 to 10.5); a copy in huge pages would gain 1 to
-2 % more, and could not be shared.
+2 % more, of weights far larger than caches up to 40 % (bench/LOG.md), and could not be shared.
 Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times its own
 odd number, so that every wrong word is noticed. This takes 0.2 s for each GB, several times less than sha256. It
 detects damage, not forgery: files are only used if no other user can write to them. A file is written under another

@@ -17,7 +17,7 @@ from foresay.verifier.ops.experts import expert_linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import GROUP, PackedWeight, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import GROUP, PackedWeight, head_linear, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
 from foresay.verifier.ops.rows import take_columns
@@ -96,6 +96,11 @@ class Linear:
         are stacked (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of the output."""
         assert not isinstance(self._packed, BlockedWeight), "mixtures of experts run on a CPU"
         return expert_linear(self._taken(x, rows.spans[2:]), self._packed, dtype or self.dtype, rows)
+
+    def of_heads(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+        """[R, heads * in] -> [R, out]: of each head with its own part of the weight, as of experts."""
+        assert not isinstance(self._packed, BlockedWeight) and self._was is None, "latent attention runs on a CPU"
+        return head_linear(x, self._packed, self.dtype, count)
 
     def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:
         return x if self._was is None else take_columns(x, self._was, count)

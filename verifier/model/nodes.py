@@ -77,6 +77,16 @@ class Attention:
     fused: str | None = None
     interleaved: bool = False
 
+    @property
+    def turning(self) -> int:
+        """How many numbers of a head the rotary table is for."""
+        return self.head_dim
+
+    @property
+    def kept_value(self) -> int:
+        """How many numbers of a head's value are kept besides the key."""
+        return self.head_dim
+
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, their gates, and out of them."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -30,7 +30,8 @@ class Stacked:
     codes, [E, O, K / 32, 16], or its scales, [E, O, K / 32].
 
     name: of the tensor. turns: which of the product's parts (gate, up) it has. transposed: it is [E, K, O].
-    interleaved: rows of the turns alternate. holds: which of these it is.
+    interleaved: rows of the turns alternate. holds: which of these it is. among: the tensor is [E * N, K],
+    and the product has of each expert's N rows those from the first number to before the second; the third is N.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Stacked:
     transposed: bool = False
     interleaved: bool = False
     holds: Literal["weight", "bias", "blocks", "scales"] = "weight"
+    among: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

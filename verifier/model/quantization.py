@@ -37,6 +37,8 @@ GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; rows that none of them divides become int8.
 _GROUPS = (128, 64, 32)
+#: A head's part of a matrix of latent attention, which files may have in few bits as a whole: a rule must name it.
+_OF_A_HEAD = regex.compile(r"\.heads\.\d+\.[kv]_b_proj$")
 #: How many numbers of a row the kernels process in a step.
 _STEP = 8
 
@@ -139,10 +141,12 @@ class Quantization:
 
         Raises ConfigError for an unsupported one.
         """
+        own = "" if self.with_head or _OF_A_HEAD.search(module) is None else module.rpartition(".")[2]
         try:
             if any(_matches(module, each) for each in self.ignore):
                 return None
-            found = [scheme for target, scheme in sorted(self.rules, key=_rank) if _matches(module, target)]
+            rules = sorted(self.rules, key=_rank)
+            found = [scheme for target, scheme in rules if own in target and _matches(module, target)]
             return found[0].fitting(inner) if found else None
         except ValueError as error:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error

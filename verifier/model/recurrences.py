@@ -89,8 +89,8 @@ class GatedDelta(Remembering):
 class Mamba2(Remembering):
     """Mamba-2: for each row, with a step t of each head, S is multiplied by e^(decay * t), then k * t * v is
     added; the output is S q + skip * v. It is gated and then normalised, heads of one key together. Files have one
-    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias. factors: of values, keys,
-    queries and steps of that product.
+    product: gates, values, keys, queries, steps. biased: whether the convolution has a bias. factors: of queries,
+    keys, values and steps of that product.
     """
 
     biased: bool = True

@@ -140,9 +140,5 @@ def _attention_factor(scaling: YarnScaling) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale is not None and scaling.mscale_all_dim is not None:
-        return _mscale(scaling.factor, scaling.mscale) / _mscale(scaling.factor, scaling.mscale_all_dim)
-    return _mscale(scaling.factor, 1.0)
-
-
-def _mscale(factor: float, scale: float) -> float:
-    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return scaling.mscale_of(scaling.mscale) / scaling.mscale_of(scaling.mscale_all_dim)
+    return scaling.mscale_of(1.0)

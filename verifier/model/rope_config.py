@@ -55,6 +55,10 @@ class YarnScaling:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
+    def mscale_of(self, share: float) -> float:
+        """The factor by which attention's temperature is kept in a longer context, ``share`` of it."""
+        return 0.1 * share * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:

@@ -7,7 +7,7 @@ the layouts. Each is unpacked directly into its rows of the (fused) matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,53 @@ def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
         turns, kinds = [[_part(how, one) for one in turn] for turn in turns], ("U8",)
     outer, inner = sum(int(turn[0].shape[0]) for turn in turns), turns[0][0].shape[1:]
     shape = (*inner, outer) if how.transposed else (outer, *inner)
-    return TensorSlot((len(turns[0]), *shape), kinds, partial(_put_stack, how, turns))
+    shape = (len(turns[0]), *shape) if how.among is None else (len(turns[0]) * how.among[2], *shape[1:])
+    return TensorSlot(shape, kinds, lambda found: _put_stack(how, turns, of_product(how, found)))
+
+
+def stack_slots(
+    stacks: Sequence[tuple[str, Stacked, Sequence[Sequence[Matrix]], Any]], config: ModelConfig, there: Container[str]
+) -> dict[str, TensorSlot]:
+    """The tensors of :func:`foresay.verifier.model.weights.stacked`. One of several products may be in few bits."""
+    slots = dict[str, list[TensorSlot]]()
+    for name, how, turns, _ in stacks:
+        slots.setdefault(name, []).append(stack_slot(how, turns))
+    found = {name: replace(each[0], put=partial(_put_each, each)) for name, each in slots.items()}
+    for name in {name for name, how, *_ in stacks if how.among is not None}:
+        found |= _dequantised(found.pop(name), name, config, there)
+    return found
+
+
+def _put_each(slots: Sequence[TensorSlot], found: Matrix) -> Tensor | None:
+    return next((kept for kept in [slot.put(found) for slot in slots] if kept is not None), None)
+
+
+def _dequantised(slot: TensorSlot, name: str, config: ModelConfig, there: Container[str]) -> dict[str, TensorSlot]:
+    """The tensors, by name, of a matrix that may be in few bits, but is put as floats."""
+    module = name.removesuffix(".weight")
+    rooms = WeightAllocator(config, torch.float32, torch.float32, torch.device("cpu"))
+    scheme, whole = rooms.scheme((module,), slot.shape[1]), rooms.matrix(slot.shape[0], slot.shape[1], module)
+    if isinstance(whole, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+        return {name: slot}
+    parts = dict(stored(name, whole, scheme, there))
+    left = set(parts)
+
+    def put_part(part: str, found: Tensor) -> Tensor | None:
+        parts[part].put(found)
+        left.discard(part)
+        return None if left else slot.put(whole.plain())
+
+    return {part: replace(one, put=partial(put_part, part)) for part, one in parts.items()}
+
+
+def of_product(how: Stacked, found: Matrix) -> Matrix:
+    """The part of a tensor of several products that is this one's: [E, rows, K]."""
+    if how.among is None:
+        return found
+    first, end, every = how.among
+    whole = found if isinstance(found, Tensor) else found.plain()
+    part: Tensor = whole.unflatten(0, (-1, every))[:, first:end]
+    return part
 
 
 def _part(how: Stacked, one: Matrix) -> Tensor:

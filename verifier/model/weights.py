@@ -30,7 +30,7 @@ from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slot, stored
+from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -118,7 +118,7 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
         for name, matrix in places(config, weights)
         if name not in inside
         for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
-    } | {name: stack_slot(how, parts) for name, how, parts, _ in stacks}
+    } | stack_slots(stacks, config, checkpoint.tensors)
     expected = {name: (place.shape, place.kinds) for name, place in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
@@ -213,7 +213,9 @@ def stacked(
         for product in layer.products(config.hidden_size):
             names = [f"{prefix}{module}" for module in product.rows]
             for one in product.stacked:
-                if not _is_wanted(config, names[0], product.inner, one, f"{prefix}{one.name}" in there):
+                kinds = ("weight", "weight_packed", "qweight") if one.among is not None else ("weight",)
+                is_there = any(f"{prefix}{one.name}".replace("weight", kind) in there for kind in kinds)
+                if not _is_wanted(config, names[0], product.inner, one, is_there):
                     continue
                 kind, whole = ("bias", held.biases) if one.holds == "bias" else ("weight", held.matrices)
                 parts = whole[product.name].split_with_sizes(list(product.rows.values()))

@@ -25,7 +25,7 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
-from foresay.verifier.model.stored import turns_of_stack
+from foresay.verifier.model.stored import of_product, turns_of_stack
 from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places, stacked
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
@@ -55,10 +55,13 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
     matrices = {name: place for name, place in places(config, weights) if isinstance(place, QuantizedMatrix)}
     if isinstance(weights.lm_head, QuantizedMatrix):
         matrices[LM_HEAD] = weights.lm_head
-    files, stacks = _Files(out), {each[0]: each for each in stacked(config, weights, checkpoint.tensors)}
+    files, stacks = _Files(out), dict[str, list[Any]]()
+    for each in stacked(config, weights, checkpoint.tensors):
+        stacks.setdefault(each[0], []).append(each)
     for name, tensor in _tensors(checkpoint, config, progress):
-        for each, part in _unstacked(stacks[name], tensor) if name in stacks else ((name, tensor),):
-            files.add(_parts(each, part, matrices.get(each)))
+        apart = [part for stack in stacks.get(name, ()) for part in _unstacked(stack, tensor)]
+        for own, part in apart or [(name, tensor)]:
+            files.add(_parts(own, part, matrices.get(own)))
     files.close()
     _write_config(directory, config, matrices, out)
     for path in (path for pattern in _BESIDE for path in directory.glob(pattern)):
@@ -86,7 +89,9 @@ def _unstacked(
     """A tensor of all experts, split by expert. stack: see :func:`foresay.verifier.model.weights.stacked`."""
     _, how, places, names = stack
     sizes = [int(turn[0].shape[0]) for turn in places]
-    for number, one in enumerate(tensor):
+    own = of_product(how, tensor)
+    assert isinstance(own, Tensor), "files with floats are written"
+    for number, one in enumerate(own):
         for turn, part in zip(names, turns_of_stack(how, one, sizes), strict=True):
             yield turn[number], part.contiguous()
 

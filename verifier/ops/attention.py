@@ -44,10 +44,13 @@ def tree_attention(
     scales: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared: int = 0,
 ) -> Tensor:
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
     query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
+    shared: values are this many numbers of each key, from the first, and ``values`` is not read: [R, H, shared] is
+    returned; 0: they are not. Only on a CPU.
     window: how many positions a row attends to, including its own; None: all. first: positions below are not attended
     to. A row that attends to nothing, and a padding row, gives zeros. count: int64[1], the number of rows, read when it
     runs (by compiled kernels; None: all). scales: fp32[slots, 2, G] of quantised keys and values, which may be rounded
@@ -55,7 +58,8 @@ def tree_attention(
     2); None: no cap. sinks: fp32[H], one more logit for each query head, which takes part in the softmax and has no
     value (gpt-oss); None: none.
     """
-    out = torch.zeros_like(query)
+    values = keys[..., :shared] if shared else values
+    out = query.new_zeros(*query.shape[:2], values.shape[-1])
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
         for row in range(begin, end):
             seen = _places(rows, sequence, row - begin, row)
@@ -72,12 +76,13 @@ def tree_attention(
 def _on_gpu(
     query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
     first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, shared: int = 0,
 ) -> Tensor:  # fmt: skip
     from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
     from foresay.verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
+    assert not shared, "latent attention runs on a CPU"
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
     return kernel(query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks)
 
@@ -86,11 +91,12 @@ def _on_gpu(
 def _on_cpu(
     query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
     first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, shared: int = 0,
 ) -> Tensor:  # fmt: skip
     from foresay.verifier.ops.kernels.cpu import attention
 
-    mixed, places = new(query.shape, query), find_places(rows, len(query), count)
+    mixed, places = new((*query.shape[:2], shared or query.shape[2]), query), find_places(rows, len(query), count)
+    values = keys if shared else values
     attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
     return mixed
 
@@ -110,7 +116,7 @@ def _softmax_attention(
     """[H, D]: the attention of one row, whose keys and values are [N, G, D]; sums in fp32."""
     heads, width = query.shape
     if not len(keys):
-        return torch.zeros_like(query)
+        return query.new_zeros(heads, values.shape[-1])
     stacked = query.float().view(keys.shape[1], -1, width)
     scores = stacked @ keys.float().permute(1, 2, 0) * scale
     if softcap is not None:
@@ -118,7 +124,7 @@ def _softmax_attention(
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(*scores.shape[:2], 1)], dim=-1)
     weights = scores.softmax(dim=-1)[..., : len(keys)]
-    return (weights @ values.float().transpose(0, 1)).view(heads, width).to(query.dtype)
+    return (weights @ values.float().transpose(0, 1)).view(heads, -1).to(query.dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -174,6 +180,39 @@ def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
         query, key = query.flatten(1), key.flatten(1)
     normed = norm(query, Norm(norms.query, norms.eps)), norm(key, Norm(norms.key, norms.eps))
     return torch.cat(normed, dim=1).view_as(heads)
+
+
+@op()
+def join_latents(
+    plain: Tensor, turning: Tensor, rotation: Rotation, out: Tensor, slots: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Write each head as its two parts, the second one rotated; returns ``out``.
+
+    plain: [R, N * C]. turning: [R, N * P]. out: [.., N, C + P]; slots: int64[R], where there each row goes, as in
+    :func:`rotate_and_store`; None: it is [R, N, C + P]. All of one dtype and contiguous. count: see there.
+    """
+    heads = out.shape[-2]
+    wide, turned = plain.view(len(plain), heads, -1), turning.view(len(plain), heads, -1)
+    joined = torch.cat((wide, rotate(turned, rotation.cos, rotation.signed_sin)), dim=-1)
+    return out.copy_(joined) if slots is None else out.index_copy_(0, slots, joined)
+
+
+@join_latents.kernel
+def _join_latents(
+    plain: Tensor, turning: Tensor, rotation: Rotation, out: Tensor, slots: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    heads, half = out.shape[-2], rotation.cos.shape[-1] // 2
+    width = out.shape[-1] - 2 * half
+    launch(
+        "rotate.join_latent_rows", (len(plain), heads),
+        (plain, turning, rotation.cos, rotation.signed_sin, out, plain if slots is None else slots),
+        {"HEADS": heads, "WIDTH": width, "HALF": half, "BLOCK": row_of(plain, max(width, half))["BLOCK"],
+         "PLACED": slots is not None},
+        count, rows=True,
+    )  # fmt: skip
+    return out
 
 
 @rotate_and_store.kernel

@@ -66,8 +66,8 @@ class PackedWeight(Protocol):
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
 
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor | SplitKSums:
-        """As :func:`unfinished_linear`, by compiled kernels."""
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor | SplitKSums:
+        """As :func:`unfinished_linear`, by compiled kernels; or as :func:`head_linear`, with so many heads."""
 
     def segments(self) -> list[slice]:
         """The parts of K that are summed separately; one part is all of it."""
@@ -84,6 +84,18 @@ def packed_linear(
     """
     made = unfinished_linear(x, weight, dtype, count)
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
+
+
+def head_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
+    """A product of each head: [R, heads * O] of [R, heads * K], with a weight [heads * O, K] that is stacked like that
+    of experts, and has no bias. A row has the same bits with any number of rows."""
+    heads = weight.experts
+    if compiled(x):
+        made = weight.product(x, dtype, count, heads)
+        assert isinstance(made, Tensor), "a CPU leaves no sums"
+        return made
+    own = weight.plain().to(x.dtype).unflatten(0, (heads, -1))
+    return torch.einsum("rhk,hok->rho", x.unflatten(1, (heads, -1)), own).flatten(1).to(dtype)
 
 
 def unfinished_linear(

@@ -58,7 +58,6 @@ class MessagesAnswer(Answer):
         self._blocks = Blocks()
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The empty message."""
         return [schemas.MessageStart(self._message([]))]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
@@ -72,11 +71,9 @@ class MessagesAnswer(Answer):
         return events
 
     def closing(self) -> list[msgspec.Struct]:
-        """The last event."""
         return [schemas.MessageStop()]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The message with all of its blocks."""
         for piece in pieces[0]:
             self._blocks.take(piece.parts)
         self._blocks.close()

@@ -53,19 +53,15 @@ class Native(Answer):
     framing = FRAMING
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """Nothing introduces an answer."""
         return []
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A chunk for a piece that has text or tokens."""
         return [self._answer([piece])] if piece.text or piece.token_ids else []
 
     def closing(self) -> list[msgspec.Struct]:
-        """The chunk that ends the stream."""
         return [self._ended(self._answer([]))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The whole answer; with its tokens if requested."""
         answer = self._answer(pieces[0])
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)

@@ -49,11 +49,9 @@ class OllamaAnswer(Answer):
         """A line with this content."""
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """Nothing introduces an answer."""
         return []
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """A line for a piece, if it has any content."""
         calls = self._calls.of(piece.parts, last=piece.finish_reason is not None)
         text, thought = text_of(piece.parts), thought_of(piece.parts)
         if not (text or thought or calls or piece.logprobs):
@@ -61,11 +59,9 @@ class OllamaAnswer(Answer):
         return [self._scored(self._line(text, thought, calls), [piece])]
 
     def closing(self) -> list[msgspec.Struct]:
-        """The line that ends the stream."""
         return [self._ended(self._line("", "", []))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The whole answer in one line."""
         parts = joined([part for piece in pieces[0] for part in piece.parts])
         line = self._line(text_of(parts), thought_of(parts), self._calls.of(parts, last=True))
         return self._ended(self._scored(line, pieces[0]))

@@ -42,7 +42,6 @@ class ChatAnswer(Answer):
         self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The chunk that names the role."""
         chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=""))
         chunk.prompt_token_ids = self._prompt_ids(index)
         return [chunk]
@@ -83,7 +82,6 @@ class ChatAnswer(Answer):
         ]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """All choices with usage and metrics."""
         for piece in pieces[0]:
             self._note_prompt(0, piece)
         whole = schemas.ChatCompletion(

@@ -85,13 +85,11 @@ class CompletionAnswer(Answer):
         return chunks
 
     def closing(self) -> list[msgspec.Struct]:
-        """The usage chunk, if requested."""
         if not self._reports_usage:
             return []
         return [self._final(self._chunk([], statistics.usage(self.choices)))]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """All choices with usage and metrics."""
         choices = []
         for index, of_choice in enumerate(pieces):
             for piece in of_choice:

@@ -83,13 +83,11 @@ class ResponseAnswer(Answer):
     # -- Answer --------------------------------------------------------------------------------------------------
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The response as it begins."""
         return self._numbered(
             [events.ResponseCreated(response=self._snapshot()), events.ResponseInProgress(response=self._snapshot())]
         )
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        """The events of a piece."""
         if not self._generates:
             return []
         self._items.logprobs += self._token_decoder.chat(piece.logprobs).content
@@ -133,7 +131,6 @@ class ResponseAnswer(Answer):
         return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
 
     def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The response, from its pieces."""
         for piece in pieces[0]:
             self.chunks(0, piece)
         self.closing()

@@ -49,15 +49,13 @@ class DraftModel(FromFiles):
         return quantized(ModelConfig.from_directory(self.directory), self.quantize, "--draft-quantize")
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Compare both vocabularies. Raises Unfit if they have too little in common."""
+        """Compare both vocabularies. Raises CannotRun if they have too little in common."""
         return replace(self, between=translation(self.location, target, model, self.directory, self.model))
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its own shape."""
         return (self.model,)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """Bytes of its KV."""
         return token_bytes(self.model, dtype, self.kv_dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
@@ -65,7 +63,6 @@ class DraftModel(FromFiles):
         return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> DraftModelDrafter:
-        """The drafter; it reads and proposes the target's token ids."""
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)

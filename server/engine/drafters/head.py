@@ -125,7 +125,6 @@ class Head(FromFiles):
         return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
-        """The drafter with its weights."""
         loading.report("reading the head's weights")
         made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
         config = self.directory / "config.json"

@@ -79,11 +79,9 @@ class LayeredHead(Head):
         return config
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """The shape of its layers."""
         return (self.config(target).layer,)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
-        """Keys and values of its layers."""
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
@@ -231,7 +229,6 @@ class Eagle(LayeredHead):
         return drafter.head.config.guesses or MODEL_LEVELS
 
     def about(self, drafter: Any) -> str:
-        """Its generation and layers."""
         config = drafter.head.config
         kind = "EAGLE-3" if config.generation == 3 else "EAGLE"
         if config.mask is not None:
@@ -261,7 +258,7 @@ class Mtp(Eagle):
         return replace(super().configured(config), directory=target_directory(config))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Raises Unfit for a target without such a layer, or with an unknown layout."""
+        """Raises CannotRun for a target without such a layer, or with an unknown layout."""
         if beside(header_names(target), model) is None:
             fault = (
                 f"--draft {self.option}: {target} has no layer that predicts further tokens (as checkpoints of "
@@ -288,7 +285,6 @@ class Mtp(Eagle):
         return drafted(config.layer)
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
-        """Its layer, with the size of its draft vocabulary."""
         layer = self.config(target).layer
         return (replace(layer, vocab_size=drafted(layer)),)
 
@@ -309,7 +305,6 @@ class Mtp(Eagle):
         return None if found is None else self.note(notes, target, found, name, shape)
 
     def about(self, drafter: Any) -> str:
-        """It is the checkpoint's own layer."""
         return "the checkpoint's own layer for further tokens (MTP)"
 
 
@@ -334,7 +329,6 @@ class DFlash(LayeredHead):
         return int(drafter.head.config.guesses)
 
     def about(self, drafter: Any) -> str:
-        """Its block and layers."""
         config = drafter.head.config
         kind = "DFlash" if config.markov is None else f"DSpark ({config.markov.kind}, rank {config.markov.rank})"
         return f"{kind}, blocks of {config.block} that guess {config.guesses} tokens, {layers(config.layer.num_layers)}"

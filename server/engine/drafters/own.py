@@ -104,7 +104,7 @@ class Own(Entry):
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The copy's configuration. Raises Unfit for files without floats."""
+        """The copy's configuration. Raises CannotRun for files without floats."""
         model = ModelConfig.from_directory(self.directory)
         if model.quantization is not None:
             fault = f"--draft {self.option}: its files are quantised ({model.quantization})"
@@ -112,7 +112,7 @@ class Own(Entry):
         return replace(model, quantization=Quantization.made(self.how))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
-        """Raises Unfit if the target has no more bits than its copy would have, and for recurrent layers before it."""
+        """Raises CannotRun if the target has no more bits than its copy, and for recurrent layers before it."""
         if isinstance(self.first, DraftModel) and self.first.model.stack.recurrence is not None:
             fault = f"--draft {self.option}: a draft model with recurrent layers cannot draft for another drafter"
             raise CannotRun(fault, "name one of the two")
@@ -141,7 +141,7 @@ class Own(Entry):
         return {SELF: own} if self._with is None else {SELF: own, **self._with.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
-        """The copy, made of the target's files like ``--quantize``. Raises Unfit for a chain of drafters on a GPU,
+        """The copy, made of the target's files like ``--quantize``. Raises CannotRun for a chain of drafters on a GPU,
         whose captured steps have no rounds."""
         config, model = loading.config, self.model
         if self.first is not None and loading.device.is_gpu:

@@ -128,7 +128,6 @@ class Model:
 
     @property
     def footprint(self) -> Footprint | None:
-        """What it holds when loaded; None until first planned."""
         return self.engine.footprint
 
     async def prepare(self) -> None:
@@ -186,12 +185,10 @@ class Model:
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
 
     async def pause(self) -> None:
-        """End the engine; running requests wait for the successor."""
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
         await self.engine.pause()
 
     async def unload(self) -> None:
-        """End the engine and free all it holds."""
         await self.engine.unload()
 
     @property

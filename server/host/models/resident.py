@@ -62,7 +62,7 @@ class Loadable(Protocol):
         """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
 
     async def load(self, reserved: dict[str, int]) -> None:
-        """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoPlace if only for lack of memory.
+        """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoMemory if only for lack of memory.
 
         reserved: bytes that other models hold, by device.
         """

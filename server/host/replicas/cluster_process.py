@@ -87,7 +87,6 @@ class ClusterProcess:
         await self._call("open", self._config)
 
     async def addresses(self) -> list[Address]:
-        """The replicas that take requests; the last known ones while Ray is gone."""
         if self._returning is None or self._returning.done():
             try:
                 self._known = await self._call("addresses")
@@ -109,13 +108,11 @@ class ClusterProcess:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        """A rolling update, rolled back if no replica with these settings becomes ready."""
         deployed = await self._call("deploy", config, weights)
         self._config = config
         return int(deployed)
 
     async def close(self) -> None:
-        """Leave Ray; ends it if it was started here."""
         if self._returning is not None:
             self._returning.cancel()
             await asyncio.gather(self._returning, return_exceptions=True)

@@ -76,7 +76,6 @@ class Fleet(Supervised):
         self._begin("starting the replicas")
 
     async def stop(self) -> None:
-        """Disconnect from all replicas; requests still running fail."""
         await self._cease()
         for replica in self._replicas.values():
             replica.close()
@@ -203,24 +202,20 @@ class Fleet(Supervised):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request, sink: Sink) -> None:
-        """Start a request, in the next replica if none is ready now; its results go to ``sink``."""
         check_comes(self.status)
         self._route(InFlight(request, sink))
 
     def cancel(self, id: str) -> None:
-        """Drop a request and free what it holds; its sink receives nothing more."""
         for flights in self._all_flights():
             flights.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
-        """End a request after its output token number ``at_token``; the last delta still comes."""
         for flights in self._all_flights():
             if id in flights:
                 flights.finish(id, at_token)
                 return
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Make the KV of this text the last to be evicted, wherever it is cached."""
         for replica in self.ready:
             replica.keep_warm(tokens, salt)
 

@@ -88,7 +88,6 @@ class Rerun:
         return await self._outcome
 
     def put(self, delta: Delta) -> None:
-        """Compare a delta."""
         if self._outcome.done():
             return
         if delta.finish_reason in ("error", "cancelled"):
@@ -183,7 +182,6 @@ class Recorder:
         self._tokens: list[int] = []
 
     def put(self, delta: Delta) -> None:
-        """Pass a delta on."""
         self._tokens += delta.tokens
         whole, length = delta.finish_reason in WHOLE, len(self._tokens)
         if delta.statistics is not None:  # fewer than generated if a stop string cut them
@@ -193,7 +191,6 @@ class Recorder:
             self._keep(self._answer(delta.seed, length))
 
     def fail(self, error: Exception) -> None:
-        """No delta will follow."""
         self._sink.fail(error)
 
     def _answer(self, seed: int, length: int) -> RecordedAnswer:

@@ -87,24 +87,19 @@ class DeclaredParser:
 
     @property
     def markers(self) -> frozenset[int]:
-        """The tokens that are passed to :meth:`marker` by id."""
         return frozenset(self._tags)
 
     @property
     def thinking(self) -> bool:
-        """Whether the output so far ends in the middle of reasoning."""
         return self._field in THOUGHTS
 
     def feed(self, text: str) -> list[Part]:
-        """More text."""
         return [part for character in text for part in self._read(character)]
 
     def marker(self, token: int) -> list[Part]:
-        """A special token between the text so far and what follows."""
         return self._read(self._tags[token])
 
     def flush(self) -> list[Part]:
-        """The output has ended."""
         return [] if self._lost else self._parsed(lambda: self._regions.finalize()[1])
 
     def _read(self, text: str) -> list[Part]:

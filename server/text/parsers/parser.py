@@ -188,29 +188,23 @@ class ScriptParser:
 
     @property
     def markers(self) -> frozenset[int]:
-        """The tokens that are passed to :meth:`marker` by id."""
         return frozenset(self._tags)
 
     @property
     def thinking(self) -> bool:
-        """Whether the output so far ends in the middle of reasoning."""
         return self._answer.thinking
 
     @property
     def heading(self) -> bool:
-        """Whether the output so far ends between messages."""
         return self._answer.heading
 
     def feed(self, text: str) -> list[Part]:
-        """More text."""
         return self._sent(text)
 
     def marker(self, token: int) -> list[Part]:
-        """A marker between the text so far and what follows."""
         return self._sent([self._tags[token]])
 
     def flush(self) -> list[Part]:
-        """The output has ended."""
         return self._sent([""])
 
     def _sent(self, atoms: Iterable[str]) -> list[Part]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.store import as_bytes, dequantized
-from foresay.verifier.ops.attention import rotate_and_store
+from foresay.verifier.ops.attention import join_latents, rotate_and_store
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
@@ -236,6 +236,19 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
         return rotate_and_store.launch(qkv, rotation, layer, slots, norms), *layer[:2]
 
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_of_latents_are_joined(dtype, device) -> None:
+    """Of one head into slots, and of several in the order of rows."""
+    case = _Attention(device, dtype, 1, 1, 16)
+    rotation = Rotation(case.cos, case.sin)
+    for heads, slots in ((1, case.slots), (3, None)):
+        plain, turning = (noise(device, ROWS + 2, heads * width, dtype=dtype) for width in (40, 16))
+        out = torch.zeros(24 if heads == 1 else ROWS + 2, heads, 56, dtype=dtype, device=device)
+        there = Rotation(case.cos.cpu(), case.sin.cpu()), out.cpu(), None if slots is None else slots.cpu()
+        wanted = join_latents(plain.cpu(), turning.cpu(), *there)
+        assert close(join_latents.launch(plain, turning, rotation, out, slots), wanted)
 
 
 @pytest.mark.parametrize(("keep_normed", "width", "dtype"), pairwise([False, True], [64, 96, 1600], DTYPES), ids=str)

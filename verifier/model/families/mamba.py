@@ -147,7 +147,7 @@ def falcon_h1(fields: Fields) -> Stack:
     share = fields.number("attention_in_multiplier", 1.0) / read
     own = attention(fields, read_rope(fields))
     own = replace(own, scale=own.scale * share**2 * fields.number("key_multiplier", 1.0))
-    scan = replace(_falcon_mamba(fields), factors=(values / gates, keys / gates, queries / gates, steps / gates))
+    scan = replace(_falcon_mamba(fields), factors=(queries / gates, keys / gates, values / gates, steps / gates))
     layer = Layer(
         own,
         mlp(fields),
@@ -194,21 +194,27 @@ def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: st
     return Mamba2(groups, heads, state, dim, taps, replace(norm, wide=True), fields.flag(bias, True))
 
 
+def _of_heads(fields: Fields) -> dict[str, Any]:
+    heads = fields.integer("ssm.time_step_rank")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": fields.integer("ssm.inner_size") // heads,
+        "mamba_d_state": fields.integer("ssm.state_size"),
+        "mamba_n_groups": fields.integer("ssm.group_count"),
+        "mamba_d_conv": fields.integer("ssm.conv_kernel"),
+    }
+
+
 def _of_granite(fields: Fields, head_dim: int) -> dict[str, Any]:
     shared = "expert_shared_feed_forward_length"
-    wide, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
     return {
         **granite_values(fields, head_dim),
+        **_of_heads(fields),
         "layer_types": ["attention" if each else "mamba" for each in _by_layer(fields, "attention.head_count_kv")],
         "position_embedding_type": "rope" if fields.flag("rope.scaling.finetuned", True) else None,
         "shared_intermediate_size": fields.integer(shared, fields.integer("feed_forward_length")),
         "num_local_experts": fields.integer("expert_count", 0, minimum=0),
-        "mamba_n_heads": heads,
-        "mamba_d_head": wide // heads,
-        "mamba_expand": wide // fields.integer("embedding_length"),
-        "mamba_d_state": fields.integer("ssm.state_size"),
-        "mamba_n_groups": fields.integer("ssm.group_count"),
-        "mamba_d_conv": fields.integer("ssm.conv_kernel"),
+        "mamba_expand": fields.integer("ssm.inner_size") // fields.integer("embedding_length"),
         _APART: True,
     }
 
@@ -221,8 +227,9 @@ def _by_layer(fields: Fields, key: str) -> list[Any]:
 def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
     both = zip(_by_layer(fields, "attention.head_count_kv"), _by_layer(fields, "feed_forward_length"), strict=True)
     heads, alone = fields.integer("ssm.time_step_rank"), "moe" if fields.get("expert_count") else "mlp"
+    names = ["attention" if attends else alone if inner else "mamba" for attends, inner in both]
     return {
-        "layer_types": ["attention" if attends else alone if inner else "mamba" for attends, inner in both],
+        "layer_types": names[: len(names) - fields.integer("nextn_predict_layers", 0, minimum=0)],
         "n_routed_experts": fields.get("expert_count"),
         "moe_shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
         "moe_latent_size": fields.get("moe_latent_size"),
@@ -239,16 +246,8 @@ def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
 
 def _of_falcon(fields: Fields, head_dim: int) -> dict[str, Any]:
     """Weights in files are multiplied already."""
-    heads, wide = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
-    return {
-        "mamba_d_ssm": wide,
-        "mamba_n_heads": heads,
-        "mamba_d_head": wide // heads,
-        "mamba_d_state": fields.integer("ssm.state_size"),
-        "mamba_n_groups": fields.integer("ssm.group_count"),
-        "mamba_d_conv": fields.integer("ssm.conv_kernel"),
-        "mamba_norm_before_gate": False,
-    }
+    wide = fields.integer("ssm.inner_size")
+    return {**_of_heads(fields), "mamba_d_ssm": wide, "mamba_norm_before_gate": False}
 
 
 #: llama.cpp's names of the parts of Mamba-2.

@@ -101,7 +101,7 @@ def glm4_moe(fields: Fields) -> Stack:
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
-    inside = experts(fields, router, OWN_WIDTH, shared=_shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
     layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
     return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
@@ -121,7 +121,8 @@ def corrected(fields: Fields) -> Router:
     )
 
 
-def _shared(fields: Fields) -> MLP | None:
+def shared(fields: Fields) -> MLP | None:
+    """The MLP that stands for all shared experts."""
     count = fields.integer("n_shared_experts", 1, minimum=0)
     return MLP(fields.integer(OWN_WIDTH) * count) if count else None
 
@@ -170,7 +171,8 @@ _OSS_GGUF = Gguf(
 )
 
 
-def _glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+def glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """What GGUF files of mixtures with DeepSeek's router leave out."""
     if fields.integer("expert_gating_func", 2) != 2:
         raise fields.error("expert_gating_func: only sigmoids (2) are supported for this architecture")
     return {
@@ -181,12 +183,13 @@ def _glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
-_GLM_NAMES = {
+#: Their names of a mixture's parts.
+GLM_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
 }
-_GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=_glm_values)
+_GLM_GGUF = Gguf("glm4moe", GLM_NAMES, experts=True, shared=True, values=glm_values)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 FAMILIES = {

@@ -71,6 +71,7 @@ SPLITTINGS = {
     "llama3": Splitting(_LLAMA3, whole=True),
     "llama-v3": Splitting(_LLAMA3, whole=True),
     "lfm2": Splitting(_LLAMA3, whole=True),
+    "falcon-h1": Splitting(_LLAMA3, whole=True),
     "qwen2": _QWEN2,
     "qwen35": Splitting(_QWEN35, composed=True),
     "deepseek-r1-qwen": _QWEN2,
@@ -147,7 +148,7 @@ def _template(file: GgufFile) -> dict[str, Any]:
 
 
 #: Ways of splitting whose tokenizers add a begin token if the metadata does not say.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
+_BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1", "tekken")
 
 
 def _around_text(file: GgufFile, which: str, absent: bool) -> list[tuple[str, int]]:

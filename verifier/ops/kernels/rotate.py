@@ -159,3 +159,28 @@ def rotate_and_store_rows(
     is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
     tl.store(keys + key, turned_low, is_key)
     tl.store(keys + key + HALF, turned_high, is_key)
+
+
+@triton.jit
+def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                     HALF: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """A head of a row: WIDTH numbers as they are, then twice HALF, rotated."""
+    wait_turn(CHAINED)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.load(slots + row) if PLACED else row
+    columns = tl.arange(0, BLOCK)
+    whole, half = columns < WIDTH, columns < HALF
+    head_at, out_at = row * HEADS + head, (place * HEADS + head) * (WIDTH + 2 * HALF)
+    tl.store(out + out_at + columns, tl.load(plain + head_at * WIDTH + columns, whole, 0.0), whole)
+    kind: tl.constexpr = out.dtype.element_ty
+    low = tl.load(turning + head_at * 2 * HALF + columns, half, 0.0).to(tl.float32)
+    high = tl.load(turning + head_at * 2 * HALF + HALF + columns, half, 0.0).to(tl.float32)
+    turn = row * 2 * HALF + columns
+    cos_low = tl.load(cos + turn, half, 0.0).to(tl.float32)
+    cos_high = tl.load(cos + turn + HALF, half, 0.0).to(tl.float32)
+    sin_low = tl.load(signed_sin + turn, half, 0.0).to(tl.float32)
+    sin_high = tl.load(signed_sin + turn + HALF, half, 0.0).to(tl.float32)
+    turned_low = tl.fma(low, cos_low, (high * sin_low).to(kind).to(tl.float32)).to(kind)
+    turned_high = tl.fma(high, cos_high, (low * sin_high).to(kind).to(tl.float32)).to(kind)
+    tl.store(out + out_at + WIDTH + columns, turned_low, half)
+    tl.store(out + out_at + WIDTH + HALF + columns, turned_high, half)

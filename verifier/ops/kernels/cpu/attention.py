@@ -47,14 +47,15 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """query, out: [R, H, D]. keys, values: [slots, G, D]. scales: fp32[slots, 2, G] of quantised ones. window: how many
-    positions a row attends to; 0: all. sinks: fp32[H].
+    """query: [R, H, D], out: [R, H, V]. keys, values: [slots, G, D]; of a value its first V numbers are used. scales:
+    fp32[slots, 2, G] of quantised ones. window: how many positions a row attends to; 0: all. sinks: fp32[H].
     """
     groups, dim = keys.shape[-2:]
+    dims = dim, out.shape[2]
     team = query.shape[1] // groups
     rows = min(ROWS, len(query))
-    own, part = _own(dim, query.shape[1], groups, rows), query.shape[1] * part_of(dim)
-    _attention(query.dtype, keys.dtype, dim, team, groups, Scores(scale, softcap, sinks is not None))(
+    own, part = _own(dims, query.shape[1], groups, rows), query.shape[1] * part_of(out.shape[2])
+    _attention(query.dtype, keys.dtype, dims, team, groups, Scores(scale, softcap, sinks is not None))(
         query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
         places.number, window, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
@@ -62,10 +63,10 @@ def attend(
     )  # fmt: skip
 
 
-def _own(dim: int, heads: int, groups: int, rows: T) -> T:
+def _own(dims: tuple[int, int], heads: int, groups: int, rows: T) -> T:
     """fp32 numbers of a thread's scratch memory: inputs of products, and for ``rows`` rows a span's part and the
     whole."""
-    return room_of(dim, heads, groups, rows) + rows * (2 * heads * part_of(dim))
+    return room_of(dims[0], heads, groups, rows) + rows * (2 * heads * part_of(dims[1]))
 
 
 #: Heads whose scores are turned into weights at once.
@@ -81,19 +82,23 @@ class Scores(NamedTuple):
 
 
 @Compiled
-def _attention(dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scores: Scores) -> Kernel:
-    return _Attention(Kernel("attend"), dtype, stored, dim, team, groups, scores).write()
+def _attention(
+    dtype: torch.dtype, stored: torch.dtype, dims: tuple[int, int], team: int, groups: int, scores: Scores
+) -> Kernel:
+    return _Attention(Kernel("attend"), dtype, stored, dims, team, groups, scores).write()
 
 
 class _Attention:
     """Writes the kernel; a work item is a unit of the places and a set of kv heads, each with the ``team`` of query
-    heads that share it.
+    heads that share it. dims: D and V.
     """
 
     def __init__(
-        self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dim: int, team: int, groups: int, scores: Scores
-    ) -> None:
-        self.k, self.of, self.dim, self.team, self.groups, self.scores = k, OF_TORCH[dtype], dim, team, groups, scores
+        self, k: Kernel, dtype: torch.dtype, stored: torch.dtype, dims: tuple[int, int], team: int, groups: int,
+        scores: Scores,
+    ) -> None:  # fmt: skip
+        self.k, self.of, self.team, self.groups, self.scores = k, OF_TORCH[dtype], team, groups, scores
+        self.dim, self.value_dim = dim, value_dim = dims
         self.query, keys, values, self.out, self.slots = (k.pointer(index) for index in range(5))
         scales = k.pointer(15) if stored in LARGEST else None
         self.keys = StoredKV(keys, scales)
@@ -103,12 +108,12 @@ class _Attention:
         self.shared, self.arrived = k.pointer(13), k.pointer(14)
         self.sinks = k.pointer(16) if scores.sinks else None
         heads, rows = team * groups, k.number(17)  # of a unit at most
-        self.row_part = heads * part_of(dim)
-        scratch = k.at(k.pointer(12), k.thread * _own(dim, heads, groups, rows), F32)
-        self.spans = Spans(k, self.of, OF_TORCH[stored], dim, team, groups, scratch, rows)
+        self.row_part = heads * part_of(value_dim)
+        scratch = k.at(k.pointer(12), k.thread * _own(dims, heads, groups, rows), F32)
+        self.spans = Spans(k, self.of, OF_TORCH[stored], dims, team, groups, scratch, rows)
         self.own = k.at(scratch, room_of(dim, heads, groups, rows), F32)
         self.folded = k.at(self.own, rows * self.row_part, F32)
-        self.parts = AttentionParts(k, dim, self.spans.of_weights)
+        self.parts = AttentionParts(k, value_dim, self.spans.of_weights)
         self.bases, self.begins, self.ends = (k.array(I64, ROWS) for _ in range(3))
 
     def write(self) -> Kernel:
@@ -146,7 +151,7 @@ class _Attention:
         self.whole = k.select(self.single, self.own, self.folded)
         self._look()
         with self._of_heads() as (head, number, query):
-            self.spans.copy_query(k.at(self.query, self._of_query(head, number), self.of), query)
+            self.spans.copy_query(k.at(self.query, self._of_query(head, number) * self.dim, self.of), query)
             with k.when(self.single.equals(0)):
                 self.parts.empty(self.parts.of(self.whole, query))
 
@@ -160,9 +165,9 @@ class _Attention:
             yield head, number, (head - self.heads[0]) * self.queries + number
 
     def _of_query(self, head: Value, query: Value) -> Value:
-        """The offset of one of a kv head's queries among all."""
+        """The index of one of a kv head's queries among all."""
         row, one = self.row + query // self.team, query % self.team
-        return ((row * self.groups + head) * self.team + one) * self.dim
+        return (row * self.groups + head) * self.team + one
 
     def _look(self) -> None:
         """Compute what each row attends to, and the range that all rows attend to; for a single row these are the
@@ -283,9 +288,9 @@ class _Attention:
         return done.value.equals(self.count)
 
     def _finish(self, place: Value, whole: Value, sees: Value) -> None:
-        """Write a query's output, up to the head's width."""
-        k, out = self.k, self.k.at(self.out, place, self.of)
-        for vectors in range(0, self.dim - LANES + 1, LANES):
+        """Write a query's output, up to the value's width."""
+        k, out = self.k, self.k.at(self.out, place * self.value_dim, self.of)
+        for vectors in range(0, self.value_dim - LANES + 1, LANES):
             k.write(self.parts.value(whole, vector(F32), vectors, sees), out, self.of, vectors)
-        with k.loop(self.dim // LANES * LANES, self.dim) as at:
+        with k.loop(self.value_dim // LANES * LANES, self.value_dim) as at:
             k.write(self.parts.value(whole, F32, at, sees), out, self.of, at)

@@ -152,10 +152,10 @@ class PackedIntegers:
         """One: all of K."""
         return [slice(0, self.inner)]
 
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         each = turns_of(self.gated) * max(1, self.experts)
-        out, compute, piece = room((len(x), self.outer // each), dtype), x.dtype, 0
+        out, compute, piece = room((len(x), self.outer // each * max(1, heads)), dtype), x.dtype, 0
         count, more = counted(count, len(x)), list[Tensor]()
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
@@ -167,10 +167,10 @@ class PackedIntegers:
         groups, spans = self.scales.shape[1], 1 if self.steps is None else self.steps.shape[1]
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         kind = self.block, compute, out.dtype, self.gated, *has, self.floats, piece
-        shape = IntegerShape(*kind, experts=self.experts > 0)
+        shape = IntegerShape(*kind, experts=self.experts > 0 and not heads, heads=heads)
         (rounded if self.rounds else e2m1 if self.e2m1 else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
-            len(self.data) // each, out.shape[1], x.shape[1],
+            len(self.data) // each, self.outer // each, self.inner,
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,
         )  # fmt: skip
         return out

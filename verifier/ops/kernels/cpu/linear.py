@@ -92,15 +92,15 @@ class PackedFloats:
         """One: all of K."""
         return [slice(0, self.inner)]
 
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         each = turns_of(self.gated) * max(1, self.experts)
-        out = room((len(x), self.outer // each), dtype)
+        out = room((len(x), self.outer // each * max(1, heads)), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         shape = self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd
-        _kernel(FloatShape(*shape, experts=self.experts > 0))(
+        _kernel(FloatShape(*shape, experts=self.experts > 0 and not heads, heads=heads))(
             x, self.data, out, 0 if self.bias is None else self.bias, counted(count, len(x)),
-            len(self.data) // each, out.shape[1], x.shape[1],
+            len(self.data) // each, self.outer // each, self.inner,
         )  # fmt: skip
         return out
 

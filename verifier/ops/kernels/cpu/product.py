@@ -36,7 +36,8 @@ _SUMS, _ROWS = 24, 6
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """The parameters of a kernel. compute, out: dtypes of inputs and outputs. experts: the weight is that of several
-    experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.Sorted`)."""
+    experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.Sorted`). heads: the weight is that of
+    so many heads, each of which has its own inputs and outputs, adjacent in a row; 0: it is of all."""
 
     block: int
     compute: torch.dtype
@@ -44,6 +45,7 @@ class ProductShape:
     gated: Gate
     bias: bool
     experts: bool = field(default=False, kw_only=True)
+    heads: int = field(default=0, kw_only=True)
 
 
 def block_of(processor: Processor, vectors: int = 4) -> int:
@@ -85,7 +87,7 @@ def in_blocks(rows: Tensor, block: int) -> Tensor:
 
 class ProductKernel:
     """Writes a kernel. Arguments: x, weight, out, bias, count, blocks (or pairs of them), widths of out and x. With
-    experts the count is a table, and blocks are those of each."""
+    experts the count is a table; blocks, and widths of heads, are those of each."""
 
     #: Bytes: how far ahead of the sums weights are prefetched.
     ahead = 2048
@@ -101,6 +103,7 @@ class ProductKernel:
         self.vectors = shape.block // LANES
         self.at_once = _SUMS // self.vectors if self.vectors > 1 else _ROWS  # rows
         self.sums, self.gates = (kernel.array(F32, self.at_once * shape.block) for _ in range(2))
+        self.head = kernel.constant(0)
 
     def write(self) -> Kernel:
         """The whole kernel."""
@@ -120,6 +123,13 @@ class ProductKernel:
         """Rows, this thread's blocks of outputs, and their first block of the weight: once, or for each expert that has
         rows. A thread's share is measured in rows, with reading a block counted as some rows."""
         k = self.k
+        if self.shape.heads:
+            begin, end = k.part_of(self.blocks * self.shape.heads)
+            with k.loop(begin // self.blocks, (end + self.blocks - 1) // self.blocks) as self.head:
+                base = self.head * self.blocks
+                first, behind = k.select(begin > base, begin - base, 0), k.smallest(end - base, self.blocks)
+                yield (k.constant(0), self.rows), (first, behind), base
+            return
         if not self.shape.experts:
             yield (k.constant(0), self.rows), k.part_of(self.blocks), k.constant(0)
             return
@@ -172,7 +182,11 @@ class ProductKernel:
     def _rows(self, row: Value, rows: int) -> list[Value]:
         """The address of each row's inputs."""
         of = OF_TORCH[self.shape.compute]
-        return [self.k.at(self.x, (row + number) * self.inner, of) for number in range(rows)]
+        return [self.k.at(self.x, self._line(row + number) * self.inner, of) for number in range(rows)]
+
+    def _line(self, row: Value) -> Value:
+        """Which of the lines of inputs, or of outputs, a row has, or its head."""
+        return row * self.shape.heads + self.head if self.shape.heads else row
 
     def _steps(self, steps: Value) -> Iterator[Value]:
         """The terms' steps, in order."""
@@ -214,7 +228,7 @@ class ProductKernel:
 
     def _store(self, place: Value, row: Value, column: Value) -> None:
         """Store a vector of sums; lanes after the last output are dropped."""
-        k, where = self.k, row * self.width + column
+        k, where = self.k, self._line(row) * self.width + column
         value = self._finished(place)
         with k.builder.if_else((column + LANES <= self.width).raw) as (whole, part):
             with whole:

@@ -103,6 +103,8 @@ class _RoundedProduct(IntegerProduct):
     """Writes the kernel. Further arguments: the pieces' data of :func:`round_rows`."""
 
     far, near = 64, 16
+    #: Bytes: how far ahead one line of each piece is prefetched too, so that the address of its page is known in time.
+    page_ahead = 1 << 16
 
     def __init__(self, kernel: Kernel, shape: IntegerShape) -> None:
         super().__init__(kernel, shape)
@@ -113,6 +115,10 @@ class _RoundedProduct(IntegerProduct):
 
     def _in_strip(self) -> Value:
         return self.k.constant(self.strip) // (self.pieces * self.size * turns_of(self.shape.gated)) + 1
+
+    def _prefetch(self, line: Value, size: int) -> None:
+        super()._prefetch(line, size)
+        self.k.prefetch(self.k.bytes_at(line, self.page_ahead), 2)
 
     def _products(self, block: Value, row: Value, left: Value, room: Value) -> None:
         for fewer, rows in zip((0, *self.sizes), self.sizes, strict=False):

@@ -85,13 +85,15 @@ def room_of(dim: int, heads: int, groups: int, rows: T) -> T:
 class Spans:
     """Emits the products, for a kv head with a ``team`` of query heads.
 
-    of, kept: types of the queries and of the stored rows. scratch: the thread's own memory, for ``rows`` rows.
+    of, kept: types of the queries and of the stored rows. dims: D, and how many numbers of a value are used. scratch:
+    the thread's own memory, for ``rows`` rows.
     """
 
     def __init__(
-        self, k: Kernel, of: Any, kept: Any, dim: int, team: int, groups: int, scratch: Value, rows: Value
+        self, k: Kernel, of: Any, kept: Any, dims: tuple[int, int], team: int, groups: int, scratch: Value, rows: Value
     ) -> None:
-        self.k, self.of, self.kept, self.dim, self.team, self.groups = k, of, kept, dim, team, groups
+        self.k, self.of, self.kept, self.team, self.groups = k, of, kept, team, groups
+        self.dim, self.value_dim = dim, _ = dims
         self.width = -(-dim // LANES) * LANES
         self.dot = of is BF16 and kept in (BF16, I8, E4M3) and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
         self.of_weights = BF16 if self.dot else F32
@@ -225,10 +227,10 @@ class Spans:
     def _put(self, lines: list[Line], place: Value) -> None:
         k = self.k
         if not self.dot:
-            for at in range(0, self.dim, LANES):
+            for at in range(0, self.value_dim, LANES):
                 k.store(self._floats(lines[0], at), place, at)
             return
-        for at in range(0, self.dim, 2 * LANES):
+        for at in range(0, self.value_dim, 2 * LANES):
             first, second = (self._halves(line, at, vector(I16, 2 * LANES)) for line in lines)
             for half, both in enumerate(k.zipped(first, second)):
                 k.store(both, k.at(place, at + half * LANES, F32))
@@ -309,8 +311,8 @@ class Spans:
             end = k.load(piece.ends, I64, (begin + each - 1) // self.team)
             end = k.smallest(piece.high, k.select(piece.apart > 1, end, piece.high))
             for first, number in self._tiles(begin, begin + each):
-                for at in range(0, self.width, LANES * self.vectors):
-                    vectors = range(at, min(at + LANES * self.vectors, self.width), LANES)
+                for at in range(0, self.value_dim, LANES * self.vectors):
+                    vectors = range(at, min(at + LANES * self.vectors, self.value_dim), LANES)
                     self._mixed(piece, (head, end), range(number), before + first, part, vectors)
 
     def _mixed(
@@ -318,7 +320,7 @@ class Spans:
     ) -> None:
         """Some vectors of some queries. which: the kv head, and the end of the positions that they attend to."""
         k, together, (head, end) = self.k, self._together(), which
-        places = [k.at(part, (first + query) * part_of(self.dim), F32) for query in queries]
+        places = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
         sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
         weights = [self.scores_of(first + query) for query in queries]
 
