@@ -1,9 +1,10 @@
 """Drafters that read the target's hidden states (features).
 
 These are in a store on the sequences' pages, each in the slot of its position: so they are reused with a prefix hit,
-are independent of a sequence's place in the batch, and a captured step reads and stores them on the device. Those of
-generated tokens are stored when a draft needs them, several at once: so they cost little for a text without drafts. A
-text with missing features (in pages from when another drafter was used) gets no drafts until it is computed again.
+are independent of a sequence's place in the batch, and a captured step reads and stores them on the device. On a CPU
+they are stored when a draft needs them, and wait until then as the pass returned them: so they cost next to nothing
+for a text without drafts. A text with missing features (in pages from when another drafter was used) gets no drafts
+until it is computed again.
 
 Legend: H width of what is stored, R rows.
 """
@@ -11,7 +12,8 @@ Legend: H width of what is stored, R rows.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from foresay.drafters.growth import Growth
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.protocols import FeatureRequest, Features
+from foresay.spec.protocols import FeatureRequest, Features, RowFeatures
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import recorded
@@ -29,8 +31,11 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
 
-#: How many positions a recording has room for: those of a step, not those of a prompt. And how many wait at most.
-_RECORDED, _MOST_WAITING = (4, 16), 64
+#: How many positions a recording has room for: those of a step, not those of a prompt.
+_RECORDED = (4, 16)
+#: How many positions of all texts may wait on a GPU, and bytes on a CPU. At most so many are stored at a text's end:
+#: with more, nothing was drafted for it lately.
+_MOST_WAITING, _MOST_BYTES, _FEW = 64, 64 << 20, 64
 
 
 class _Keeping:
@@ -58,11 +63,61 @@ class _Keeping:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Features of the positions ``start`` to ``stop`` that are not yet stored, in order."""
+    """Features of the positions ``start`` to ``stop`` of a page that are not yet stored, in order."""
 
     start: int
     stop: int
     features: list[Features]
+
+    def joined(self) -> Features:
+        """The features of all positions."""
+        features, count = joined(self.features), self.stop - self.start
+        return {name: rows[:count] for name, rows in features.items()}
+
+
+class WaitingFeatures:
+    """Features by page, the oldest pages first, until they are stored. Implements
+    :class:`foresay.kvpaging.pool.Store`: they go with the page's rows. rows: how many positions wait."""
+
+    def __init__(self, page_size: int) -> None:
+        self.pages: OrderedDict[int, _Waiting] = OrderedDict()
+        self.rows, self._page_size = 0, page_size
+
+    def add(self, page: int, start: int, count: int, features: Features) -> None:
+        """The next positions of a page."""
+        waiting = self.pages.get(page)
+        if waiting is None or waiting.stop != start:
+            self.take(page)
+            waiting = self.pages[page] = _Waiting(start, start, [])
+        waiting.features.append(features)
+        waiting.stop += count
+        self.rows += count
+
+    def take(self, page: int) -> _Waiting | None:
+        """What waits of a page, which waits no longer."""
+        waiting = self.pages.pop(page, None)
+        if waiting is not None:
+            self.rows -= waiting.stop - waiting.start
+        return waiting
+
+    def reset(self, page: int) -> None:
+        """The page is reused."""
+        self.take(page)
+
+    def copy(self, source: int, destination: int) -> None:
+        """Of the copy the same waits."""
+        if (waiting := self.pages.get(source)) is not None:
+            self.add(destination, waiting.start, waiting.stop - waiting.start, waiting.joined())
+
+    def clamp(self, page: int, rows: int) -> None:
+        """The page's rows after the first ``rows`` are not text any more."""
+        waiting = self.pages.get(page)
+        if waiting is None or waiting.stop <= (stop := waiting.start - waiting.start % self._page_size + rows):
+            return
+        self.take(page)
+        if stop > waiting.start:
+            waiting.stop = stop
+            self.add(page, waiting.start, stop - waiting.start, waiting.joined())
 
 
 class HiddenStateDrafter(TreeDrafter):
@@ -80,56 +135,80 @@ class HiddenStateDrafter(TreeDrafter):
     ) -> None:
         super().__init__(name, dynamic, device, pool, token_ids)
         self.needs, self.hidden_states = needs, hidden_states
+        self._pool, self._waiting = pool, WaitingFeatures(pool.page_size)
+        pool.attach(self._waiting)
         self._keeping: dict[int, _Keeping] = {}
-        self._waiting: dict[str, _Waiting] = {}
 
     @abstractmethod
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         """Store the features of positions, int64[R] like their slots, on the device."""
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        """Store newly committed positions, unless some before them are missing."""
-        length = sequence.table.length
-        waiting = self._waiting.get(sequence.id)
-        if waiting is not None and waiting.stop != length - _count(features):
-            self._keep_waiting(sequence)
-            waiting = None
-        if waiting is None:
-            waiting = self._waiting[sequence.id] = _Waiting(length - _count(features), length, [])
-        waiting.features.append(features)
-        waiting.stop = length
-        if length <= sequence.prompt_length or length - waiting.start >= _MOST_WAITING:  # a prompt is published at once
-            self._keep_waiting(sequence)
+        """Newly committed positions wait in their pages until a draft needs them. If too many do, the oldest are
+        stored, or dropped if no text that runs has them."""
+        waiting, table, size, stop = self._waiting, sequence.table, self._pool.page_size, sequence.table.length
+        start = first = stop - _count(features)
+        while start < stop:
+            end = min(stop, start - start % size + size)
+            whole = end - start == stop - first
+            part = features if whole else {n: rows[start - first : end - first] for n, rows in features.items()}
+            waiting.add(table.pages[start // size], start, end - start, part)
+            start = end
+        most = _MOST_WAITING
+        if self.device.type == "cpu":
+            most = _MOST_BYTES // sum([rows[:1].nbytes for rows in features.values()])
+        while waiting.rows > most:
+            self._store_oldest()
+
+    def _store_oldest(self) -> None:
+        page = next(iter(self._waiting.pages))
+        oldest, marks, size = self._waiting.take(page), self.hidden_states.marks, self._pool.page_size
+        if oldest is not None and not self._pool.is_idle(page):
+            first = page * size + oldest.start % size
+            slots = self._pool.slots[first : first + oldest.stop - oldest.start]
+            self._store(oldest.joined(), torch.arange(oldest.start, oldest.stop), slots)
+            if marks[page] >= oldest.start % size:
+                marks[page] = max(marks[page], 1 + (oldest.stop - 1) % size)
 
     def finished(self, sequence: SequenceState) -> None:
-        """Store what waits, since other requests may reuse its pages."""
-        self._keep_waiting(sequence)
+        """Store the last features, since other requests may reuse their pages."""
+        if sequence.table.length - self.hidden_states.filled(sequence.table) <= _FEW:
+            self._store_waiting(sequence)
         super().finished(sequence)
 
-    def _keep_waiting(self, sequence: SequenceState) -> None:
-        """Store the features that wait, unless their positions were dropped by a preemption."""
-        waiting, table = self._waiting.pop(sequence.id, None), sequence.table
-        if waiting is None or waiting.stop > table.length:
-            return
-        features, *more = waiting.features
-        if more:
-            features = {name: torch.cat([rows, *(each[name] for each in more)]) for name, rows in features.items()}
-        positions, slots = torch.arange(waiting.start, waiting.stop), table.slots(waiting.start, waiting.stop)
+    def _store_waiting(self, sequence: SequenceState) -> None:
+        """Store what waits of a text, if nothing before it is missing."""
+        table, size, found = sequence.table, self._pool.page_size, list[_Waiting]()
+        stop = self.hidden_states.filled(table)
+        for page in table.pages[stop // size :]:
+            waiting = self._waiting.pages.get(page)
+            if waiting is None or waiting.start > stop:
+                break
+            self._waiting.take(page)
+            found.append(waiting)
+            stop = min(waiting.stop, table.length)
+        if found:
+            start = found[0].start
+            features = joined([each for waiting in found for each in waiting.features])
+            self._store(features, torch.arange(start, stop), table.slots(start, stop))
+            self._mark(table, start, stop)
+
+    def _store(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         room = next((room for room in _RECORDED if room >= len(positions)), 0)
-        if room and compiled(self.hidden_states.layer(0)[0]):
-            if not self._keeping:
-                assert self.needs is not None, "it reads hidden states"
-                # Other drafters may request more: the features are the union of all requests.
-                own = {name: features[name] for name in self.needs.names}
-                self._keeping = {room: _Keeping(self.keep, own, room) for room in _RECORDED}
-            self._keeping[room](features, positions, slots)
-        else:
+        features = {name: rows[: len(slots)] for name, rows in features.items()}
+        if not room or not compiled(self.hidden_states.layer(0)[0]):
             self.keep(features, positions.to(self.device), slots.to(self.device))
-        self._mark(table, waiting.start, waiting.stop)
+            return
+        if not self._keeping:
+            assert self.needs is not None, "it reads hidden states"
+            # Other drafters may request more: the features are the union of all requests.
+            own = {name: features[name] for name in self.needs.names}
+            self._keeping = {room: _Keeping(self.keep, own, room) for room in _RECORDED}
+        self._keeping[room](features, positions, slots)
 
     def stored(self, sequence: SequenceState, count: int) -> None:
         """The last ``count`` positions were stored."""
-        self._keep_waiting(sequence)
+        self._store_waiting(sequence)
         self._mark(sequence.table, sequence.table.length - count, sequence.table.length)
 
     def _mark(self, table: PageTable, start: int, stop: int) -> None:
@@ -143,7 +222,7 @@ class HiddenStateDrafter(TreeDrafter):
 
     def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are stored."""
-        self._keep_waiting(sequence)
+        self._store_waiting(sequence)
         return self.hidden_states.filled(sequence.table) == sequence.table.length
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
@@ -163,7 +242,14 @@ class HiddenStateDrafter(TreeDrafter):
 
 def _count(features: Features) -> int:
     """How many positions these features are of."""
-    return len(next(iter(features.values())))
+    return 1 if isinstance(features, RowFeatures) else len(next(iter(features.values())))
+
+
+def joined(parts: Sequence[Features]) -> Features:
+    """The features of positions one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 class FeatureDrafter(HiddenStateDrafter):

@@ -101,6 +101,10 @@ class PagePool:
         """Pages that only the prefix index refers to."""
         return len(self._idle)
 
+    def is_idle(self, page: int) -> bool:
+        """Whether only the prefix index refers to it."""
+        return page in self._idle
+
     def pages_for(self, tokens: int) -> int:
         """The number of pages that this many tokens need."""
         return -(-tokens // self.page_size)

@@ -32,9 +32,8 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
-#: Drafts of each model before the measurements and priors of start-up are trusted, and how many of these in one text:
-#: texts differ, and the machine may be busy at start-up.
-_FIRST_ASKS, _IN_A_TEXT = 16, 4
+#: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
+_ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
 _LEAST_BESIDE = 0.05
 
@@ -64,6 +63,8 @@ class Budget(Observer):
         self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
         self._kept = 0  # steps since the last choice
+        self._drafts = False  # whether the best plan drafts with a model
+        self._found = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
 
     @property
     def shape(self) -> TreeShape:
@@ -96,7 +97,7 @@ class Budget(Observer):
                 right += result.accepted * case.looked
         if self.timed and results and not (trace.prefill_rows or trace.aside):
             if self._looks.now:
-                self._looks.saw(trace.seconds, right / len(results))
+                self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts)
             if drafted := trace.seconds.get("propose", 0.0):
                 self._timed(drafted, [result.tree for result in results if result.tree is not None])
 
@@ -145,18 +146,18 @@ class Budget(Observer):
         return [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
-        """Whether the last plan still applies: to the same sequences, and with no found nodes in it."""
+        """Whether the last plan still applies: to the same sequences, and with no found nodes in it; without drafts to
+        about as many."""
         why, plans = self.why, self._plans
-        if why is None or why.probe or len(able) != len(why.ways[0].found):
+        if why is None or why.probe or any(why.ways[0].found) or any(why.ways[0].first):
             return False
-        if any(why.ways[0].found) or any(why.ways[0].first):
+        if not why.ways[0].nodes:
+            return _ABOUT * abs(len(able) - len(plans)) < len(plans)
+        if len(able) != len(plans) or any(sequence.id not in plans for sequence in able):
             return False
-        drafts = why.ways[0].nodes > 0
+        if any(plans[sequence.id].shape.levels > sequence.most_levels for sequence in able):
+            return False
         for sequence in able:
-            plan = plans.get(sequence.id)
-            if plan is None or (drafts and plan.shape.levels > sequence.most_levels):
-                return False
-        for sequence in able if drafts else ():
             self._cases[sequence.id].length = len(sequence.tokens)
             self._cases[sequence.id].found = NOTHING
         return True
@@ -169,13 +170,16 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs, cases)
+        chosen = self._explored(ways, costs)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
         self.leader.see(why)
+        self._drafts = bool(ways[0].model)
+        self._found = costs.seconds[len(able) + sum(chosen.found)] / costs.seconds[len(able)] - 1.0
         for name, member in self._models.items():
-            member.idle = 0 if name == ways[0].model else member.idle + 1
+            member.idle = 0 if name == ways[0].model else member.idle + self._kept
+        self._kept = 0
         self._plans = {}
         for index, (sequence, case) in enumerate(pairs):
             case.looked, case.seconds = (
@@ -197,21 +201,12 @@ class Budget(Observer):
         pace = sum([case.pace(seconds[1]) for case in cases])
         return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
-    def _explored(
-        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
-    ) -> CandidatePlan:
+    def _explored(self, ways: Sequence[CandidatePlan], costs: StepCosts) -> CandidatePlan:
         """The best plan, or one that is explored."""
-        if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
-            for way in ways:
-                if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
-                    for case in cases:
-                        case.asked += 1
-                    return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}
-        steps, self._kept = self._kept, 0
-        return self._exploration.due(ways, costs.pace, reading, behind, steps)
+        return self._exploration.due(ways, costs.pace, reading, behind, self._kept)
 
     def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats], looks: bool) -> None:
         """Call the lookups for each of the sequences."""

@@ -263,10 +263,6 @@ class CostModel:
                 self.siblings = (self.experts.beside(woken) * self._of_one * ordered[-1]).tolist()
         return self._table
 
-    def behind(self, rows: float, context: float) -> float:
-        """The seconds that so many tokens of context add to a step. rows: of one sequence."""
-        return float(self._added(np.array([rows]), context)[0] * self.group.now[-2])
-
     @property
     def _of_one(self) -> float:
         return 0.0 if self.experts is None else self.experts.seconds

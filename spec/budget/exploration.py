@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from foresay.spec.budget.weigh import CandidatePlan
 
-#: The share of the time that may be lost by drafting with models in vain, by choosing in vain, and by choosing more
-#: often while a text is new.
-PROBING, CHOOSING, BEGINNING = 0.003, 0.01, 0.01
-#: How many choices in vain have no effect; how far one step moves the averages of what choosing takes and brings.
-_SPARED, _MOVED = 4, 1 / 16
+#: The share of the time that may be lost by drafting with models in vain, by choosing in vain, where nothing is drafted
+#: and where a model drafts, and by choosing more often while a text is new.
+PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.003, 0.01, 0.005
+#: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
+#: step moves the averages of what choosing takes and brings.
+_VAIN, _SPARED, _MOVED = 16, 4, 1 / 16
 
 
 class Exploration:
@@ -50,8 +51,8 @@ class Exploration:
 
 class Looks:
     """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes one or
-    two tenths of a millisecond: nothing next to a step of 10 ms, but most of one of 0.2. So if a few looks in a row
-    brought less than they took, the next ones follow after 1, 2, 4, .. steps, up to the limit on time spent choosing in
+    two tenths of a millisecond for each sequence: nothing next to a step of 40 ms, but most of one of 0.2. So the more
+    looks in a row brought less than they took, the longer it is to the next, up to the limit on time spent choosing in
     vain. This starts over where looking pays, and where another text begins, unless too much time was spent at the
     beginnings of earlier ones. share: the time of choosing, over all else in a step."""
 
@@ -59,6 +60,7 @@ class Looks:
         self.now = True
         self.share = self._brought = self._saved = 0.0  # saved: steps
         self._vain = self._left = 0
+        self._drafts = False
 
     def due(self) -> bool:
         """Whether to choose in the step that is planned."""
@@ -67,16 +69,20 @@ class Looks:
         self._saved = min(self._saved + CHOOSING + BEGINNING, 1.0)
         return self.now
 
-    def saw(self, seconds: Mapping[str, float], right: float) -> None:
+    def saw(self, seconds: Mapping[str, float], right: float, drafts: bool = False) -> None:
         """Learn from a step with a choice. seconds: by its phases. right: tokens that were found and accepted, per
-        sequence: about as many steps were saved."""
+        sequence, less what verifying found nodes took: about as many steps were saved. drafts: whether a model does."""
         chosen = seconds.get("plan", 0.0)
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
         self.share += _MOVED * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
-        vain = not right or self._brought < self.share
+        if drafts != self._drafts:  # a change may be an error, so it is looked at sooner
+            self._drafts, self._vain = drafts, self._vain // 2
+        pays = self._brought >= self.share
+        vain = right <= 0.0 or not pays
         self._vain, self._saved = (self._vain + 1, self._saved - share) if vain else (0, 1.0)
-        self._left = min(1 << min(self._vain, 16) >> _SPARED, int(self.share / CHOOSING))
+        counted = max(0, self._vain - _SPARED) if pays else self._vain
+        self._left = int(self.share / (DRAFTING if drafts else CHOOSING) * min(counted / _VAIN, 1.0))
 
     def begin(self) -> None:
         """Another text begins."""

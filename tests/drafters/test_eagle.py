@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foresay.drafters import hidden_states
 from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.engine import Engine
@@ -122,8 +123,10 @@ def test_a_prefix_hit_brings_features_and_rows(pair, head, prompt) -> None:
     assert watched.drafted[first_draft] == 9
 
 
-def test_a_fork_drafts_at_once(pair, head) -> None:
-    """A table forked in the middle of a page, and cut back by a token, as other choices of one prompt are."""
+@pytest.mark.parametrize("read", [True, False])
+def test_a_fork_drafts_at_once(pair, head, read: bool) -> None:
+    """A table forked in the middle of a page, and cut back by a token, as other choices of one prompt are. read: else
+    the hidden states still wait, and go with the page."""
     models = pair("llama2")
     tokens = random_tokens(random.Random(2), 21, models.vocab_size)
     pool = PagePool(20, 16)
@@ -134,12 +137,30 @@ def test_a_fork_drafts_at_once(pair, head) -> None:
     forward = verifier.run([Rows(table, torch.tensor(tokens), 0)], drafter.needs)
     table.commit(21)
     drafter.observe(sequence, forward.features)
-    drafter.extend(sequence)
+    if read:
+        drafter.extend(sequence)
+    assert drafter.hidden_states.filled(table) == 21 * read
     fork = replace(sequence, id="b", table=table.fork())
     fork.table.truncate(20)
     fork.table.reserve(10)
     (tree,) = drafter.propose([fork], [TreeShape((3, 4, 2))])
     assert len(tree) == 10
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_too_many_hidden_states_do_not_wait(pair, head, monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+    """The oldest page's are stored; they are dropped, and nothing is drafted, if no text that runs has it."""
+    monkeypatch.setattr(hidden_states, "_MOST_BYTES", 20 * 3 * 64 * 4)
+    pool = PagePool(20, 16)
+    monkeypatch.setattr(pool, "is_idle", lambda page: idle)
+    drafter, table, tokens = EagleDrafter(head, pool), PageTable(pool), list(range(40))
+    sequence = SequenceState("a", tokens, 40, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
+    table.reserve(40)
+    for _ in range(39):
+        table.commit(1)
+        drafter.observe(sequence, {name: torch.zeros(1, 64) for name in head.config.names})
+    assert drafter.hidden_states.filled(table) == (0 if idle else 32)
+    assert drafter.knows(sequence) != idle
 
 
 def test_without_features_it_drafts_nothing(pair, head) -> None:

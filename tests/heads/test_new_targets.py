@@ -64,7 +64,7 @@ class Made:
     def features(self, tokens: list[int], names: tuple[str, ...]) -> Features:
         """What transformers' hidden states are before each layer; the last ones are normed."""
         states = self.theirs(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        return Features({name: states[-1 if name == "final" else int(name.partition(".")[2])][0] for name in names})
+        return {name: states[-1 if name == "final" else int(name.partition(".")[2])][0] for name in names}
 
 
 @pytest.fixture(scope="module")

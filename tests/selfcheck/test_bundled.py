@@ -136,7 +136,6 @@ async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
 
 def spoil_kept_pages(engine: Engine) -> None:
     """Turn the values in all pages that are kept for reuse around."""
-    for store in engine.pool.stores:
-        assert isinstance(store, KVStore)
+    for store in [each for each in engine.pool.stores if isinstance(each, KVStore)]:
         by_page = store.tensors[1].unflatten(1, (-1, engine.pool.page_size))
         by_page[:, sorted(engine.prefix or ())] *= -1

@@ -75,6 +75,6 @@ def best_rate(true: Prices, right: float) -> float:
 
 
 def test_on_long_steps_every_step_is_chosen() -> None:
-    machine = Machine(STAIRS, 0.5, choosing=0.0002)
+    machine = Machine(STAIRS, 0.5, choosing=0.00005)
     machine.run(200)
-    assert machine.chosen == pytest.approx(200 * 0.0002)
+    assert machine.chosen == pytest.approx(200 * 0.00005)

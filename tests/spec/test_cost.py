@@ -121,9 +121,7 @@ def test_a_sum_that_was_seen_is_sure_though_none_of_its_parts_is() -> None:
 
 def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
     cost = CostModel([1, 2], [1.0, 1.0], context=[(1, 0.0011), (2, 0.0012)])
-    assert cost.behind(1, 1000) == pytest.approx(1.1)
-    assert cost.behind(2, 1000) == pytest.approx(1.2)
-    assert cost.behind(4, 1000) == pytest.approx(2.4)
+    assert cost.table(1, 1000, 4)[1:] == pytest.approx([2.1, 2.2, 3.3, 4.4])
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
@@ -140,7 +138,7 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
     most, points_now = 0.0, in_order(cost.group.now[:-2], 1 / cost.group.variances[:-2])
     for row, seconds in enumerate(cost.table(sequences, 700, 64)):
         near = np.interp(row, rows, points_now) * max(1.0, row / rows[-1])
-        most = max(most, near + cost.behind(row / sequences, 700))
+        most = max(most, near + float(cost._added(np.array([row / sequences]), 700)[0] * cost.group.now[-2]))
         assert seconds == pytest.approx(most)
         assert type(seconds) is float
 

@@ -153,15 +153,13 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     """And it is again as soon as another text begins."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
     one.limit, whys = 10_000, []
-    budget.members["model"].costs.learnt = 16  # or it would be timed first
-    for _ in range(200):
+    for _ in range(2000):
         (plan,) = budget.plan([one])
         assert (plan.shape.levels, plan.why, budget.choice) == (0, budget.why, "none")
         budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
         whys.append(budget.why)
     repeated = [why is before for before, why in pairwise(whys)]
-    assert not any(repeated[:3])
-    assert sum(repeated[100:]) > 85
+    assert sum(repeated[100:]) > 1800
     budget.ended(one)
     (_,) = budget.plan([replace(one, id="other", tokens=[1, 7])])
     assert budget.why is not whys[-1]
@@ -178,7 +176,6 @@ def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
         budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
         whys.append(budget.why)
     repeated = [why is before for before, why in pairwise(whys)]
-    assert not any(repeated[:3])
     assert sum(repeated[30:]) > 20
     assert budget._cases[one.id].length == len(one.tokens) - 3, "what comes of it still tells the pace"
     for count in range(4):  # of these no look can be due, each would be planned as the one before

@@ -59,7 +59,7 @@ def test_targets_that_scale_and_cap_teach_what_they_say(tmp_path, family) -> Non
     with torch.no_grad():
         ((hidden, _),) = eagle._passes(lesson, 1)
         guesses = [lesson.capped(block.lm_head(states))[0, 1] for states, _ in block._guesses(lesson, 1)]
-    features = Features({key: rows[0] for key, rows in lesson.features.items()})
+    features = {key: rows[0] for key, rows in lesson.features.items()}
     found, _ = Rig(load_eagle(tmp_path / "eagle", decoder), tokens, features).text(1, 23)
     assert torch.allclose(found, eagle.lm_head(hidden)[0].detach(), rtol=0, atol=1e-3)
     assert torch.allclose(

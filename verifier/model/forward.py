@@ -44,7 +44,7 @@ def forward(
     if decoder.embedding_norm is not None:
         x = normed
         normed = x if first is None else norm(x, first, count)
-    rotations, taken = iter(decoder.rotations(rows.positions, count)), Features()
+    rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
