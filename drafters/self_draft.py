@@ -258,7 +258,7 @@ class Rounds:
     def __init__(self, model: ModelRunner, first: TreeDrafter, state: StepState) -> None:
         self.state = state
         drafts = Drafts(first, TreeShape.chain(_AHEAD), state.size, model.vocab_size)
-        self._step = SpeculativeStep(model, drafts, state)
+        self._step = SpeculativeStep(model, drafts, state, commits=False)
         self._replay = (recorded if compiled(state.lengths) else first.capture)(without_stops(self._step))
 
     @property

@@ -55,8 +55,8 @@ STEPS = {
     "B": (
         *_FIRST,
         Step("kernel tests", "commands:kernel_tests", 70, background=True),
-        Step("generate auto", "commands:generate", 70, background=True),
-        Step("generate none", "commands:generate", 70, background=True),
+        *(Step(f"generate {draft}", "commands:generate", 70, background=True) for draft in ("auto", "none")),
+        Step("hybrids", "bench.hybrids:same", 70, background=True),
         *_compile("kernels"),
         Step("built", "commands:built", 70, quiet=True),
         Step("serve", "commands:serve", 35, quiet=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from statistics import median
@@ -164,9 +164,9 @@ WAYS = (
 )
 
 
-def same(task: Task) -> None:
-    """The same tokens with any drafter and any kind of launch, alone or with other requests."""
-    bench, prompts, tokens = bench_of(task, "8B"), texts(3), task.settings.tokens
+def same(task: Task, bench: Bench | None = None, ways: Sequence[tuple[str, str, bool, int]] = WAYS, **of: str) -> None:
+    """The same tokens with any drafter and any kind of launch, alone or with other requests. of: for the lines."""
+    bench, prompts, tokens = bench or bench_of(task, "8B"), texts(3), task.settings.tokens
     longest = min(1024, task.settings.positions // 2)
 
     def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
@@ -177,8 +177,8 @@ def same(task: Task) -> None:
         return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
 
     wanted = written(NONE, "", False, 1)["value"]
-    for way in WAYS:
-        context = dict(zip(("drafter", "tree", "captured", "requests"), way, strict=True))
+    for way in ways:
+        context = of | dict[str, Any](zip(("drafter", "tree", "captured", "requests"), way, strict=True))
         found = task.take("answers", "tokens", written, *way, **context)
         for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
             differ = [place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1]

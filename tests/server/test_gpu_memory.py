@@ -21,7 +21,7 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
-from foresay.verifier.model.config import KVShape, ModelConfig, parameters
+from foresay.verifier.model.config import KVShape, ModelConfig, parameters, window_shapes
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import allocate
 from tests.checking.planned import draft_of
@@ -86,6 +86,20 @@ def test_what_is_planned_is_what_is_allocated(tied) -> None:
     assert sum(norms) < 1e-4 * found.weights["target"]  # not counted
     store = KVStore(PagePool(found.pages, 16), [KVShape(8, 128, 128)] * 32, torch.bfloat16, "meta")
     assert found.kv_bytes == sum(part.nbytes for part in store.tensors)
+
+
+def test_recurrent_states_are_planned_as_they_are_allocated() -> None:
+    """Of Qwen3.5's 27B: with records of four sequences if there are three, as captured steps have room for them."""
+    shape = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64, "linear_num_value_heads": 48}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 4, "vocab_size": 248320, "head_dim": 256}
+    model = ModelConfig.of(Fields({**LLAMA_8B, **shape, **heads, "architectures": ["Qwen3_5ForCausalLM"]}, ""))
+    found = planned(H200, model, max_seqs=3, max_model_len=8192)
+    assert found.states == (4, 1 + 6 * 3 + 16)
+    pool = PagePool(found.pages, 16)
+    pool.attach_states(*found.states)
+    kept = KVStore(pool, window_shapes(model), torch.bfloat16, "meta").states
+    assert kept is not None and found.overhead["recurrent states"] == sum(part.nbytes for part in kept.layers)
+    assert 0 <= UTILIZATION * 139 * GIB - found.total < 2 * 16 * found.token_bytes
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

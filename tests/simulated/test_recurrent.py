@@ -16,14 +16,16 @@ from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
+from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, returning, whole
+from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, replace_params, returning, whole
 from tests.same_tokens.test_directories import config
 from tests.same_tokens.witness import Job
-from tests.simulated.device import Simulated, simulated
+from tests.simulated.device import CURRENT, Simulated, simulated
 from tests.simulated.graph import captured
 from tests.simulated.test_captured_steps import there
+from tests.simulated.test_compilations import serve
 from tests.simulated.test_engine import build_there
 from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
@@ -103,6 +105,30 @@ def test_after_each_step_the_state_is_that_of_plain_decoding(pair, family) -> No
             assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5), f"after {at} tokens"
 
 
+def test_a_stop_inside_an_accepted_path(both) -> None:
+    """All drafts are right, and a text ends at every token in turn: then the device has advanced further than the text.
+    It goes on from where it was, while another runs on beside it."""
+    made, moved = both
+    (job, other) = jobs_of(made.vocab_size, (13, 9), 24, ["greedy", "warm"])
+    texts = plain(made.target, [job, other])
+    ends = [
+        replace(job, id=f"{stop}", params=replace_params(job.params, stop_token_ids=(texts[job.id].tokens[stop],)))
+        for stop in range(2, 12)
+    ]
+    wanted = plain(made.target, ends)
+    again = [Job(f"{end.id} again", end.prompt + wanted[end.id].tokens + [7], job.params) for end in ends]
+    wanted |= texts | plain(made.target, again)
+    with simulated():
+        copied = replace(moved, draft=moved.target)
+        engine = captured_engine(
+            copied, copy(copied), TreeShape.chain(4), max_seqs=2, capture=captured, page_size=8, prefix=True
+        )
+        for number, end in enumerate([*ends, *again]):
+            found = run_freely(engine, [end, replace(other, id="other")])
+            assert_same({end.id: wanted[end.id], "other": texts[other.id]}, found)
+            assert number < len(ends) or found[end.id].cached_tokens
+
+
 @pytest.mark.parametrize(
     ("drafts", "max_seqs"), [(False, 1), (True, 1), (True, 4)], ids=["plain", "drafts", "four at once"]
 )
@@ -137,3 +163,18 @@ def test_engines_as_a_server_builds_them(both, draft, monkeypatch) -> None:
     assert kept is not None and "recurrent states" in engine.info.memory
     planned = state_bytes(made.target.config, *state_pages(settings, True))
     assert sum(part.held.nbytes for part in cast(list[Simulated], kept.layers)) == planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("draft", "sequences"), [("none", 2), pytest.param("mtp", 3, marks=pytest.mark.soak)])
+def test_nothing_is_compiled_while_a_server_answers(both, draft, sequences, monkeypatch) -> None:
+    build_there(monkeypatch)
+    monkeypatch.setattr(CURRENT, "binding", set())
+    settings = config(both[0].directory, draft, max_seqs=sequences, max_model_len=160, kv_tokens=1200)
+    with simulated(), bound(counting=False) as launches:
+        engine = build_engine(settings)
+        ready = {name: set(keys) for name, keys in launches.compiled.items()}
+        assert ready["replay_states"], "launches are seen"
+        serve(engine, sequences)
+    late = {name: keys - ready.get(name, set()) for name, keys in launches.compiled.items()}
+    assert not {name: keys for name, keys in late.items() if keys}

@@ -407,7 +407,7 @@ def less_one(model: PreTrainedModel) -> bool:
 def of_heads(tensors: Mapping[str, Tensor], plain: int, value: int) -> dict[str, Tensor]:
     """The same, with the matrices of latent attention's heads apart, [heads, .., ..], those for keys transposed."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith("kv_b_proj.weight")}
-    for name in tensors.keys() - found.keys():
+    for name in [each for each in tensors if each not in found]:
         keys, values = tensors[name].unflatten(0, (-1, plain + value)).split_with_sizes([plain, value], dim=1)
         found[name.replace("kv_b", "k_b")], found[name.replace("kv_b", "v_b")] = keys.transpose(1, 2), values
     return found

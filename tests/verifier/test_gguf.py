@@ -63,7 +63,7 @@ def reader(directory: Path, dtype: torch.dtype = torch.float32) -> Reader:
 
 
 #: Where two experts are about as good, another last bit may choose the other one.
-CHOOSES_ANEW = {"gpt_oss"}
+CHOOSES_ANEW = {"gpt_oss", "deepseek_v3"}
 
 
 def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:

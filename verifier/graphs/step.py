@@ -30,7 +30,6 @@ from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, accept_and_move
-from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.recurrence import replay_paths
 from foresay.verifier.ops.sample import sample_rows
@@ -104,7 +103,8 @@ class SpeculativeStep:
 
     Where a request changes or reads its logits, it is launched in :meth:`with_stop`: at the stop ``seen`` holds the
     trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of ``logits``,
-    which many steps may share. logits: fp32[M, V]; None where it is always launched whole.
+    which many steps may share. logits: fp32[M, V]; None where it is always launched whole. commits: whether accepted
+    paths advance recurrent states.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class SpeculativeStep:
         state: StepState,
         sample: Drawing = sampled_ids,
         logits: Tensor | None = None,
+        commits: bool = True,
     ) -> None:
-        self.model, self.proposer, self.state = model, proposer, state
+        self.model, self.proposer, self.state, self._commits = model, proposer, state, commits
         self._sample, self.logits = sample, logits
         nodes, device = proposer.shape.nodes, state.device
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
@@ -158,7 +159,7 @@ class SpeculativeStep:
         state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
         sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
         paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
-        if store.states is not None and state.states is not None and not compiled(state.lengths):
+        if store.states is not None and state.states is not None and self._commits:
             of = state.states.targets, state.lengths, paths.lengths, paths.paths
             replay_paths(store.states.layers, *of, state.page_size)
         self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))

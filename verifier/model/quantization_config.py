@@ -163,7 +163,7 @@ def _scheme(weights: _Section, layout: str) -> Scheme:
 
 
 def _floats4(weights: _Section, layout: str, kind: object) -> Scheme:
-    """e2m1 with scales of 8 bits; the writer's number of a group, if it has one, must be the format's."""
+    """e2m1 with scales of 8 bits, in groups of the size that the format has."""
     bits, group = weights.fields.integer("num_bits"), weights.fields.integer("group_size")
     if (kind, bits, group) != ("float", 4, _FLOATS4[layout]) or not weights.fields.flag("symmetric", True):
         raise weights.refuse(f"{layout} with {bits} bits of type {kind} in groups of {group} is not supported")

@@ -71,12 +71,14 @@ class Case:
     def copy(self) -> LayerStates:
         return LayerStates(*(part.clone() for part in self.layer))
 
-    def jobs(self, targets: list[list[int]], lengths: list[int], paths: list[list[int]]) -> Any:
-        """What a commit reads: of each sequence."""
+    def jobs(self, targets: list[list[int]], lengths: list[int], paths: list[list[int]]) -> tuple[Any, Any, Any, Any]:
+        """What a commit reads of each sequence."""
         deepest = max(map(len, paths))
         padded = [[*path, *[-1] * (deepest - len(path))] for path in paths]
-        given = (targets, torch.int32), (lengths, torch.int32), ([len(path) for path in paths], None), (padded, None)
-        return tuple(torch.tensor(values, dtype=dtype, device=self.device) for values, dtype in given)
+        ints: Any = {"dtype": torch.int32, "device": self.device}
+        taken = torch.tensor([len(path) for path in paths], device=self.device)
+        nodes = torch.tensor(padded, device=self.device)
+        return torch.tensor(targets, **ints), torch.tensor(lengths, **ints), taken, nodes
 
     def run(self, given: tuple[Tensor, ...], rows: StateRows, layer: LayerStates, reference: bool = False) -> Tensor:
         op: Any = (short_conv if self.short else gated_delta) if reference else None
@@ -110,20 +112,23 @@ def test_close_to_the_reference(device, kind, parts, lengths) -> None:
         assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@of_each_kind
-@pytest.mark.parametrize("nodes", [1, 8, 32])
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("delta", 1), ("delta", 8), ("delta", 32), ("scan", 8), ("short", 8), ("short", 32)]
+)
 def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(device, kind, nodes) -> None:
-    """Of two texts at once: one whose path crosses the end of a page, one that takes another node's path."""
+    """Of two texts at once: the paths of most nodes go past the end of a page."""
     case = Case(device, kind)
-    parents, given = tree(case.random, nodes), case.inputs(2 * nodes)
-    layer, ends = case.copy(), [nodes - 1, nodes * 2 // 3]
-    found = case.run(given, case.rows([parents, parents], [7, 7]), layer)
-    one, own = LayerStates(*(part[None].contiguous() for part in layer)), [path(parents, end) for end in ends]
-    given_there: Any = *case.jobs([[1, 2, 3], [4, 5, 6]], [7, 7], own), 8
-    kernels.replay_paths(one, *given_there)
-    for number, nodes_of in enumerate(own):
-        for count, page in ((len(nodes_of), 2), (max((len(nodes_of) + 6) // 8 * 8 - 7, 0), 3)):
-            rows, plain = [number * nodes + node for node in nodes_of[:count]], case.copy()
+    trees = [tree(case.random, nodes), tree(case.random, min(nodes, 6))]
+    layer, given = case.copy(), case.inputs(sum(map(len, trees)))
+    found = case.run(given, case.rows(list(trees), [7, 7]), layer)
+    one, paths = (
+        LayerStates(*(part[None].contiguous() for part in layer)),
+        [path(each, len(each) - 1) for each in trees],
+    )
+    kernels.replay_paths(one, *case.jobs([[1, 2, 3], [4, 5, 6]], [7, 7], paths), 8)
+    for number, own in enumerate(paths):
+        for count, page in ((len(own), 2), (max((len(own) + 6) // 8 * 8 - 7, 0), 3)):
+            rows, plain = [number * nodes + node for node in own[:count]], case.copy()
             plain.states[1], plain.tails[1] = layer.states[1 + 3 * number], layer.tails[1 + 3 * number]
             if count:
                 picked = tuple(part[rows].contiguous() for part in given)
@@ -151,11 +156,14 @@ def test_any_cut_of_a_text_has_the_same_bits(device, kind) -> None:
 
 @of_each_kind
 def test_a_commit_is_close_to_the_reference(device, kind) -> None:
-    """At the beginning of a text, in its middle, and for a sequence that is only padding, whose pages stay."""
-    ours, theirs = (LayerStates(*(part[None].contiguous() for part in Case(device, kind).copy())) for _ in range(2))
-    given: Any = *Case(device, kind).jobs([[4, 6, 7], [0, 0, 0]], [0, 0], [[0, 2, 3, 7], []]), 3
-    kernels.replay_paths(ours, *given)
-    with references():
-        replay_paths(theirs, *given)
+    """At the beginning of a text, beside one that is only padding; and for the second sequence of a pass alone."""
+    case = Case(device, kind)
+    ours, theirs = (LayerStates(*(part[None].contiguous() for part in case.copy())) for _ in range(2))
+    for first, given in enumerate(
+        (case.jobs([[4, 6, 7], [0, 0, 0]], [0, 0], [[0, 2, 3, 7], []]), case.jobs([[1, 2, 3]], [5], [[1, 4]]))
+    ):
+        kernels.replay_paths(ours, *given, 3, first)
+        with references():
+            replay_paths(theirs, *given, 3, first)
     for mine, its in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, its, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,79 @@
+"""Models with recurrent layers: the same tokens with drafts and without, captured and op by op, alone and together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bench.engines import Bench
+from bench.gpu import steps
+from bench.gpu.worker import Task
+from bench.made import paged
+from bench.shapes import ModelShape
+from foresay.drafters.self_draft import SelfDrafter
+from foresay.kvpaging import PagePool
+from foresay.server.engine.parameters import state_pages
+from foresay.server.settings.config import EngineConfig
+from foresay.spec.names import NGRAM, NONE, SELF
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.recurrences import DECAYS
+from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model_runner import ModelRunner
+
+#: Few layers whose heads are as wide as published ones; the vocabulary of the bundled models.
+_ALL = {"vocab_size": 4096, "hidden_size": 512, "max_position_embeddings": 1024, "tie_word_embeddings": False}
+_ALL |= {"num_hidden_layers": 4, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "Gated DeltaNet": _ALL
+    | {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 8},
+    "Mamba-2": _ALL
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
+        "num_local_experts": 0, "shared_intermediate_size": 1024, "mamba_d_conv": 4,
+    },
+}  # fmt: skip
+#: The drafter, the tree, captured or not, requests at once. The copy is the target itself, so all its drafts are right.
+WAYS = (
+    (NONE, "", True, 1),
+    (NONE, "", True, 3),
+    (SELF, "1,1,1,1", True, 1),
+    (SELF, "3,2,1", True, 3),
+    (NGRAM, "1,1,1,1", True, 1),
+)
+
+
+@dataclass(slots=True)
+class Hybrid(Bench):
+    """One of :data:`MODELS`, random. fields: its configuration."""
+
+    fields: dict[str, Any] | None = None
+
+    def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
+        config = ModelConfig.of(Fields(self.fields or {}, "made"))
+        weights = allocate(config, self.device.dtype, self.device.torch)
+        for part, place in places(config, weights):
+            assert isinstance(place, Tensor), "nothing is quantised"
+            if place.dim() == 1:
+                place.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
+            else:
+                place.normal_(std=place.shape[-1] ** -0.5)
+        pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
+        return paged(pool, Decoder(config, weights, self.positions), self.device)
+
+    def _made(self, name: str) -> Any:
+        if name != SELF:
+            return Bench._made(self, name)
+        copy = ModelRunner(self.target.decoder, self.target.store, self.target.max_positions)
+        return SelfDrafter(copy, dynamic=False)
+
+
+def same(task: Task) -> None:
+    """The tokens of plain decoding, op by op, in every way."""
+    pair = next(iter(task.settings.pairs.values()))  # only the heads of Llama's shapes read it
+    for model, fields in MODELS.items():
+        steps.same(task, Hybrid(task.device, pair, 2048, fields=fields), WAYS, model=model)
