@@ -129,7 +129,7 @@ class EagleDrafter(FeatureDrafter):
         """A pass over the expanded nodes, each computed from its parent's state."""
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
-        rows, _ = rows_of(growth.state, nodes)
+        rows = rows_of(growth.state, nodes)
         return self.run(rows, states if places is None else _below(states, places))
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,7 @@ class PEagleDrafter(EagleDrafter):
         nodes, wanted = self._of_masks(state.size, levels - 1)
         assert self.head.mask is not None, "it drafts in parallel"
         masks = self.head.mask.expand(len(wanted), -1).contiguous()
-        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=wanted)[0], masks, self.store)
+        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=wanted), masks, self.store)
         return torch.cat((first, behind))
 
     def _of_masks(self, sequences: int, count: int) -> tuple[Nodes, Tensor]:

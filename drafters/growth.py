@@ -36,7 +36,7 @@ from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
-from foresay.verifier.graphs.rows import Nodes, live_rows
+from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
@@ -235,13 +235,13 @@ class Growth:
         stored."""
         if store.states is None:
             nodes = self.expanded()
-            return live_rows(self.state, nodes._replace(tokens=known(nodes.tokens)), store)
+            return rows_of(self.state, nodes._replace(tokens=known(nodes.tokens)), live=True, store=store)
         tokens, words = (torch.cat(parts, dim=1) for parts in zip(*self._walk, strict=True))
         depths = [self.plan.depths(depth, part.shape[1]) for depth, (part, _) in enumerate(self._walk)]
         count, fresh, state = tokens.shape[1], self._front.rows, self.state
         nodes = Nodes(known(tokens), self.plan.of_each(range(count)).contiguous(), words, torch.cat(depths, dim=1))
         wanted = self.plan.column([count * place + row for place in range(state.size) for row in fresh])
-        return replace(live_rows(state, nodes, store, wanted), logits_count=state.live_rows(len(fresh)))
+        return replace(rows_of(state, nodes, None, wanted, True, store), logits_count=state.live_rows(len(fresh)))
 
     def looked_at(self, logits: Tensor) -> Tensor:
         """The columns of a drafter's logits that are used."""
@@ -298,7 +298,7 @@ class Growth:
         self._candidates += kept.tokens.shape[1]
         self._rows += len(going)
         tokens, places, words, scores = (
-            _taken(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
+            _columns_of(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
         if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
@@ -370,7 +370,7 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
             logits, states = passes.next(growth, states, places)
 
 
-def _taken(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
+def _columns_of(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
     """[S, F]: the columns of the nodes that are expanded."""
     if going == tuple(range(len(going))):
         return values if len(going) == values.shape[1] else values[:, : len(going)].contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.price import CHOICES, Bar
-from foresay.verifier.graphs.capture import Staged
+from foresay.verifier.graphs.staging import Staged
 
 #: A threshold that every node reaches, and one that none does.
 ALWAYS, NEVER = (Bar((0.0,) * CHOICES, 0.0, level) for level in (0.0, math.inf))

@@ -26,8 +26,8 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
-from foresay.verifier.graphs.capture import Column, Staged
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer, RootOnly
+from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model_runner import ModelRunner
 
@@ -304,6 +304,8 @@ class ReadAlong:
 #: Levels of the chains and of the trees that are captured, up to a drafter's limit: a plan uses the smallest capture
 #: that is deep enough. Then the nodes of lookup hits, alone and together with a tree.
 _CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
+#: The most nodes of these: of lookup hits alone, and together with a tree.
+MOST_FOUND, MOST_NODES = max(_FOUND), OPEN.nodes + _BESIDE - 1
 
 
 def by_plan(

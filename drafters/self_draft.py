@@ -38,8 +38,8 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.capture import recorded, recorded_bytes, without_stops
-from foresay.verifier.graphs.rows import Nodes, chain_words, live_rows
-from foresay.verifier.graphs.state import BatchSlot, StepState, write
+from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
+from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import Outcome, SpeculativeStep
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner
@@ -102,7 +102,8 @@ class SelfDrafter(TreeDrafter):
         if state.size not in self._roots:
             self._roots[state.size] = chain_words(state.size, 1, self.device)
         roots = text_ends(state.recent, state.lengths, 1, 0).tokens
-        return self._logits(live_rows(state, Nodes(self._known(roots), *self._roots[state.size]), self.model.store))
+        nodes = Nodes(self._known(roots), *self._roots[state.size])
+        return self._logits(rows_of(state, nodes, live=True, store=self.model.store))
 
     def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
@@ -168,14 +169,13 @@ class SelfDrafter(TreeDrafter):
             before.prepare(sequence, _AHEAD)
         state.join([self._joined(sequence, state.recent.shape[1]) for sequence in sequences])
         while any(going):
-            write(state.live[: len(going)], going)
+            state.mark_live(going)
             for place, (grown, verified) in enumerate(zip(growing, rounds.run(), strict=False)):
                 if going[place]:
                     self._lengthen(grown, place, verified, [before.name] * (_AHEAD + 1))
                     going[place] = not grown.over
                     if state.states is not None:
-                        state.states.write(place, [(NONE, self._chains[grown.sequence.id].page)])
-        write(state.live[: len(going)], [1] * len(going))  # as the next to join expects
+                        state.write_states(place, (NONE, self._chains[grown.sequence.id].page))
         for sequence in sequences:
             before.began(sequence)
 

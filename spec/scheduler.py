@@ -121,13 +121,15 @@ class Scheduler:
         for sequence in prefilling:
             prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if prefill <= 0:
-                return
+                break
             if sequence.table.state is not None:
                 prefill = sequence.table.state.within(prefill)
             # The root is one more row; it is added when the chunk ends right before it.
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
             left -= prefill
+        # Those with more rows than a tree may have come last.
+        batch.sort(key=lambda scheduled: scheduled.prefill + (scheduled.shape is not None) > MAX_NODES)
 
     def chunk(self, decode_rows: int, most: int) -> int:
         """Prefill rows that may join ``decode_rows`` rows of running sequences; at least one, so that all make

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from foresay.kvpaging.states import TextState
 from foresay.spec.protocols import Rows, Wanted
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
-from foresay.verifier.graphs.capture import Column, Staged
+from foresay.verifier.graphs.staging import Column, PageTables, Staged
 from foresay.verifier.ops.attention import find_places
 from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns, StateRows
 
@@ -73,53 +73,48 @@ def is_text(part: Rows) -> bool:
 
 
 class Sizes(NamedTuple):
-    """Capacity: rows, sequences, pages of a table and wanted rows."""
+    """Capacity: rows, sequences, pages of a table and wanted rows; on a device, how many of the sequences are texts,
+    and their rows, which are the last."""
 
     rows: int
     sequences: int
     pages: int
     wanted: int
+    texts: int = 0
+    text_rows: int = 0
 
     @classmethod
     def of(cls, rows: Sequence[Rows]) -> Sizes:
         """Exactly what these rows need."""
-        return cls(*needed(rows))
-
-    @property
-    def is_text(self) -> bool:
-        """Whether a captured pass of this size is over one chunk of text: one over trees has fewer rows of a
-        sequence."""
-        return self.sequences == 1 and self.rows > MAX_NODES
+        count = pages = wanted = texts = text_rows = 0
+        for part in rows:
+            own = len(part.tokens)
+            count, pages = count + own, max(pages, len(part.table.pages))
+            wanted += own if part.wanted == "all" else part.wanted == "last"
+            if is_text(part):
+                texts, text_rows = texts + 1, text_rows + own
+        return cls(count, len(rows), pages, wanted, texts, text_rows)
 
     def takes(self, rows: Sequence[Rows]) -> bool:
-        """Whether a captured pass of this size can run these rows: a chunk of text only alone, and with little
-        padding."""
-        need = needed(rows)
-        if self.is_text != any(map(is_text, rows)) or not self.holds(need):
-            return False
-        return not self.is_text or self.rows - need[0] < MAX_NODES
+        """Whether a captured pass of this size can run these rows: texts as many as it has, with little padding."""
+        own = Sizes.of(rows)
+        of_trees = zip(self.of_trees, own.of_trees, strict=True)
+        fits = self.holds(own) and all(room >= need for room, need in of_trees)
+        return fits and self.texts == own.texts and 0 <= self.text_rows - own.text_rows < MAX_NODES
 
-    def holds(self, need: Needed) -> bool:
-        """Whether this much fits."""
-        return all(map(operator.ge, self, need))
+    @property
+    def of_trees(self) -> tuple[int, int]:
+        """Rows and sequences of trees: those of texts come after them."""
+        return self.rows - self.text_rows, self.sequences - self.texts
 
-    def grown(self, other: Needed) -> Sizes:
+    def holds(self, need: Sizes) -> bool:
+        """Whether this much fits, wherever texts are."""
+        return all(map(operator.ge, self[:4], need))
+
+    def grown(self, other: Sizes) -> Sizes:
         """Capacity for both and some more: powers of two."""
-        return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in zip(self, other, strict=True)))
-
-
-#: Rows, sequences, pages of a table and wanted rows.
-Needed = tuple[int, int, int, int]
-
-
-def needed(rows: Sequence[Rows]) -> Needed:
-    """The capacity that these rows need."""
-    count = wanted = pages = 0
-    for part in rows:
-        own = len(part.tokens)
-        count, pages = count + own, max(pages, len(part.table.pages))
-        wanted += own if part.wanted == "all" else part.wanted == "last"
-    return count, len(rows), pages, wanted
+        pairs = zip(self[:4], other, strict=False)
+        return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in pairs))
 
 
 class ForwardBatch:
@@ -127,8 +122,8 @@ class ForwardBatch:
     sampled; in one buffer, which is sent in one copy.
 
     A CPU's kernels compute positions and slots themselves, and read the number of rows. On a device the host writes the
-    place of each row; after the last comes padding. A captured pass there is over trees, or over one longer chunk; one
-    that runs op by op is laid out when it is written, with exactly the rows that it has room for.
+    place of each row; long chunks of text come last, since they have an attention kernel of their own. After the rows
+    of trees, and after those of texts, comes padding; a batch for a pass that runs op by op has none.
 
     windows: the window pages, if sliding-window layers keep their rows in those. states: the state pages, if there are
     recurrent layers. drafted: whether any tree is more than its root: roots need no accept walk. starts: where the
@@ -154,8 +149,8 @@ class ForwardBatch:
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
             "tokens": (rows, torch.int64), "words": (rows, torch.int64),
-            "logits_indices": ((sizes.wanted,), torch.int64),
-            "counts": ((3,), torch.int64), "lengths": (sequences, torch.int32), "is_prefill": (sequences, torch.int32),
+            "logits_indices": ((sizes.wanted,), torch.int64), "counts": ((3,), torch.int64),
+            "lengths": (sequences, torch.int32), "is_prefill": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
         if sizes.wanted:
@@ -175,15 +170,16 @@ class ForwardBatch:
             }
         if not self._finds:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
-            columns["texts"] = (sequences, torch.int32)
             columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
+            columns |= {"text_offsets": ((sizes.texts + 1,), torch.int32)}
         self._staged = Staged(device, columns)
         self.tensors = self._staged.tensors
-        self._staged.arrays["is_prefill"][:] = sizes.is_text and not self._finds
         if sizes.wanted:
             self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
-        self._pages = [list[int]() for _ in range(sizes.sequences)]
+        self._tables, self._slots = PageTables(self._staged, windows), ["slots"]
+        self._slots += [] if windows is None else [_WINDOW + "slots"]
         self._layout: list[tuple[int, Wanted, bool, int]] = []
+        self._at: list[tuple[int, int]] = []
         self._sampled: list[tuple[SamplingParams, int] | None] = []
 
     @classmethod
@@ -210,7 +206,7 @@ class ForwardBatch:
         paged = AttentionMetadata(
             there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"]
         )
-        paged.is_prefill, paged.sequences = there["is_prefill" if self._finds else "texts"], sequences
+        paged.is_prefill, paged.sequences = there["is_prefill"], sequences
         states = None
         if "states" in there:
             states = StateRows(paged, there["states"], there["stops"], there["first_nodes"], rows)
@@ -225,24 +221,19 @@ class ForwardBatch:
         )
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
-        """On a device: alternating groups of trees and texts. tables: the column."""
-        there, groups = self.tensors, list[RowGroup]()
-        texts = self._staged.arrays["is_prefill"].tolist()
-        offsets = [*self._staged.arrays["offsets"][:-1].tolist(), self.sizes.rows]
-        for text, alike in groupby(range(len(texts)), texts.__getitem__):
-            first, *more = alike
-            behind = first + len(more) + 1
-            rows, begin = slice(offsets[first], offsets[behind]), offsets[first]
-            paged = AttentionMetadata(
-                there[tables][first:behind],
-                self._size,
-                there["lengths"][first:behind],
-                there["offsets"][first : behind + 1] - begin if begin else there["offsets"][: behind + 1],
-                None if text else there["words"][rows],
-                None if text else there["depths"][rows],
+        """On a device: trees, then texts. tables: the column."""
+        there, (row, place) = self.tensors, self.sizes.of_trees
+        trees, texts = slice(0, row), slice(row, self.sizes.rows)
+        of_trees, of_texts = (
+            AttentionMetadata(there[tables][part], self._size, there["lengths"][part], offsets)
+            for part, offsets in (
+                (slice(0, place), there["offsets"][: place + 1]),
+                (slice(place, None), there["text_offsets"]),
             )
-            groups.append(RowGroup(rows, paged))
-        return tuple(groups)
+        )
+        of_trees.words, of_trees.depths = there["words"][trees], there["depths"][trees]
+        groups = RowGroup(trees, of_trees), RowGroup(texts, of_texts)
+        return tuple(group for group, number in zip(groups, (place, self.sizes.texts), strict=True) if number)
 
     def write(self, rows: Sequence[Rows]) -> None:
         """Write the inputs of a pass, and of sampling after it. Most steps have the same layout as the one before."""
@@ -251,49 +242,65 @@ class ForwardBatch:
         if layout != self._layout:
             self._layout = layout
             self._lay_out(rows)
-        row = 0
-        for index, part in enumerate(rows):
+        for index, (part, (place, row)) in enumerate(zip(rows, self._at, strict=True)):
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens
-            to["lengths"][index] = part.base
+            to["lengths"][place] = part.base
             if not self._finds:
                 self._write_places(slice(row, end), part)
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
-            self._write_pages(index, part)
+            self._tables.write(place, part.table.pages, part.base)
             if (state := part.state or part.table.state) is not None:
                 self._write_states(index, part, state)
             if part.tree is not None:
                 self._write_tree(index, part, part.tree, end)
-            row = end
         self._staged.send()
+
+    def without_padding(self, rows: Tensor) -> Tensor:
+        """[R, ..]: of all rows of the last pass those that were written."""
+        written = [slice(row, row + part[0]) for (_, row), part in zip(self._at, self._layout, strict=True)]
+        if all(one.stop == other.start for one, other in pairwise(written)):
+            return rows[written[0].start : written[-1].stop]
+        return torch.cat([rows[part] for part in written])
 
     def _lay_out(self, rows: Sequence[Rows]) -> None:
         """Write where the rows of each sequence are, which are wanted, and which of those are its tree's."""
-        to, row, self.starts = self._staged.arrays, 0, [0]
-        trees = [part.tree for part in rows]
+        to, trees = self._staged.arrays, [part.tree for part in rows]
         self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
-        self._sampled = [None] * len(rows)
-        for index, part in enumerate(rows):
+        self._sampled, self._at, self.starts, place, row = [None] * len(rows), [], [0], 0, 0
+        for name in () if self._finds else ("offsets", "tokens", "positions", *self._slots, "logits_indices"):
+            to[name][:] = 0  # padding, where nothing is written
+        for part in rows:
+            text = not self._finds and is_text(part)
+            row, place = max((row, place), self.sizes.of_trees) if text else (row, place)
             end = row + len(part.tokens)
-            to["offsets"][index + 1] = end
-            to["is_prefill"][index] = part.words is None if self._finds else is_text(part)
-            if not self._finds:  # short texts are read like trees, except by recurrent layers
-                to["texts"][index] = part.words is None
+            self._write_offset(part, place, end, text)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             self.starts.append(self.starts[-1] + end - first)
             to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)
-            row = end
+            self._at.append((place, row))
+            place, row = place + 1, end
         to["counts"][:] = row, self.starts[-1], len(rows)
+        if self.sizes.wanted:
+            self._lay_out_trees(trees)
+
+    def _write_offset(self, part: Rows, place: int, end: int, text: bool) -> None:
+        """Write where the rows of a sequence end, and so those after it, which are padding until they are written."""
+        to, (first_row, first) = self._staged.arrays, self.sizes.of_trees
+        assert self._finds or text or place < first, "texts come last"
+        to["offsets"][place + 1 :], to["is_prefill"][place] = end, part.words is None
+        if text:
+            to["text_offsets"][place - first + 1 :] = end - first_row
+
+    def _lay_out_trees(self, trees: Sequence[DraftTree | None]) -> None:
+        """Write which of the wanted rows are nodes; a tree with only a root is left out of the walk."""
+        to = self._staged.arrays
+        to["nodes"][:] = 0
         for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):
-            nodes = 0 if tree is None else len(tree)
-            if self.drafted:  # a tree with only a root is left out of the walk
-                to["nodes"][index] = nodes if nodes > 1 else 0
-                to["places"][index, :nodes] = range(last - nodes, last)
-        if self.drafted:
-            to["nodes"][len(rows) :] = 0
-        if not self._finds:
-            self._pad(row, len(rows), self.starts[-1])
+            if tree is not None:
+                to["nodes"][index] = len(tree) if len(tree) > 1 else 0
+                to["places"][index, : len(tree)] = range(last - len(tree), last)
 
     def _write_states(self, index: int, part: Rows, state: TextState) -> None:
         """Write the state that a sequence continues from, and where the next states of its text are saved."""
@@ -335,25 +342,6 @@ class ForwardBatch:
         to["slots"][at] = slots.numpy()[nodes]
         if self._windows is not None:
             to[_WINDOW + "slots"][at] = self._windows.slots(slots).numpy()[nodes]
-
-    def _pad(self, rows: int, sequences: int, wanted: int) -> None:
-        """Write padding after the last of each."""
-        to = self._staged.arrays
-        to["offsets"][sequences + 1 :] = rows
-        to["is_prefill"][sequences:] = to["is_prefill"][sequences - 1]
-        for name, first in {"tokens": rows, "positions": rows, "slots": rows, "logits_indices": wanted}.items():
-            to[name][first:] = 0
-        if self._windows is not None:
-            to[_WINDOW + "slots"][rows:] = 0
-
-    def _write_pages(self, index: int, part: Rows) -> None:
-        pages, to = part.table.pages, self._staged.arrays
-        if self._pages[index] != pages:
-            self._pages[index] = list(pages)
-            to["tables"][index, : len(pages)] = pages
-        if self._windows is not None:
-            first = self._windows.first(part.base)
-            to[_WINDOW + "tables"][index, first : len(pages)] = self._windows.of[pages[first:]]
 
 
 def signed(words: Sequence[int]) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from foresay.kvpaging.states import TextState
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.forward_batch import ForwardBatch, Needed, Sizes, StaticRows, needed
+from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows
 from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.graphs.state import write
@@ -138,7 +138,8 @@ class GraphRunner:
             return
         with torch.inference_mode():
             self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.tensors["counts"][1:2])
-        yield
+        if self._store.device.type == "cpu":  # else a walk of roots alone takes less than one more launch
+            yield
         with torch.inference_mode():
             self._verified = verify(self._store, rows, self._sampled, self._batch)
         yield
@@ -149,9 +150,9 @@ class GraphRunner:
         self._batch.write(rows)
         self._replay.run(_FORWARD)
         woken = sum([int(spans[0]) for spans in self._spans]) / max(1, len(self._spans))
-        count, names = sum(len(part.tokens) for part in rows), () if features is None else features.names
-        taken = {name: self._features[name][:count] for name in names}
-        return Forward(self._logits, self._batch.starts, taken, woken)
+        names = () if features is None else features.names
+        own = {name: self._batch.without_padding(self._features[name]) for name in names}
+        return Forward(self._logits, self._batch.starts, own, woken)
 
     def place_of(self, table: PageTable) -> int:
         """The index of this sequence in the last pass."""
@@ -167,7 +168,8 @@ class GraphRunner:
         if not self._batch.drafted:
             sampled: list[int] = self._sampled.tolist()
             return [None if tree is None else ([sampled[end - 1]], [0]) for tree, end in zip(trees, ends, strict=True)]
-        self._replay.run(_VERIFY)
+        if self._store.device.type == "cpu":
+            self._replay.run(_VERIFY)
         found = zip(trees, self._verified.tolist(), strict=False)
         return [None if tree is None else _of_tree(row, len(tree)) for tree, row in found]
 
@@ -222,7 +224,7 @@ class ModelRunner:
         if compiled(self._kept) and not self._replayed.get(features):
             self._record(features, self._room)
 
-    def _record(self, features: FeatureRequest | None, need: Needed) -> None:
+    def _record(self, features: FeatureRequest | None, need: Sizes) -> None:
         passes = self._replayed.setdefault(features, [])
         fits = not passes and self._room.holds(need)
         sizes = self._room if fits else (passes[0].sizes if passes else self._room).grown(need)
@@ -245,7 +247,7 @@ class ModelRunner:
             features = next((asked for asked, passes in self._replayed.items() if passes), None)
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):
-            need = needed(rows)
+            need = Sizes.of(rows)
             if not passes or not passes[0].sizes.holds(need):
                 self._record(features, need)
             return passes[0]

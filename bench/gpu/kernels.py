@@ -91,7 +91,7 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     ground = Ground(target, proposer, context)
     ground.reset()
     tree, numbers = (proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous())
-    static, _ = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
+    static = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
     given = static.groups[0].paged, config.first.attention.scale, None, 0, static.count
     stores = [target.store.layer(layer) for layer in range(config.num_layers)]

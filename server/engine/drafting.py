@@ -104,7 +104,8 @@ def capture_passes(
     capture of the drafters for the profile run. longest: most tokens of a text. chunk: most prefill rows."""
     needs = united([drafter.needs for drafter in drafters])
     room = longest + MAX_NODES, verifier.store.pool.page_size
-    sizes = [*passes(max_seqs, *room), *chunks(min(chunk, longest), *room)]
+    beside = max_seqs if verifier.store.states is None else 1  # recurrent layers read rows without gaps between them
+    sizes = [*passes(max_seqs, *room), *chunks(beside, min(chunk, longest), *room)]
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         report("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):
@@ -132,7 +133,7 @@ def runner_of(
     capture: Capture,
     report: Callable[..., None],
 ) -> StepRunner:
-    """The step runner. Whole steps of up to four sequences are captured, and launched one ahead of the host if the plan
+    """The step runner. Whole steps are captured, and launched one ahead of the host if the plan
     is unlikely to change; with user-defined drafters all steps are split."""
     make = _proposers(verifier, drafting)
     if make is None:

@@ -21,15 +21,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
-from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
+from foresay.server.engine.drafting import pinned
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
-from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import DRAFTING, chunks, passes, sizes
+from foresay.spec.tree import MAX_NODES
+from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
@@ -142,16 +143,19 @@ class _Case:
 
     def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
         """Tensors held by captured graphs: a workspace of the largest, and logits that the host reads."""
-        nodes = (pinned(self.config) or TreeShape.chain(DEFAULT_TOKENS)).nodes
-        rows = max(MAX_NODES, nodes * min(DRAFTING, max(sizes(self.config.max_seqs))))
+        shape, seqs = pinned(self.config), self.config.max_seqs
+        planned = MOST_NODES if self.drafters else MOST_FOUND
+        nodes = 1 if self.config.draft == "none" else planned if shape is None else shape.nodes
         positions, item, page_size = self.length + MAX_NODES, item_bytes(self.dtype), self.config.page_size
-        kept = MAX_NODES  # where steps stop
-        prompts = chunks(min(self.device.chunk, self.length), positions, page_size)
-        kept += sum(each.wanted for each in (*passes(self.config.max_seqs, positions, page_size), *prompts))
+        rows = {at: drafted_rows(max(sizes(seqs)), nodes, at) for at in (positions, min(positions, LONG))}
+        kept = max(rows.values()) if self.drafters else MAX_NODES  # where steps stop: none with found nodes alone does
+        prompts = chunks(seqs, min(self.device.chunk, self.length), positions, page_size)
+        kept += sum(each.wanted for each in (*passes(seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
         most = max((each.rows for each in prompts), default=0)
         stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size
-        workspace = max(workspace_bytes(shape, item, positions, rows, rows) for shape in shapes)
+        steps = [(item, at, count, count) for at, count in rows.items()]
+        workspace = max(workspace_bytes(shape, *step) for shape in shapes for step in steps)
         return GRAPH_RESERVE + logits + max(workspace, stretch)
 
     def changed(self, **settings: object) -> _Case:

@@ -138,7 +138,8 @@ class Captured:
         tree = self.proposer.propose(state)
         tree = replace(tree, tokens=tree.tokens.clone())  # roots are read from the state, which moves on
         numbers = torch.arange(tree.tokens.shape[1]).expand(state.size, -1)
-        rows, slots = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
+        rows = rows_of(state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
+        slots = rows.slots.view_as(tree.tokens)
         features = forward(self.world.target, rows, store, self.proposer.needs)[1]
         sampled = torch.tensor(
             [dictated(*pair, chosen) for pair, chosen in zip(_pairs(tree), self._filled(choices), strict=True)]

@@ -23,8 +23,8 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.capture import Column, Staged
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
+from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder

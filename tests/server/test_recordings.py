@@ -90,11 +90,14 @@ def test_a_pass_that_returns_features_does_where_none_are_wanted(recurrent) -> N
     assert len([made for made in reader.model._replayed.values() if made]) == 1
 
 
-@pytest.mark.parametrize("draft", ["none", "auto", "eagle3"])
-def test_nothing_is_recorded_in_mid_stream(draft, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("draft", "tree"), [("none", None), ("auto", None), ("eagle3", None), ("draft_model", "3,2,1")]
+)
+def test_nothing_is_recorded_in_mid_stream(draft, tree, monkeypatch) -> None:
     """In batches of 1 to 16, a text as long as may be, and a prompt that is read while others are written: once a
     request was served and nobody asked for a while."""
-    engine = build_engine(EngineConfig(draft=draft, device="cpu", max_seqs=16, max_model_len=1024, kv_tokens=4096))
+    limits: dict[str, Any] = {"max_seqs": 16, "max_model_len": 1024, "kv_tokens": 4096}
+    engine = build_engine(EngineConfig(draft=draft, draft_tree=tree, device="cpu", **limits))
     while engine.prepare_one():
         pass
     for module in (model_runner, levels):

@@ -149,18 +149,23 @@ def assert_same_tokens(here: Pair, moved: Pair, tree: TreeShape, windows: int = 
     assert engine.runner.counts["launched"] >= 5
 
 
-def test_prompts_in_captured_chunks(elsewhere, monkeypatch) -> None:
-    """Stretches of up to 128 and to 256 rows, padded, full, with more to come and at the end: none runs op by op."""
+@pytest.mark.parametrize("max_seqs", [1, 3])
+def test_prompts_in_captured_chunks(elsewhere, monkeypatch, max_seqs) -> None:
+    """Stretches of up to 128 and to 256 rows, padded, full, with more to come and at the end, beside texts and not:
+    none runs op by op."""
     made, moved = elsewhere
     monkeypatch.setattr(buckets, "CHUNKS", (128, 256))
-    jobs = jobs_of(made.vocab_size, (70, 128, 256 + 30, 256 + 225), 3)
+    jobs = jobs_of(made.vocab_size, (70, 128, 256 + 30, 256 + 225), 3 if max_seqs == 1 else 8)
+    jobs = [replace(job, arrives=5 * index) for index, job in enumerate(jobs)]
     wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
     with simulated():
-        engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+        engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=max_seqs)
         assert isinstance(engine.runner, StepRunner)
         verifier = engine.runner.verifier
         assert isinstance(verifier, ModelRunner)
-        for _ in verifier.capture(None, [*passes(1, 600, 16), *buckets.chunks(256, 600, 16)], captured):
+        for _ in verifier.capture(
+            None, [*passes(max_seqs, 600, 16), *buckets.chunks(max_seqs, 256, 600, 16)], captured
+        ):
             pass
         by_op = count_passes(monkeypatch)
         texts = run_freely(engine, jobs)

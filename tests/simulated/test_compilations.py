@@ -1,4 +1,4 @@
-"""Whatever a server launches was compiled before it was ready: all streams would wait for a compiler.
+"""Whatever a server launches was captured and compiled before it was ready: all streams would wait for that.
 
 Launches of a server on the simulated device go through Triton's own binder too, which says for what a kernel is
 compiled.
@@ -13,8 +13,11 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier.graphs.capture import CapturedGraphs, Work
 from tests.kernels.binder import bound
+from tests.simulated import test_engine
 from tests.simulated.device import CURRENT, simulated
+from tests.simulated.graph import captured
 from tests.simulated.test_engine import build_there
 
 KINDS = (
@@ -48,17 +51,26 @@ def serve(engine: Engine, most: int) -> None:
         pytest.param("auto", None, True, 6, marks=pytest.mark.soak),
     ],
 )
-def test_nothing_is_compiled_while_a_server_answers(draft, tree, graphs, sequences, monkeypatch) -> None:
+def test_nothing_is_captured_or_compiled_while_a_server_answers(draft, tree, graphs, sequences, monkeypatch) -> None:
     config = EngineConfig(
         draft=draft, draft_tree=tree, dtype="float32", device="cpu", graphs=graphs,
         max_seqs=sequences, max_model_len=160, kv_tokens=1200,
     )  # fmt: skip
     build_there(monkeypatch)
     monkeypatch.setattr(CURRENT, "binding", set())
+    captures = list[Work]()
+
+    def counted(work: Work) -> CapturedGraphs:
+        captures.append(work)
+        return captured(work)
+
+    monkeypatch.setattr(test_engine, "captured", counted)
     with simulated(), bound(counting=False) as launches:
         engine = build_engine(config)
         ready = {name: set(keys) for name, keys in launches.compiled.items()}
         assert ready["linear_tiles"], "launches are seen"
+        before = len(captures)
         serve(engine, sequences)
+    assert len(captures) == before > 0 or not graphs
     late = {name: len(keys - ready.get(name, set())) for name, keys in launches.compiled.items()}
     assert not {name: count for name, count in late.items() if count}

@@ -39,12 +39,13 @@ from foresay.verifier.model_runner import ModelRunner
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import jobs_of
+from tests.same_tokens.witness import Job
 from tests.simulated.device import CURRENT, DEVICE, is_view, simulated
 from tests.simulated.graph import captured
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 
-TOKENS, PAGE_SIZE, LEVELS = 1024, 16, 4
+TOKENS, PAGE_SIZE, LEVELS = 2048, 16, 4
 #: Of a tree whose levels are all worth drafting, and its rows to be verified.
 WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
 
@@ -114,7 +115,7 @@ def capture_all(
     verifier: ModelRunner, drafter: Drafter, model: Drafter | None, shape: TreeShape, max_seqs: int
 ) -> None:
     for _ in verifier.capture(
-        drafter.needs, [*passes(max_seqs, 128, PAGE_SIZE), *chunks(64, 128, PAGE_SIZE)], captured
+        drafter.needs, [*passes(max_seqs, 128, PAGE_SIZE), *chunks(max_seqs, 128, 128, PAGE_SIZE)], captured
     ):
         pass
     if isinstance(model, TreeDrafter):
@@ -132,11 +133,12 @@ def spent(engine: Engine) -> Spent:
 
 
 def steps(engine: Engine, vocab_size: int, max_seqs: int, asked: Mapping[str, Any] | None = None) -> Iterator[Spent]:
-    """Steps that decode all of the texts. asked: fields of the requests and of how they are sampled."""
-    params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True, **(asked or {})}
-    beside = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
-    grammar = beside.pop("grammar", None)
-    for job in jobs_of(vocab_size, (9, 12, 17, 33, 8, 10, 11, 13)[:max_seqs], 24):
+    """Steps that decode all of the texts. asked: fields of the first request and of how it is sampled."""
+    for number, job in enumerate(jobs_of(vocab_size, (2 * (9, 12, 17, 33, 8, 10, 11, 13))[:max_seqs], 24)):
+        params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True}
+        params |= {} if number or asked is None else asked
+        beside = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
+        grammar = beside.pop("grammar", None)
         request = replace(job, params=SamplingParams(**params)).request()
         for name, value in beside.items():
             setattr(request, name, value)
@@ -147,6 +149,14 @@ def steps(engine: Engine, vocab_size: int, max_seqs: int, asked: Mapping[str, An
         made = spent(engine)
         if decoding and full:
             yield made
+
+
+def decode(engine: Engine, jobs: Sequence[Job]) -> None:
+    """Until all of these are decoding."""
+    for job in jobs:
+        engine.add(job.request())
+    while len(engine.scheduler.running) < len(jobs) or any(s.pending for s in engine.scheduler.running):
+        engine.step()
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +176,8 @@ def elsewhere(pair):
         ("draft_model", TreeShape.chain(LEVELS), False, 1, ONCE),
         ("draft_model", WORTH, False, 1, ONCE),
         ("draft_model", WORTH, False, 4, ONCE),
+        ("draft_model", TreeShape.chain(LEVELS), False, 8, ONCE),
+        ("draft_model", WORTH, False, 16, ONCE._replace(copies=2)),  # some text has a new page
         ("eagle3", WORTH, False, 1, ONCE),
         ("draft_model", WORTH, True, 1, ONCE._replace(copies=2)),  # what was found too
     ],
@@ -199,16 +211,34 @@ ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("drafts", [False, True])
-def test_what_requests_ask_is_the_same_step(elsewhere, drafts) -> None:
+@pytest.mark.parametrize(("drafts", "max_seqs"), [(False, 1), (True, 1), (True, 2)])
+def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None:
+    """Of one text of several too."""
     with simulated():
         make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if drafts else None  # noqa: E731
-        engine = engine_of(elsewhere, make, WORTH if drafts else ROOT_ONLY, 1, False)
+        engine = engine_of(elsewhere, make, WORTH if drafts else ROOT_ONLY, max_seqs, False)
         found = {
-            name: [(each.waits, each.graphs) for each in steps(engine, elsewhere.vocab_size, 1, row[0])]
+            name: [(each.waits, each.graphs) for each in steps(engine, elsewhere.vocab_size, max_seqs, row[0])]
             for name, row in ASKED.items()
         }
     assert {name: Counter(row).most_common(1)[0][0] for name, row in found.items()} == {
         name: row[1 + drafts] for name, row in ASKED.items()
     }
     assert max(waits for row in found.values() for waits, _ in row) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "usual"),
+    [(ROOT_ONLY, (1, 2)), (TreeShape.chain(LEVELS), (2, LEVELS + 2)), (WORTH, (2, LEVELS + 2))],
+)
+def test_a_prompt_beside_texts_is_one_pass(elsewhere, shape, usual) -> None:
+    """In parts, each a graph: the levels of drafts, which the host reads, the pass, the samples and paths."""
+    with simulated():
+        make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if shape.levels else None  # noqa: E731
+        engine = engine_of(elsewhere, make, shape, 3, False)
+        decode(engine, jobs_of(elsewhere.vocab_size, (9, 12), 60))
+        for _ in range(3):
+            engine.step()
+        engine.add(replace(jobs_of(elsewhere.vocab_size, (101,), 4)[0], id="late").request())
+        found = spent(engine)
+    assert (found.waits, found.graphs) == usual

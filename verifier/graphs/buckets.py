@@ -16,20 +16,23 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import Raw, ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
-from foresay.verifier.graphs.capture import Arrival, Capture, Replay, without_stops
+from foresay.verifier.graphs.capture import Arrival, Capture
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.graphs.step import Drawing, SpeculativeStep, sampled_ids
+from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
 
-#: Sequences of a whole step, and how many of them at most draft in one; a larger batch runs in parts.
-SIZES, DRAFTING = (1, 2, 4, 8, 16), 4
+#: Sequences of a whole step.
+SIZES = (1, 2, 4, 8, 16)
 #: Rows of a captured pass over any trees, up to a whole tree.
 _ROWS = (4, 16, MAX_NODES)
 #: Rows of captured passes over one chunk of a prompt, up to a step's limit; read when an engine is created.
 CHUNKS = (128, 512)
 #: Context lengths, in tokens, of the buckets.
 _CONTEXTS = (1024, 4096, 16384)
+#: The longest tables for which steps may have the most rows, and half as many for longer ones: attention has memory for
+#: each row, by the length of tables. More rows would take a GPU as long as two steps do.
+LONG, _MOST_ROWS = 2 * _CONTEXTS[-1], 256
 
 #: Makes the proposers of steps with this many sequences: first one that drafts nothing, then by size, the smallest
 #: first.
@@ -44,30 +47,6 @@ def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> Make
         return [RootOnly(size, device, proposer), *([] if proposer is None else [proposer])]
 
     return made
-
-
-@dataclass(slots=True)
-class Captured:
-    """One step of one bucket, ready to be launched. The steps of a bucket share their state.
-
-    with_stop: the same step with a stop, where requests edit their logits; None without one. drafting: drafting's
-    expected share of its time, since its end is not visible; 0 where it is not needed.
-    """
-
-    step: SpeculativeStep
-    launch: Replay
-    with_stop: Replay | None = None
-    drafting: float = 0.0
-
-    @property
-    def state(self) -> StepState:
-        """The sequences it runs."""
-        return self.step.state
-
-    @property
-    def proposer(self) -> Proposer:
-        """Its proposer."""
-        return self.step.proposer
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -95,11 +74,20 @@ def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
     return sorted(found)
 
 
-def chunks(most: int, max_tokens: int, page_size: int) -> list[Sizes]:
+def chunks(max_seqs: int, most: int, max_tokens: int, page_size: int) -> list[Sizes]:
     """The passes over one prompt chunk that are captured if a step takes at most ``most`` rows of it, the smallest
-    first: without logits, if more of the prompt follows, and with its last row's."""
-    pages = -(-max_tokens // page_size)
-    return [Sizes(rows, 1, pages, wanted) for rows in CHUNKS if rows <= most for wanted in (0, 1)]
+    first: without logits, if more of the prompt follows, and with its last row's; and behind trees."""
+    pages, beside = -(-max_tokens // page_size), min(max_seqs - 1, MAX_NODES)
+    rows = [rows for rows in CHUNKS if rows <= most]
+    alone = [Sizes(each, 1, pages, wanted, 1, each) for each in rows for wanted in (0, 1)]
+    trees = [each for each in _ROWS if each >= min(2 * beside, MAX_NODES)][-2:] if beside else []
+    return alone + [Sizes(each + own, beside + 1, pages, own + 1, 1, each) for each in rows for own in trees]
+
+
+def drafted_rows(size: int, nodes: int, tokens: int) -> int:
+    """Rows of the largest captured step of up to ``size`` sequences whose trees have so many nodes, with tables for
+    so many tokens."""
+    return max(MAX_NODES, min(size * nodes, _MOST_ROWS if tokens <= LONG else _MOST_ROWS // 2))
 
 
 def buckets(
@@ -107,27 +95,36 @@ def buckets(
     make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
-    sample: Drawing = sampled_ids,
-) -> Iterator[tuple[tuple[int, int], Sequence[Captured]]]:
+) -> Iterator[tuple[tuple[int, int], Sequence[SpeculativeStep]]]:
     """Capture every step, the largest first, and yield them as they are ready: by sequences and pages, without drafts
     and then with them, the smallest first.
 
     shapes: the numbers of sequences, and the pages of a table.
     """
     page_size, device = model.store.pool.page_size, model.store.device
-    logits = torch.empty(MAX_NODES, model.vocab_size, device=device)
+    nodes = max(each.shape.nodes for each in make(1) if _stops(each))
+    logits = torch.empty(drafted_rows(max(shapes[0]), nodes, 0), model.vocab_size, device=device)
     for size in sorted(shapes[0], reverse=True):
-        proposers = [each for each in make(size) if size <= DRAFTING or not each.shape.levels]
-        reach = max(2, *(proposer.reach for proposer in proposers))
+        made = make(size)
+        reach = max(2, *(proposer.reach for proposer in made))
         for pages in sorted(shapes[1], reverse=True):
+            most = drafted_rows(size, MAX_NODES, pages * page_size)
+            proposers = [each for each in made if size * each.shape.nodes <= most]
             recurrent = model.store.states is not None
             state = StepState(size, pages, page_size, reach, device, model.store.windows, recurrent)
-            # A tree of found nodes only has no name: the host knows it beforehand, so in parts it waits once too.
-            stops = [not each.shape.levels or (size == 1 and bool(each.name)) for each in proposers]
+            # One of several texts that draft stops so rarely that tables of one width do.
+            often = size == 1 or pages == max(shapes[1])
+            stops = [_stops(each) and (often or not each.shape.levels) for each in proposers]
             pairs = zip(proposers, stops, strict=True)
-            steps = [SpeculativeStep(model, each, state, sample, logits if stop else None) for each, stop in pairs]
-            parts = [None if step.logits is None else capture(step.with_stop) for step in steps]
-            yield (size, pages), [Captured(s, capture(without_stops(s)), p) for s, p in zip(steps, parts, strict=True)]
+            steps = [SpeculativeStep(model, each, state, logits if stop else None) for each, stop in pairs]
+            for step in steps:
+                step.capture(capture)
+            yield (size, pages), steps
+
+
+def _stops(proposer: Proposer) -> bool:
+    """Not where it only finds nodes, so has no name: the host knows them beforehand, and in parts waits once too."""
+    return not proposer.shape.levels or bool(proposer.name)
 
 
 #: Rows past what two steps may write for which pages are reserved too.
@@ -142,7 +139,7 @@ class Launched:
     raw: of one with a stop, each sequence's logits before they were edited.
     """
 
-    captured: Captured
+    step: SpeculativeStep
     batch: list[ScheduledSequence]
     lengths: list[int]
     pages: list[list[int]]
@@ -182,26 +179,21 @@ def needs_stop(scheduled: ScheduledSequence) -> bool:
     return edited(scheduled) or scheduled.sequence.sampling.logprobs is not None
 
 
-def reach(captured: Captured) -> int:
+def reach(step: SpeculativeStep) -> int:
     """Rows past the committed length that a step and the one after it may write."""
-    shape = captured.proposer.shape
+    shape = step.proposer.shape
     return shape.levels + 1 + shape.nodes
 
 
-def kept_rows(captured: Captured) -> int:
+def kept_rows(step: SpeculativeStep) -> int:
     """The same and some more: pages reserved in advance need not be sent to the device while it runs."""
-    return reach(captured) + _MORE_ROWS
+    return reach(step) + _MORE_ROWS
 
 
-def between_drafts(captured: Captured, sequences: list[SequenceState]) -> bool:
+def between_drafts(step: SpeculativeStep, sequences: list[SequenceState]) -> bool:
     """Whether this is a step without drafts between steps with drafts."""
-    proposer = captured.proposer
+    proposer = step.proposer
     return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
-
-
-def pages_for(sequence: SequenceState, rows: int) -> int:
-    """Pages of a table with room for this many rows past the committed ones."""
-    return sequence.table.pool.pages_for(sequence.table.length + rows)
 
 
 def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:

@@ -1,18 +1,16 @@
 """How repeated work is launched: replayed from a capture, or called directly.
 
 Captured work may stop on its way: there the host reads intermediate results, and may change them, before it continues.
-Also how inputs are sent before a replay, and how an outcome is copied to the host.
+Also how an outcome is copied to the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.launch import Recording, recording
@@ -178,44 +176,3 @@ def on_host(parts: Sequence[Tensor]) -> list[Tensor]:
 def _order(parts: Sequence[Tensor]) -> list[int]:
     """Tensors with the widest numbers first, so that each is aligned to the size of its numbers."""
     return sorted(range(len(parts)), key=lambda index: -parts[index].itemsize)
-
-
-#: The alignment of columns in bytes: GPU kernels are compiled for the alignment of their pointers.
-_ALIGNED = 64
-
-Column = tuple[Sequence[int], torch.dtype]
-
-
-class Staged:
-    """Columns, by name: ``arrays`` for the host, ``tensors`` for kernels.
-
-    On a CPU both are the same memory. To a device they are sent in one copy, which may still be running when the host
-    continues: so it only writes to what :meth:`writable` returns.
-    """
-
-    def __init__(self, device: torch.device, columns: Mapping[str, Column]) -> None:
-        begins, size = [], 0
-        for shape, dtype in columns.values():
-            begins.append(size)
-            size += -(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
-        self._there = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
-        self._event = None if device.type == "cpu" else torch.Event(device)
-        self.arrays: dict[str, NDArray[Any]] = {}
-        self.tensors: dict[str, Tensor] = {}
-        for (name, (shape, dtype)), begin in zip(columns.items(), begins, strict=True):
-            end = begin + prod(shape) * dtype.itemsize
-            host, there = (each[begin:end].view(dtype).view(*shape) for each in (self._host, self._there))
-            self.arrays[name], self.tensors[name] = host.numpy(), there
-
-    def writable(self) -> dict[str, NDArray[Any]]:
-        """``arrays``, after the last copy has finished."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self.arrays
-
-    def send(self) -> None:
-        """Send what was written, for whatever is launched next."""
-        if self._event is not None:
-            self._there.copy_(self._host, non_blocking=True)
-            self._event.record()

@@ -38,52 +38,40 @@ def rows_of(
     lengths: Tensor | None = None,
     logits_indices: Tensor | None = None,
     live: bool = False,
-    tables: Tensor | None = None,
-) -> tuple[StaticRows, Tensor]:
-    """The rows of a pass, and int64[S, F], the slot of each.
+    store: KVStore | None = None,
+) -> StaticRows:
+    """The rows of a pass.
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. logits_indices: int64[W], the
     rows whose logits are needed, one for each sequence if not all; None: all. live: leave padding out if a CPU's
-    kernels support it: its rows and their slots are then undefined. tables: int32[S, P], the pages that the rows are
-    in; None: those of the pool.
+    kernels support it: its rows and their slots are then undefined. store: whose window pages and recurrent states they
+    have too; None: they have neither.
     """
+    how = nodes, state.lengths if lengths is None else lengths, logits_indices, live
+    rows = _in_tables(state, state.tables, *how)
+    if store is not None and state.window_tables is not None and store.windows is not None:
+        rows = replace(rows, windowed=_in_tables(state, state.window_tables, *how))
+    recurrent = store is not None and store.states is not None
+    return state.states.with_states(rows) if recurrent and state.states is not None else rows
+
+
+def _in_tables(
+    state: StepState, tables: Tensor, nodes: Nodes, lengths: Tensor, logits_indices: Tensor | None, live: bool
+) -> StaticRows:
+    """The same in these pages, int32[S, P]."""
     size, count = nodes.tokens.shape
-    lengths, tables = state.lengths if lengths is None else lengths, state.tables if tables is None else tables
-    rows = size * count
-    paged = AttentionMetadata(
-        tables=tables,
-        page_size=state.page_size,
-        lengths=lengths,
-        offsets=state.offsets(count),
-        words=nodes.words.flatten(),
-        depths=nodes.depths.flatten(),
-    )
+    words, depths = nodes.words.flatten(), nodes.depths.flatten()
+    paged = AttentionMetadata(tables, state.page_size, lengths, state.offsets(count), words, depths)
     known: Tensor | None = None
     if compiled(lengths):  # its attention computes both anyway
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
-        places = find_places(paged, rows, known)
+        places = find_places(paged, size * count, known)
         positions, slots = places.positions, places.own
     else:
         positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
-    static = StaticRows(
-        tokens=nodes.tokens.flatten(),
-        positions=positions,
-        slots=slots,
-        groups=(RowGroup(slice(0, rows), paged),),
-        logits_indices=logits_indices,
-        count=known,
-        logits_count=paged.sequences,
-    )
-    return static, slots.view(size, count)
-
-
-def live_rows(state: StepState, nodes: Nodes, store: KVStore, logits_indices: Tensor | None = None) -> StaticRows:
-    """The same without padding, for the layers that keep their rows in a store."""
-    rows, _ = rows_of(state, nodes, None, logits_indices, live=True)
-    if store.windows is not None:
-        rows = replace(rows, windowed=rows_of(state, nodes, live=True, tables=state.window_tables)[0])
-    return rows if state.states is None or store.states is None else state.states.with_states(rows)
+    groups = (RowGroup(slice(0, size * count), paged),)
+    return StaticRows(nodes.tokens.flatten(), positions, slots, groups, logits_indices, known, paged.sequences)
 
 
 class TextEnds:
@@ -103,7 +91,7 @@ class TextEnds:
         :func:`rows_of`."""
         end = text_ends(state.recent, state.lengths, self.count, self._first)
         nodes = Nodes(end.tokens if known is None else known(end.tokens), self._numbers, self._words, self._depths)
-        return rows_of(state, nodes, end.lengths, end.roots, live)[0]
+        return rows_of(state, nodes, end.lengths, end.roots, live)
 
     def slots_before(self, state: StepState) -> Tensor:
         """int64[S * F]: the slot of the token before each."""

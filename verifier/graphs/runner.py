@@ -13,7 +13,7 @@ pages later writes after it, on the same stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from foresay.spec.errors import NumericalError
@@ -24,20 +24,18 @@ from foresay.spec.step import Raw, ScheduledSequence, StepRunner, VerifyResult, 
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
-    Captured,
     Launched,
     between_drafts,
     capturable,
     edited,
     kept_rows,
     needs_stop,
-    pages_for,
     reach,
     reserved,
 )
 from foresay.verifier.graphs.capture import fetched
 from foresay.verifier.graphs.state import BatchSlot
-from foresay.verifier.graphs.step import Outcome, seen
+from foresay.verifier.graphs.step import Outcome, SpeculativeStep
 from foresay.verifier.ops.sample import edit_logits
 
 
@@ -52,7 +50,7 @@ class GraphStepRunner(StepRunner):
         self,
         verifier: Verifier,
         drafter: Drafter | None,
-        buckets: Mapping[tuple[int, int], Sequence[Captured]],
+        buckets: Mapping[tuple[int, int], Sequence[SpeculativeStep]],
         run_ahead: bool = True,
     ) -> None:
         super().__init__(verifier, drafter)
@@ -61,7 +59,7 @@ class GraphStepRunner(StepRunner):
         self.counts = {"launched": 0, "dropped": 0, "parts": 0}
         self._ahead: Launched | None = None
         self._last: Launched | None = None
-        self._before: Captured | None = None
+        self._before: SpeculativeStep | None = None
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
@@ -74,10 +72,10 @@ class GraphStepRunner(StepRunner):
         watch.lap("propose")
         self.counts["launched"] += 1
         if self._may_run_ahead(launched):
-            self._ahead = self._launch(launched.captured, launched.batch, 1)
-        outcome = launched.captured.step.outcome(launched.arrival.wait())
+            self._ahead = self._launch(launched.step, launched.batch, 1)
+        outcome = launched.step.outcome(launched.arrival.wait())
         watch.lap("forward")
-        watch.share("forward", "propose", launched.captured.drafting)
+        watch.share("forward", "propose", launched.step.drafting)
         results = self._arrived(launched, batch, outcome)
         watch.lap("commit")
         return results
@@ -102,7 +100,7 @@ class GraphStepRunner(StepRunner):
     def ahead(self, sequence: SequenceState) -> int:
         """Rows that the step ahead may write, and the one that will be launched after it."""
         ahead = self._ahead
-        return kept_rows(ahead.captured) if ahead is not None and sequence in ahead.sequences else 0
+        return kept_rows(ahead.step) if ahead is not None and sequence in ahead.sequences else 0
 
     def rest(self) -> None:
         """Drop the step that runs ahead; it ends by itself."""
@@ -112,71 +110,70 @@ class GraphStepRunner(StepRunner):
 
     def _launched(self, batch: list[ScheduledSequence]) -> Launched | None:
         """Launch the step of this plan; None if it has to run in parts."""
-        captured, sequences = self._captured(batch), [scheduled.sequence for scheduled in batch]
-        if captured is None:
+        step, sequences = self._captured(batch), [scheduled.sequence for scheduled in batch]
+        if step is None:
             return None
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and captured is ahead.captured and ahead.stands(sequences):
+        if ahead is not None and step is ahead.step and ahead.stands(sequences):
             return ahead
         if ahead is not None:
             self.counts["dropped"] += 1
             self._last = None
-        return self._begin(captured, batch)
+        return self._begin(step, batch)
 
-    def _captured(self, batch: list[ScheduledSequence]) -> Captured | None:
+    def _captured(self, batch: list[ScheduledSequence]) -> SpeculativeStep | None:
         """The step that can run this plan; None if none can."""
         if not all(map(capturable, batch)):
             return None
-        stops, steps = any(map(needs_stop, batch)), self._bucket([scheduled.sequence for scheduled in batch])
-        able = (each for each in steps if each.with_stop is not None or not stops)
+        stops, sequences = any(map(needs_stop, batch)), [scheduled.sequence for scheduled in batch]
+        able = (each for each in self._with_room(sequences) if each.stopping is not None or not stops)
         return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
-    def _bucket(self, sequences: list[SequenceState]) -> Sequence[Captured]:
-        """The smallest with room for these sequences and their tables, including the step ahead."""
-        for (size, pages), steps in self.buckets.items():
+    def _with_room(self, sequences: list[SequenceState]) -> Iterator[SpeculativeStep]:
+        """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
+        size = next((size for size, _ in self.buckets if len(sequences) <= size), 0)
+        for (of, pages), steps in self.buckets.items():
             rows = max(map(reach, steps))
-            if len(sequences) <= size and all(pages_for(s, rows) <= pages for s in sequences):
-                return steps
-        return ()
+            if of == size and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
+                yield from steps
 
-    def _begin(self, captured: Captured, batch: list[ScheduledSequence]) -> Launched | None:
+    def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> Launched | None:
         """Launch the step of a plan; inputs that the device does not have yet are written first."""
-        sequences, state = [scheduled.sequence for scheduled in batch], captured.state
-        if not reserved(sequences, captured.proposer.shape.nodes) or not captured.proposer.prepare(sequences):
+        sequences, state = [scheduled.sequence for scheduled in batch], step.state
+        if not reserved(sequences, step.proposer.shape.nodes) or not step.proposer.prepare(sequences):
             return None
         last = self._last
-        if last is None or last.captured.state is not state or not last.knows(sequences):
+        if last is None or last.step.state is not state or not last.knows(sequences):
             state.join(
                 [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences]
             )
-        return self._launch(captured, batch)
+        return self._launch(step, batch)
 
-    def _launch(self, captured: Captured, batch: list[ScheduledSequence], ahead: int = 0) -> Launched:
+    def _launch(self, step: SpeculativeStep, batch: list[ScheduledSequence], ahead: int = 0) -> Launched:
         """ahead: steps before it whose outcome is not known yet."""
-        sequences = [scheduled.sequence for scheduled in batch]
-        pages = [list(sequence.table.pages) for sequence in sequences]
-        lengths = [sequence.table.length for sequence in sequences]
-        captured.state.write_tables(pages, lengths)
-        if captured.state.states is not None:
-            states = [sequence.table.state for sequence in sequences]
-            captured.state.states.aim([state.targets(ahead) for state in states if state is not None])
-        captured.proposer.write(batch)
-        raw = self._launch_with_stop(captured, batch) if any(map(needs_stop, batch)) else ()
+        tables = [scheduled.sequence.table for scheduled in batch]
+        pages, lengths = [list(table.pages) for table in tables], [table.length for table in tables]
+        targets = [table.state.targets(ahead) for table in tables if table.state is not None]
+        step.state.write_tables(pages, lengths, targets)
+        step.proposer.write(batch)
+        raw = self._launch_with_stop(step, batch) if any(map(needs_stop, batch)) else ()
         if not raw:
-            captured.launch()
-        return Launched(captured, batch, lengths, pages, captured.step.fetched(), raw)
+            step.launch()
+        return Launched(step, batch, lengths, pages, step.fetched(), raw)
 
-    def _launch_with_stop(self, captured: Captured, batch: list[ScheduledSequence]) -> list[Raw]:
+    def _launch_with_stop(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> list[Raw]:
         """The step in two launches: between them the host edits the logits of the trees, which it has to wait for if
         anything is drafted. Returns the raw ones."""
-        step, parts, proposer, raw = captured.step, captured.with_stop, captured.proposer, list[Raw]()
+        parts, proposer, raw = step.stopping, step.proposer, list[Raw]()
         assert parts is not None and step.logits is not None, "one that may stop was chosen"
         parts.run(0)
         nodes = proposer.shape.nodes
-        drafted = fetched(step.seen).wait() if nodes > 1 and any(map(edited, batch)) else None
+        drafted = Outcome(fetched(step.out).wait()) if nodes > 1 and any(map(edited, batch)) else None
         for index, scheduled in enumerate(batch):
             root, constraint = scheduled.sequence.tokens[-1:], scheduled.sequence.constraint
-            tree = DraftTree.chain(root) if drafted is None else seen(drafted[index], proposer.name)
+            tree = DraftTree.chain(root)
+            if drafted is not None and edited(scheduled):
+                tree, _ = drafted.of(index, proposer.name)
             allowed = None if constraint is None else constraint.allowed(tree)
             edits, kept = edits_and_raw(scheduled, tree, allowed, partial(step.logits.narrow, 0, index * nodes, nodes))
             if edits is not None:
@@ -187,26 +184,26 @@ class GraphStepRunner(StepRunner):
 
     def _may_run_ahead(self, launched: Launched) -> bool:
         """Whether the step after this one can be launched now, and its pages are reserved."""
-        captured, sequences = launched.captured, launched.sequences
+        step, sequences = launched.step, launched.sequences
         if not self.run_ahead or any(map(needs_stop, launched.batch)):
             return False
-        if any(s.limit - len(s.tokens) <= captured.proposer.shape.levels + 1 for s in sequences):
+        if any(s.limit - len(s.tokens) <= step.proposer.shape.levels + 1 for s in sequences):
             return False  # this step may be the text's last
-        if between_drafts(captured, sequences) or not self._stays(launched):
+        if between_drafts(step, sequences) or not self._stays(launched):
             return False
-        return reserved(sequences, kept_rows(captured), 2) or reserved(sequences, reach(captured), 2)
+        return reserved(sequences, kept_rows(step), 2) or reserved(sequences, reach(step), 2)
 
     def _stays(self, launched: Launched) -> bool:
         """Whether the next plan is likely to be the same: always without a budget; with one, if it was the same before;
         never if the host does lookups first."""
-        before, self._before = self._before, launched.captured
+        before, self._before = self._before, launched.step
         if all(scheduled.plan.why is None for scheduled in launched.batch):
             return True
         looked = any(share.tree is not None for scheduled in launched.batch for share in scheduled.plan.shares)
-        return before is launched.captured and not looked
+        return before is launched.step and not looked
 
     def _collect(self, launched: Launched, index: int, scheduled: ScheduledSequence, outcome: Outcome) -> VerifyResult:
-        sequence, proposer = scheduled.sequence, launched.captured.proposer
+        sequence, proposer = scheduled.sequence, launched.step.proposer
         tree, verified = outcome.of(index, proposer.name)
         tree = proposer.arrived(sequence, index, tree, outcome.more)
         raw = launched.raw[index] if launched.raw else None

@@ -1,7 +1,8 @@
 """The state of sequences that a captured step reads, and how it advances from step to step.
 
-The tensors live as long as the engine. The host writes them when a sequence joins or its pages change; after that each
-step updates them for the next one, so that the next can start before the host has this one's outcome.
+The tensors live as long as the engine, in one buffer. The host writes it when a sequence joins, and the part of it that
+steps only read when pages change; each step updates the rest for the next one, so that the next can start before the
+host has this one's outcome.
 
 Legend: S sequences, P pages of a table, T tokens of a text's end, N nodes of a tree.
 """
@@ -18,7 +19,8 @@ from foresay.kvpaging import WindowPages
 from foresay.kvpaging.states import NONE
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.ops.records import AcceptedPaths, RowSampling, StateRows
+from foresay.verifier.graphs.staging import Column, PageTables, Staged
+from foresay.verifier.ops.records import SAMPLING, AcceptedPaths, RowSampling, SamplingColumns, StateRows
 from foresay.verifier.ops.trees import advance, positions_below
 
 
@@ -35,9 +37,14 @@ class BatchSlot:
     states: tuple[int, int] = NONE, NONE
 
     @property
+    def is_live(self) -> bool:
+        """Whether it is more than padding."""
+        return self is not _PADDING
+
+    @property
     def sampled(self) -> tuple[object, ...]:
         """Everything that determines how its rows are sampled, except their positions."""
-        return self.sampling, self.seed, self is _PADDING
+        return self.sampling, self.seed
 
 
 _PADDING = BatchSlot([], 0, (), SamplingParams(temperature=0.0), 0)
@@ -47,18 +54,19 @@ class StateColumns:
     """The states that captured passes with recurrent layers start from: before the last row of each text, as a draft
     model needs it, and after it, before nodes; and where a captured step on a device leaves the next ones."""
 
-    def __init__(self, sequences: int, device: torch.device) -> None:
+    def __init__(self, staged: Staged, sequences: int, device: torch.device) -> None:
         def column(*row: int) -> Tensor:
             return torch.tensor([row] * sequences, dtype=torch.int32).to(device)
 
-        self._text = column(NONE, NONE, NONE), column(0, 1), column(1).flatten()
-        self._nodes = column(NONE, NONE, NONE), column(0, 0), column(0).flatten()
+        self._staged = staged
+        self._text = staged.tensors["text_states"], column(0, 1), column(1).flatten()
+        self._nodes = staged.tensors["node_states"], column(0, 0), column(0).flatten()
 
     def write(self, first: int, pages: Sequence[tuple[int, int]]) -> None:
         """Write the state pages of :class:`BatchSlot`, from the first of these sequences on."""
-        those = slice(first, first + len(pages))
-        write(self._text[0][those], [(before, NONE, page) for before, page in pages])
-        write(self._nodes[0][those], [(page, NONE, NONE) for _, page in pages])
+        to, those = self._staged.writable(), slice(first, first + len(pages))
+        to["text_states"][those] = [(before, NONE, page) for before, page in pages]
+        to["node_states"][those] = [(page, NONE, NONE) for _, page in pages]
 
     @property
     def targets(self) -> Tensor:
@@ -67,7 +75,7 @@ class StateColumns:
 
     def aim(self, targets: Sequence[tuple[int, int, int]]) -> None:
         """Write them for the next step, of the first sequences."""
-        write(self.targets[: len(targets)], targets)
+        self._staged.writable()["node_states"][: len(targets)] = targets
 
     def with_states(self, rows: StaticRows, text: bool = False) -> StaticRows:
         """Add the states to the rows of nodes, or of a text's last row and a node."""
@@ -95,25 +103,22 @@ class StepState:
         windows: WindowPages | None = None,
         recurrent: bool = False,
     ) -> None:
-        self.page_size, self.device, self._windows = page_size, torch.device(device), windows
-        self.states = StateColumns(sequences, self.device) if recurrent else None
-        self.tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
-        self.window_tables = None if windows is None else torch.zeros_like(self.tables)
-        self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self.ends = torch.ones(sequences, 1, dtype=torch.int64, device=device)
-        self.live = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self.recent = torch.zeros(sequences, reach, dtype=torch.int64, device=device)
-        self._sampling: dict[int, RowSampling] = {}
+        self.size, self.page_size, self.device = sequences, page_size, torch.device(device)
+        tables, each = ((sequences, pages), torch.int32), ((sequences,), torch.int32)
+        columns: dict[str, Column] = {"tables": tables, "live": each}
+        columns |= {} if windows is None else {"window_tables": tables}
+        columns |= dict.fromkeys(("text_states", "node_states"), ((sequences, 3), torch.int32)) if recurrent else {}
+        ends, recent = ((sequences, 1), torch.int64), ((sequences, reach), torch.int64)
+        self._staged = Staged(self.device, columns, {"lengths": each, "ends": ends, "recent": recent})
+        self.states = StateColumns(self._staged, sequences, self.device) if recurrent else None
+        there, self._tables = self._staged.tensors, PageTables(self._staged, windows)
+        self.tables, self.live, self.window_tables = there["tables"], there["live"], there.get("window_tables")
+        self.lengths, self.ends, self.recent = there["lengths"], there["ends"], there["recent"]
+        self._sampling: dict[int, Staged] = {}
         self._offsets: dict[int, Tensor] = {}
         self._rows_of_live: dict[int, Tensor] = {}
-        self._places = [_PADDING] * sequences
-        self._pages: list[list[int]] = [[] for _ in range(sequences)]
-        self._seen: list[list[int]] = [[] for _ in range(sequences)]
-
-    @property
-    def size(self) -> int:
-        """S, the number of batch slots."""
-        return len(self.lengths)
+        self._slots = [_PADDING] * sequences
+        self.join([])
 
     @property
     def roots(self) -> Tensor:
@@ -134,7 +139,7 @@ class StepState:
 
     @property
     def _live(self) -> int:
-        return sum(place is not _PADDING for place in self._places)
+        return sum(slot.is_live for slot in self._slots)
 
     def sampling(self, depths: Tensor) -> RowSampling:
         """How the tokens below nodes of these depths are sampled, N rows for each sequence.
@@ -143,72 +148,63 @@ class StepState:
         """
         nodes = depths.shape[-1]
         if nodes not in self._sampling:
-            self._sampling[nodes] = self._rows(nodes, self.device)
-        return replace(self._sampling[nodes], positions=positions_below(self.ends, depths))
+            rows = (self.size * nodes,)
+            self._sampling[nodes] = Staged(self.device, {name: (rows, dtype) for name, dtype in SAMPLING.items()})
+            self._write_sampling(nodes)
+        return RowSampling(**self._sampling[nodes].tensors | {"positions": positions_below(self.ends, depths)})
 
     @torch.inference_mode()
     def join(self, sequences: Sequence[BatchSlot]) -> None:
         """Write all batch slots; those past the given sequences become padding."""
-        size = self.size
-        places = [*sequences, *[_PADDING] * (size - len(sequences))]
-        self.write_tables([place.pages for place in places], [place.length for place in places])
-        write(self.lengths, [place.length for place in places])
-        write(self.ends, [[place.length + 1] for place in places])
-        write(self.recent, [self._end(place.text) for place in places])
+        to, before, reach = self._staged.writable(), self._slots, self.recent.shape[1]
+        self._slots = [*sequences, *[_PADDING] * (self.size - len(sequences))]
+        for number, slot in enumerate(self._slots):
+            self._tables.write(number, slot.pages, slot.length)
+            to["lengths"][number], to["ends"][number], to["live"][number] = slot.length, slot.length + 1, slot.is_live
+            end = list(slot.text[-reach:])
+            to["recent"][number] = [*[0] * (reach - len(end)), *end]
         if self.states is not None:
-            self.states.write(0, [place.states for place in places])
-        before, self._places = self._places, places
-        if [place.sampled for place in before] == [place.sampled for place in places]:
-            return
-        write(self.live, [int(place is not _PADDING) for place in places])
+            self.states.write(0, [slot.states for slot in self._slots])
+        self._staged.send()
         for count, rows in self._rows_of_live.items():
             write(rows, [count * self._live])
-        for nodes, kept in self._sampling.items():
-            fresh = self._rows(nodes, "cpu")
-            for name in ("temperature", "top_k", "top_p", "min_p", "seeds"):
-                write(getattr(kept, name), getattr(fresh, name))
+        if [slot.sampled for slot in before] != [slot.sampled for slot in self._slots]:
+            for nodes in self._sampling:
+                self._write_sampling(nodes)
 
     @torch.inference_mode()
-    def write_tables(self, pages: Sequence[list[int]], lengths: Sequence[int]) -> None:
-        """Write the page ids of the first batch slots, of which only the first P matter; nothing is copied if they are
-        unchanged.
+    def write_tables(
+        self, pages: Sequence[list[int]], lengths: Sequence[int], targets: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Write the page ids of the first batch slots; nothing is sent if they are unchanged.
 
-        Entries after them are not read, except without any: rows of padding go to the padding page. lengths: at least
-        how many tokens their texts have.
+        lengths: at least how many tokens their texts have. targets: of recurrent layers, see :class:`StateColumns`.
         """
-        width = self.tables.shape[1]
-        for place, row in enumerate(pages):
-            if self._pages[place] != row[:width]:
-                self._pages[place] = list(row[:width])
-                if row:
-                    write(self.tables[place, : len(row)], self._pages[place])
-                else:
-                    self.tables[place].zero_()
-        if self._windows is not None:
-            for place, (row, length) in enumerate(zip(pages, lengths, strict=True)):
-                self._write_window(self._windows, place, row[:width], self._windows.first(length))
+        changed = [self._tables.write(number, *each) for number, each in enumerate(zip(pages, lengths, strict=True))]
+        if self.states is not None and targets:
+            self.states.aim(targets)
+        if any(changed) or targets:
+            self._staged.send(advanced=False)
 
-    def _write_window(self, windows: WindowPages, place: int, row: list[int], first: int) -> None:
-        """Write the window pages of a batch slot, from the first that is attended to."""
-        assert self.window_tables is not None
-        own = windows.of[row[first:]].tolist()
-        if self._seen[place] != [first, *own]:
-            self._seen[place] = [first, *own]
-            if own:
-                write(self.window_tables[place, first : len(row)], own)
-            else:
-                self.window_tables[place].zero_()
+    @torch.inference_mode()
+    def write_states(self, number: int, states: tuple[int, int]) -> None:
+        """Write the state pages of one batch slot."""
+        assert self.states is not None, "there are recurrent layers"
+        self.states.write(number, [states])
+        self._staged.send(advanced=False)
 
-    def _rows(self, nodes: int, device: torch.device | str) -> RowSampling:
-        """How ``nodes`` rows of each batch slot are sampled, at position 0."""
-        params = [place.sampling for place in self._places for _ in range(nodes)]
-        seeds = [place.seed for place in self._places for _ in range(nodes)]
-        return RowSampling.of(params, seeds, [0] * len(params), device)
+    @torch.inference_mode()
+    def mark_live(self, going: Sequence[bool]) -> None:
+        """Which of the first batch slots are more than padding, until the next :meth:`join`."""
+        self._staged.writable()["live"][: len(going)] = going
+        self._staged.send(advanced=False)
 
-    def _end(self, text: Sequence[int]) -> list[int]:
-        reach = self.recent.shape[1]
-        end = list(text[-reach:])
-        return [*[0] * (reach - len(end)), *end]
+    def _write_sampling(self, nodes: int) -> None:
+        """Write how ``nodes`` rows of each batch slot are sampled."""
+        columns = SamplingColumns(**self._sampling[nodes].writable())
+        for number, slot in enumerate(self._slots):
+            columns.write(slice(number * nodes, number * nodes + nodes), slot.sampling, slot.seed, 0)
+        self._sampling[nodes].send()
 
     def advance(self, taken: AcceptedPaths) -> None:
         """The accepted paths become text; the last emitted token of each is the new root."""

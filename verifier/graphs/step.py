@@ -16,37 +16,23 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foresay.spec.protocols import Features, Verified
 from foresay.spec.tree import DraftTree
-from foresay.verifier.graphs.capture import Arrival, fetched, packed, unpacked
+from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, unpacked, without_stops
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, accept_and_move
-from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.recurrence import replay_paths
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.ops.trees import real_parents, report
-
-
-class Drawing(Protocol):
-    """Samples at every node; benchmarks replace it with recorded acceptance."""
-
-    def __call__(self, logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
-        """int64[S, N]. logits: fp32[S * N, V]."""
-        ...
-
-
-def sampled_ids(logits: Tensor, sampling: RowSampling, tree: DeviceTree) -> Tensor:
-    """int64[S, N]: the sample at every node."""
-    return sample_rows(logits, sampling).view_as(tree.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,113 +50,93 @@ class Outcome:
         return lengths
 
     def of(self, index: int, drafter: str) -> tuple[DraftTree, Verified]:
-        """One sequence's tree, with its samples and accepted path."""
+        """One sequence's tree, with its samples and accepted path, which are undefined at a stop."""
         length, *rest = self.table[index].tolist()
         count = len(rest) // 4
         path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
-        tree = _tree(tokens, parents, drafter)
-        return tree, (sampled[: len(tree)], path[:length])
-
-
-def seen(row: Tensor, drafter: str) -> DraftTree:
-    """The tree of a sequence at the stop. row: int64[2 N], tokens and parents."""
-    tokens, parents = row.view(2, -1).tolist()
-    return _tree(tokens, parents, drafter)
-
-
-def _tree(tokens: list[int], parents: list[int], drafter: str) -> DraftTree:
-    nodes = len(parents) - parents.count(_NO_NODE)
-    return DraftTree.build(tokens[:nodes], parents[:nodes], drafter)
+        nodes = count - parents.count(_NO_NODE)
+        return DraftTree.build(tokens[:nodes], parents[:nodes], drafter), (sampled[:nodes], path[:length])
 
 
 #: The parent of entries that are not nodes.
 _NO_NODE = -2
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """The state at the stop: trees, their slots (windowed: in window pages), and the target's results for them."""
-
-    tree: DeviceTree
-    slots: Tensor
-    windowed: Tensor | None
-    logits: Tensor
-    features: Features
-
-
 class SpeculativeStep:
     """The step of one bucket. Calling it launches the step on the current stream; the outcome is then in ``out``.
 
-    Where a request changes or reads its logits, it is launched in :meth:`with_stop`: at the stop ``seen`` holds the
-    trees (int64[S, 2 N]: tokens, parents), and tokens are sampled from what is then in the first rows of ``logits``,
-    which many steps may share. logits: fp32[M, V]; None where it is always launched whole. commits: whether accepted
-    paths advance recurrent states.
+    Where a request changes or reads its logits, it is launched in two parts: at the stop ``out`` has the trees, and
+    tokens are sampled from what is then in the first rows of ``logits``, which many steps may share. logits: fp32[M,
+    V]; None where it is always launched whole. commits: whether accepted paths advance recurrent states. drafting:
+    drafting's expected share of its time, since its end is not visible; 0 where it is not needed.
     """
+
+    drafting: float = 0.0
 
     def __init__(
         self,
         model: ModelRunner,
         proposer: Proposer,
         state: StepState,
-        sample: Drawing = sampled_ids,
         logits: Tensor | None = None,
         commits: bool = True,
     ) -> None:
-        self.model, self.proposer, self.state, self._commits = model, proposer, state, commits
-        self._sample, self.logits = sample, logits
+        self.model, self.proposer, self.state = model, proposer, state
+        self.logits, self._commits = logits, commits
         nodes, device = proposer.shape.nodes, state.device
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
         self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
-        self._parts: tuple[Tensor, ...] = (self.out,)
-        self.seen = torch.zeros(state.size, 2 * nodes, dtype=torch.int64, device=device)
+        self._more: tuple[Tensor, ...] = ()
 
-    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        """Capture it: whole as ``launch``, and as ``stopping`` with a stop, unless that is None."""
+        self.stopping = None if self.logits is None else capture(self.parts)
+        self.launch = capture(without_stops(self))
+
     def __call__(self) -> None:
         """Launch it whole."""
-        self._verify(self._forward())
+        for _ in self.parts(stops=False):
+            pass
 
-    def with_stop(self) -> Iterator[None]:
-        """Launch it with a stop after the pass."""
+    def parts(self, stops: bool = True) -> Iterator[None]:
+        """Launch it, with a stop after the pass or without."""
+        with torch.inference_mode():
+            tree = self.proposer.propose(self.state)
+            nodes = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths)
+            rows = rows_of(self.state, nodes, live=self.state.states is not None, store=self.model.store)
+            logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
+            if stops:
+                logits = self._show(tree, logits)
+        if stops:
+            yield
+        with torch.inference_mode():
+            self._verify(tree, rows, logits, features)
+        yield
+
+    def _show(self, tree: DeviceTree, logits: Tensor) -> Tensor:
+        """Copy to where the host looks at the stop; returns the logits there."""
         assert self.logits is not None, "they have a place of their own"
-        with torch.inference_mode():
-            passed = self._forward()
-            kept = self.logits[: len(passed.logits)].copy_(passed.logits)
-            passed = replace(passed, logits=kept)
-            parents = real_parents(passed.tree.parents, passed.tree.counts, _NO_NODE)
-            self.seen.copy_(torch.cat((passed.tree.tokens, parents), dim=1))
-        yield
-        with torch.inference_mode():
-            self._verify(passed)
-        yield
+        parents, nodes = real_parents(tree.parents, tree.counts, _NO_NODE), tree.tokens.shape[1]
+        self.out[:, 1 + nodes : 1 + 3 * nodes].copy_(torch.cat((tree.tokens, parents), dim=1))
+        return self.logits[: len(logits)].copy_(logits)
 
-    def _forward(self) -> _Passed:
-        tree = self.proposer.propose(self.state)
-        nodes, windowed = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths), None
-        rows, slots = rows_of(self.state, nodes, live=self.state.states is not None)
-        if self.state.window_tables is not None:
-            same, windowed = rows_of(self.state, nodes, tables=self.state.window_tables)
-            rows = replace(rows, windowed=same)
-        if self.state.states is not None:
-            rows = self.state.states.with_states(rows)
-        logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
-        return _Passed(tree, slots, windowed, logits, features)
-
-    def _verify(self, passed: _Passed) -> None:
-        state, store, tree, slots = self.state, self.model.store, passed.tree, passed.slots
-        sampled = self._sample(passed.logits, state.sampling(tree.depths), tree)
-        paths = accept_and_move(store, tree, sampled, slots, state.live, passed.windowed)
+    def _verify(self, tree: DeviceTree, rows: StaticRows, logits: Tensor, features: Features) -> None:
+        state, store, slots = self.state, self.model.store, rows.slots.view_as(tree.tokens)
+        windowed = None if rows.windowed is None else rows.windowed.slots.view_as(tree.tokens)
+        sampled = sample_rows(logits, state.sampling(tree.depths)).view_as(tree.tokens)
+        paths = accept_and_move(store, tree, sampled, slots, state.live, windowed)
         if store.states is not None and state.states is not None and self._commits:
             of = state.states.targets, state.lengths, paths.lengths, paths.paths
             replay_paths(store.states.layers, *of, state.page_size)
-        self.proposer.committed(state, AcceptedTree(tree, paths, slots, passed.features))
+        self.proposer.committed(state, AcceptedTree(tree, paths, slots, features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         if tree.more:
-            self._pack((self.out, *tree.more))
+            self._pack(tree.more)
         state.advance(paths)
 
-    def _pack(self, parts: tuple[Tensor, ...]) -> None:
+    def _pack(self, more: tuple[Tensor, ...]) -> None:
         """Write everything that the host needs of the step into one tensor."""
-        whole, self._parts = packed(parts), parts
+        whole, self._more = packed((self.out, *more)), more
         if self._whole is self.out:  # in the very first run
             self._whole = torch.zeros_like(whole)
         self._whole.copy_(whole)
@@ -181,7 +147,5 @@ class SpeculativeStep:
 
     def outcome(self, whole: Tensor) -> Outcome:
         """The outcome that arrived."""
-        if len(self._parts) == 1:
-            return Outcome(whole)
-        table, *more = unpacked(whole, self._parts)
+        table, *more = unpacked(whole, (self.out, *self._more)) if self._more else (whole,)
         return Outcome(table, more)
