@@ -231,6 +231,22 @@ def test_of_gpt_oss_a_message_ends_no_text(tmp_path) -> None:
     assert ends() == {5, 7}
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    {
+        "glm4": "It|'s| |123|4| 日本語です|。\r\n| K|_a| Straße|1|\t|\t|!?|  ",
+        "deepseek-llm": "It|'|s| |1|2|3|4| |日本語です|。|\r|\n| K|_|a| Stra|ß|e|1|\t|\t!?|  ",
+        "deepseek-coder": "It|'|s| |1|2|3|4| |日本語です|。|\r|\n| K|_|a| Straße|1|\t|\t!?|  ",
+        "deepseek-v3": "It|'s| |123|4| |日本語です|。\r\n| K|_a| Straße|1|\t|\t|!?|  ",
+    }.items(),
+)
+def test_pieces(pre, pieces) -> None:
+    steps = {"type": "Sequence", "pretokenizers": SPLITTINGS[pre].steps()[:-1]}
+    backend = Backend.from_str(json.dumps({**json.loads(Backend(BPE()).to_str()), "pre_tokenizer": steps}))
+    found = backend.pre_tokenizer.pre_tokenize_str(pieces.replace("|", ""))
+    assert "|".join(piece for piece, _ in found) == pieces
+
+
 def test_all_ways_of_splitting_are_read_by_the_library(tmp_path) -> None:
     made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2"))
     file = GgufFile.read(tmp_path / "x.gguf")

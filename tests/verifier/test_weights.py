@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.recurrences import DECAYS
@@ -294,3 +295,11 @@ def test_one_tensor_by_two_names_is_refused(tmp_path) -> None:
     save_file({**tensors, "language_model.model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"norm\.weight and .*norm\.weight are one tensor by two names"):
         read(tmp_path)
+
+
+def test_headers_of_files_larger_than_the_memory_are_read(tmp_path) -> None:
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [1 << 39], "data_offsets": [0, 1 << 40]}}).encode()
+    with (tmp_path / SINGLE).open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (1 << 40))
+    assert Checkpoint.open(tmp_path).tensors["a"].nbytes == 1 << 40

@@ -250,7 +250,7 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
     if not file.exists():
         raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with safe_open(file, framework="np") as tensors:  # for torch all of a file must fit the memory
             for name, own in _names(tensors.offset_keys()).items():
                 entry = tensors.get_slice(own)
                 yield name, own, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())

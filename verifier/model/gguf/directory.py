@@ -41,13 +41,30 @@ _TEKKEN = (
 _GPT_4O = _TEKKEN.replace(r"\p{M}]+|", r"\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|")
 _GPT_4O = _GPT_4O.replace(r"\p{M}]*|", r"\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|").replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
+#: Letters that have cases, as DeepSeek's first tokenizer lists them.
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7d"
+    "ᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛ"
+    "Ꜣ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_HAN = "[一-龥ࠀ-一가-\ud7ff]+"
+_DEEPSEEK = (r"[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", _HAN, r"\p{N}")
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How text is split before merging. pattern: a regular expression; "": that of GPT-2. digits: first split into
-    single digits. composed: characters are composed first (NFC). whole: pieces that are tokens are not merged."""
+    """How text is split before merging. patterns: regular expressions, each of pieces of those before; none: that of
+    GPT-2. digits: first split into single digits. composed: characters are composed first (NFC). whole: pieces that
+    are tokens are not merged."""
 
-    pattern: str = ""
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     composed: bool = False
     whole: bool = False
@@ -55,28 +72,32 @@ class Splitting:
     def steps(self) -> list[dict[str, Any]]:
         """The pre-tokenizers."""
         digits = [{"type": "Digits", "individual_digits": True}] if self.digits else []
-        split = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
-        return [*digits, *([split] if self.pattern else []), _bytes(use_regex=not self.pattern)]
+        splits = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in self.patterns
+        ]
+        return [*digits, *splits, _bytes(use_regex=not self.patterns)]
 
 
-_QWEN2 = Splitting(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True)
+_QWEN2 = Splitting((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), composed=True)
 _QWEN35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_AS_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1")
 SPLITTINGS = {
     "gpt-2": Splitting(),
     "smollm": Splitting(digits=True),
-    "llama-bpe": Splitting(_LLAMA3, whole=True),
-    "llama3": Splitting(_LLAMA3, whole=True),
-    "llama-v3": Splitting(_LLAMA3, whole=True),
-    "lfm2": Splitting(_LLAMA3, whole=True),
-    "falcon-h1": Splitting(_LLAMA3, whole=True),
+    **dict.fromkeys(_AS_LLAMA3, Splitting((_LLAMA3,), whole=True)),
     "qwen2": _QWEN2,
-    "qwen35": Splitting(_QWEN35, composed=True),
+    "qwen35": Splitting((_QWEN35,), composed=True),
     "deepseek-r1-qwen": _QWEN2,
-    "tekken": Splitting(_TEKKEN, whole=True),
-    "gpt-4o": Splitting(_GPT_4O),
+    "tekken": Splitting((_TEKKEN,), whole=True),
+    "gpt-4o": Splitting((_GPT_4O,)),
+    "glm4": Splitting((_LLAMA3,)),
+    "deepseek-llm": Splitting(_DEEPSEEK),
+    "deepseek-coder": Splitting(_DEEPSEEK_CODER),
+    "deepseek-v3": Splitting(_DEEPSEEK_V3),
 }
 
 
@@ -148,7 +169,7 @@ def _template(file: GgufFile) -> dict[str, Any]:
 
 
 #: Ways of splitting whose tokenizers add a begin token if the metadata does not say.
-_BEGINS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1", "tekken")
+_BEGINS = (*_AS_LLAMA3, "tekken")
 
 
 def _around_text(file: GgufFile, which: str, absent: bool) -> list[tuple[str, int]]:
