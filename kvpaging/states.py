@@ -166,9 +166,10 @@ class TextState:
 
     def targets(self, ahead: int = 0) -> tuple[int, int, int]:
         """The state page that a step's commit on a device starts from, and those that it writes: after the whole path,
-        and at a page boundary inside. Each step has others, so one that ran ahead and was dropped changes nothing.
+        and at a page boundary inside, ``NONE`` without a page for it. Each step has others, so one that ran ahead and
+        was dropped changes nothing.
         ahead: steps before it whose outcome is not known yet; pages are reserved for all."""
-        end, inside = self.spares[2 * ahead : 2 * ahead + 2]
+        end, inside = [*self.spares[2 * ahead : 2 * ahead + 2], NONE][:2]
         return self.spares[2 * ahead - 2] if ahead else self.page, end, inside
 
     def within(self, rows: int) -> int:

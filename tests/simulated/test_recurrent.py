@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import torch
 
+from foresay.kvpaging import PagePool
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import state_bytes, state_pages
 from foresay.spec.engine import Engine
@@ -127,6 +128,17 @@ def test_a_stop_inside_an_accepted_path(both) -> None:
             found = run_freely(engine, [end, replace(other, id="other")])
             assert_same({end.id: wanted[end.id], "other": texts[other.id]}, found)
             assert number < len(ends) or found[end.id].cached_tokens
+
+
+def test_texts_run_on_where_state_pages_are_few(pair, monkeypatch) -> None:
+    """Then one has a page for the state after its path, but none for a boundary inside; or none, and is preempted."""
+    made = pair("lfm2")
+    moved, jobs = there(made), jobs_of(made.vocab_size, (9, 17, 6), 20)
+    attach = PagePool.attach_states
+    monkeypatch.setattr(PagePool, "attach_states", lambda self, sequences, _: attach(self, sequences, 1 + 5))
+    with simulated():
+        engine = captured_engine(moved, copy(moved), TREE, max_seqs=2, capture=captured, page_size=8)
+        assert_same(plain(made.target, jobs), run_freely(engine, jobs, careful=True))
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _falcon_mamba(fields: Fields) -> Mamba2:
 def _mamba(fields: Fields, sizes: tuple[int, int, int, int], taps: int, bias: str, norm: NormKind) -> Mamba2:
     """sizes: groups, heads, widths of states and of heads. bias: the key that says whether the convolution has one.
 
-    Steps are not clamped at ``time_step_min``: transformers does that to Nemotron-H's in prompts, but not in decoding.
+    Steps have no other limits: ``time_step_min`` is for random weights (docs/recurrent.md).
     """
     groups, heads, state, dim = sizes
     limit = fields.get("time_step_limit")
