@@ -11,7 +11,7 @@ from foresay.spec.budget.weigh import CandidatePlan
 PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.003, 0.01, 0.005
 #: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
 #: step moves the averages of what choosing takes and brings.
-_VAIN, _SPARED, _MOVED = 16, 4, 1 / 16
+_VAIN, _SPARED, _MOVED = 10, 4, 1 / 16
 
 
 class Exploration:
