@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,7 +99,7 @@ class _Counted(TorchDispatchMode):
         self._counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         if func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -122,6 +122,7 @@ def bound(capability: int = 90, compiling: bool = False, counting: bool = True) 
     driver.set_active(stand_in)
     with ExitStack() as stack:
         stack.callback(lambda: setattr(driver, "_active", before))
+        stack.enter_context(patch.object(torch, "Event", lambda *_: MagicMock()))  # there is no device to wait for
         stack.enter_context(patch.object(knobs.runtime, "jit_cache_hook", stand_in.seen))
         stack.enter_context(patch.object(knobs.runtime, "jit_post_compile_hook", stand_in.made))
         if counting:

@@ -40,43 +40,47 @@ def forward(
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
-    x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, count)
-    if decoder.embedding_norm is not None:
-        x = normed
-        normed = x if first is None else norm(x, first, count)
+    x, normed = _embedded(decoder, rows, first)
     rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
+        if isinstance(node.mixer, MLP | Experts):
+            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share)
+            continue
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
             seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
-        elif isinstance(node.mixer, MLP | Experts):
-            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share)
-            continue
         else:
             seen = recurrence(layer, normed, rows, next(states))
         if node.beside is not None and layer.beside is not None:
-            out = recurrence(layer.beside, normed, rows, next(states))
-            add_norm(x, _branch(layer.beside.output, out, None, count), None, count, node.beside[1])
-        branch = _branch(layer.output, seen, layer.after_attention, count)
-        behind = next_norm if node.mlp is None else layer.before_mlp
-        if node.parallel:
-            add_norm(x, branch, None, count, node.share)
-        else:
-            normed = add_norm(x, branch, behind, count, node.share)
-        del seen, branch  # their memory is used again
+            _add_beside(x, layer.beside, normed, rows, next(states), node.beside[1])
+        behind = None if node.parallel else next_norm if node.mlp is None else layer.before_mlp
+        added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.share)
+        normed = normed if node.parallel else added
+        del seen  # its memory is used again
         if node.mlp is not None:
-            branch = inside(layer, normed, count, woken)
-            share = node.share if node.mlp_share is None else node.mlp_share
-            normed = add_norm(x, branch, next_norm, count, share)
-            del branch
-    if len(decoder.layers) in asked.layers:
-        taken[f"layer.{len(decoder.layers)}"] = x
-    if asked.final:
-        taken["final"] = normed
-    return _logits(decoder, normed, rows), taken
+            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share_of_mlp)
+    if len(stack.layers) in asked.layers:
+        taken[f"layer.{len(stack.layers)}"] = x
+    return _logits(decoder, normed, rows), taken | ({"final": normed} if asked.final else {})
+
+
+def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None) -> tuple[Tensor, Tensor]:
+    """Each [R, H]: the rows' embeddings, and these normed for the first layer."""
+    x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, rows.count)
+    if decoder.embedding_norm is None:
+        return x, normed
+    return normed, normed if first is None else norm(normed, first, rows.count)
+
+
+def _add_beside(
+    x: Tensor, layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates, share: float
+) -> None:
+    """Add a recurrence that has the same input as a layer's attention."""
+    out = recurrence(layer, normed, rows, states)
+    add_norm(x, _branch(layer.output, out, None, rows.count), None, rows.count, share)
 
 
 def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates) -> Tensor:

@@ -281,6 +281,11 @@ class Layer:
     reads: tuple[float, float] = (1.0, 1.0)
 
     @property
+    def share_of_mlp(self) -> float:
+        """The factor of the MLP's output."""
+        return self.share if self.mlp_share is None else self.mlp_share
+
+    @property
     def inner(self) -> MLP | Experts | None:
         """Its MLP or experts."""
         return self.mixer if isinstance(self.mixer, MLP | Experts) else self.mlp
