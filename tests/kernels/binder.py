@@ -25,6 +25,7 @@ DEVICE = torch.device("meta")
 _FREE = ("empty", "new_empty", "detach", "alias", "lift_fresh")
 #: Of stand-ins: Triton keeps a kernel's cache for as long as the kernel, and an ``id`` may come again.
 _NUMBERS = count()
+_EVENT = torch.Event
 
 
 @dataclass(slots=True)
@@ -122,7 +123,8 @@ def bound(capability: int = 90, compiling: bool = False, counting: bool = True) 
     driver.set_active(stand_in)
     with ExitStack() as stack:
         stack.callback(lambda: setattr(driver, "_active", before))
-        stack.enter_context(patch.object(torch, "Event", lambda *_: MagicMock()))  # there is no device to wait for
+        if torch.Event is _EVENT:  # else those of a simulated device
+            stack.enter_context(patch.object(torch, "Event", lambda *_: MagicMock()))
         stack.enter_context(patch.object(knobs.runtime, "jit_cache_hook", stand_in.seen))
         stack.enter_context(patch.object(knobs.runtime, "jit_post_compile_hook", stand_in.made))
         if counting:

@@ -92,4 +92,5 @@ def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
     assert by_op[0] < 8  # of prompts; all others were replayed
     assert engine.info.device == "meta (a GPU in all but speed)"
     assert "workspace" in engine.info.memory
-    assert all(isinstance(store, KVStore) and isinstance(store.tensors[0], Simulated) for store in engine.pool.stores)
+    stores = [store for store in engine.pool.stores if isinstance(store, KVStore)]
+    assert stores and all(isinstance(store.tensors[0], Simulated) for store in stores)
