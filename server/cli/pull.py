@@ -51,11 +51,10 @@ def pull(config: None, arguments: Namespace) -> int:
 
 def fetched(name: str) -> Path:
     """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
-    from foresay.server.catalog import fetch
-    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog import catalog
 
-    if (known := of_short_name(name)) is not None:
-        return fetch.fetched(known, "NAME")
+    if (known := catalog.of_short_name(name)) is not None:
+        return catalog.fetched(known, "NAME")
     from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
     from foresay.verifier.model.gguf.file import LINK
     from foresay.verifier.model.hub import resolve

@@ -15,9 +15,8 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
 
 
 class Checked(msgspec.Struct, kw_only=True):

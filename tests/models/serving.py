@@ -11,8 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.models.models import Models
-from foresay.server.host.service import Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.parsers.chat_format import ChatFormat

@@ -10,7 +10,7 @@ from typing import Any
 import ollama
 import pytest
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.models.serving import Serving, serving
 

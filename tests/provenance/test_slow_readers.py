@@ -12,7 +12,7 @@ import pytest
 from foresay.server.api.common.streaming import delivery
 from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.api.responses.events import OutputTextDelta
-from foresay.server.api.responses.send_queue import SendQueue
+from foresay.server.api.responses.queues import SendQueue
 from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
 from foresay.server.host.service import AnswerOrigin

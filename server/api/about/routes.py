@@ -12,7 +12,7 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Caller
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.models import MODELS, Models, ServedModel
 from foresay.server.observe.telemetry.report import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling

@@ -30,7 +30,7 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
-from foresay.server.text.tekken import tokenizer_file
+from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 
 log = logging.getLogger("foresay.server")

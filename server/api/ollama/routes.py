@@ -19,8 +19,7 @@ from foresay.server.api.common.turns import answered, chat_choices, completion_c
 from foresay.server.api.ollama import answer as answers
 from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama import schemas
-from foresay.server.catalog.catalog import of_short_name
-from foresay.server.catalog.fetch import fetched
+from foresay.server.catalog.catalog import fetched, of_short_name
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service, Text

@@ -17,8 +17,7 @@ from foresay.server.host.client_base import Progress
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
 from foresay.server.host.models.resident import NoMemory
-from foresay.server.host.service import Service, Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames, cached_target, choose_draft, nothing_to_fetch, target_directory

@@ -20,8 +20,7 @@ from foresay.server.host.client_base import Progress
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, Lease, Resident
-from foresay.server.host.service import Service
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Service
 from foresay.server.observe.telemetry.exposition import Exposition
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
