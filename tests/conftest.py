@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
-from foresay.server.host.spare import Spares
+from foresay.server.host.child import Spares
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs

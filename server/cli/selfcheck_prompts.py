@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.drafters.training.prompts import Prompt
-from foresay.server.observe.selfcheck.answer import Difference, RecordedAnswer, difference
+from foresay.server.observe.selfcheck import Difference, RecordedAnswer, difference
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

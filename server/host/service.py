@@ -16,7 +16,7 @@ import msgspec
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
 from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
 from foresay.server.host.imports import import_tokenizers
-from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from foresay.server.observe.selfcheck import CheckedEngine, SelfCheck
 from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body

@@ -16,7 +16,7 @@ from foresay.server.api.responses.queues import SendQueue
 from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
 from foresay.server.host.service import AnswerOrigin
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.child import Spawned
+from foresay.server.host.child import Spares, Spawned
 from foresay.server.host.models.models import MODELS, Models
-from foresay.server.host.spare import Spares
 from foresay.server.http.app import create_app
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED

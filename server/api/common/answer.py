@@ -23,8 +23,7 @@ from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas import tokens as schemas
-from foresay.server.schemas.chat import ChatChunk, ChatCompletion
-from foresay.server.schemas.completions import Completion
+from foresay.server.schemas.chat import ChatChunk, ChatCompletion, Completion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.options import stream_interval

@@ -27,8 +27,7 @@ from foresay.server.catalog.formats import EFFORTS
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions

@@ -21,7 +21,7 @@ from foresay.server.api.common.validation import FieldNames
 from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, RequestWarning, Timings, not_done, not_followed
 from foresay.server.schemas.tokens import TopLogprob
 from foresay.server.text.choice import Piece

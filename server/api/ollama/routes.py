@@ -23,7 +23,7 @@ from foresay.server.catalog.catalog import fetched, of_short_name
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS, ServedModel
 from foresay.server.host.service import Service, Text
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.errors import Forbidden, ModelNotFound
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.settings.units import moment

@@ -21,8 +21,7 @@ from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, Item, Items
 from foresay.server.api.responses import events, schemas
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
-from foresay.server.api.responses.items import new_id
-from foresay.server.api.responses.tools import Toolbox, spoken_input
+from foresay.server.api.responses.items import Toolbox, new_id, spoken_input
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody

@@ -23,8 +23,7 @@ from foresay.server.engine.generation import EngineStatus
 from foresay.server.host import frames
 from foresay.server.host.client_base import ChannelClient
 from foresay.server.host.frames import Channel
-from foresay.server.host.replicas.admission import introduce
-from foresay.server.host.replicas.hosted import Address
+from foresay.server.host.replicas.hosted import Address, introduce
 from foresay.server.host.resumption import InFlights
 from foresay.server.observe.telemetry import report
 from foresay.server.schemas.errors import EngineFailed
