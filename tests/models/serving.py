@@ -33,7 +33,7 @@ class ComingModel(Staying):
         self.engine.status, self.engine.info = EngineStatus("unloaded"), None
         self._text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = {"model": name, "target": f"/models/{name}", **options}
-        self.service = service_of(self.engine, server=server, **settings)
+        super().__init__(service_of(self.engine, server=server, **settings))
         self.footprint: Footprint | None = None
         self.seconds, self.wrong = 0.0, ""
         self.loads = self.unloads = 0
@@ -82,7 +82,7 @@ class Serving:
     async def settle(self, name: str, state: str) -> None:
         """Until the model stands so."""
         async with asyncio.timeout(60):
-            while self.models.find(name).resident.state != state:
+            while self.models.find(name).state != state:
                 await asyncio.sleep(0.005)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import Models
+from foresay.server.host.models.resident import Resident
 from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames
@@ -21,6 +22,7 @@ class Staying(Model):
     footprint: Footprint | None = None
 
     def __init__(self, service: Service) -> None:
+        Resident.__init__(self, service.names.own)
         self.service = service
 
     @property

@@ -73,7 +73,7 @@ async def test_it_waits_for_the_next_engine_and_new_ones_are_refused(serving: tu
     right = await ask(client, PROMPT)
     assert right[0] == 200
     early = [asyncio.create_task(ask(client, PROMPT)) for _ in range(3)]
-    while entry.resident.leases < len(early):
+    while entry.leases < len(early):
         await asyncio.sleep(0)
     os.kill(started.processes[0], signal.SIGKILL)
     while entry.service.engine.status.state == "ready":

@@ -18,7 +18,8 @@ from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, j
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
-from foresay.server.host.models.models import MODELS, ServedModel
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.chat import CompletionRequest
@@ -304,7 +305,7 @@ async def studio_model(http: web.Request) -> web.Response:
     return json_response(_studio(http.app[MODELS].find(name), name))
 
 
-def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
+def _studio(entry: Model, name: str) -> dict[str, Any]:
     known, running, text = entry.info, entry.running, entry.service.text
     facts = {
         "id": name,
@@ -315,7 +316,7 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
         "compatibility_type": "safetensors",
         "quantization": "" if known is None else known.quantization.partition(" ")[0] or known.dtype,
         "state": "loaded" if running else "not-loaded",
-        "max_context_length": known.trained_length if known else entry.model.longest,
+        "max_context_length": known.trained_length if known else entry.longest,
         "capabilities": ["tool_use"] if text is not None and text.chat_format.calls is not None else [],
     }
     return facts if running is None else facts | {"loaded_context_length": running.max_model_len}
