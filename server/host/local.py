@@ -163,7 +163,7 @@ class Engine:
         self._closed = True
         for stream in list(self._streams.values()):
             stream.close()
-        self._engine.tell()
+        self._engine.notify()
         self._observers.close()
 
     @overload
@@ -275,7 +275,7 @@ class Engine:
                 if delta.finish_reason is not None:
                     del self._streams[delta.id]
                 stream.take(delta)
-        self._engine.tell()
+        self._engine.notify()
 
     def shadowed(self) -> list[ShadowReport]:
         """What the ``shadow`` drafter would have done for the requests that ended since the last call."""

@@ -15,7 +15,7 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MT
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
-from foresay.verifier.model.predicting import beside
+from foresay.verifier.model.predicting import mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Heads that come with the bundled target, and fit only it.
@@ -150,7 +150,7 @@ def _predicts(config: EngineConfig) -> bool:
         directory = None if place is None else resolve(place)
         if directory is None or not (names := header_names(directory)):
             return False
-        return beside(names, ModelConfig.from_directory(directory)) is not None
+        return mtp_layout(names, ModelConfig.from_directory(directory)) is not None
     except ModelError:  # loading it reports the error
         return False
 
