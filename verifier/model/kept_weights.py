@@ -140,11 +140,10 @@ def folder() -> Path:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """A private mapping: writes stay in this process and do not change the file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if not kept.is_ours(os.fstat(file.fileno())):
             raise Damaged("other users may write to it")
-        return pages.mapped(file.fileno(), mmap.ACCESS_COPY)
+        return pages.mapped(file.fileno())
 
 
 def _unpacked(memory: mmap.mmap) -> Packed:
@@ -316,7 +315,7 @@ def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
     pages.read_anew(file.fileno())
-    with pages.mapped(file.fileno(), mmap.ACCESS_READ) as memory:
+    with pages.mapped(file.fileno()) as memory:
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))

@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from contextlib import suppress
 
 from torch import Tensor
 
 _SIZE = 2 << 20
+#: Linux's flag of mappings that no memory is set aside for, though they may be written to.
+_NO_RESERVE = 0x4000
 #: Linux's advice to use huge pages.
 _HUGEPAGE, _madvise = 14, getattr(ctypes.CDLL(None), "madvise", None)
 
@@ -28,9 +31,11 @@ def advise(memory: Tensor) -> None:
         _madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _HUGEPAGE)  # refused where there are none
 
 
-def mapped(file: int, access: int) -> mmap.mmap:
-    """A mapping of an open file for which huge pages are asked. access: as of :class:`mmap.mmap`."""
-    memory = mmap.mmap(file, 0, access=access)
+def mapped(file: int) -> mmap.mmap:
+    """A private mapping of an open file, which may be larger than the memory, for which huge pages are asked. Writes
+    stay in this process. Raises ValueError if it is empty."""
+    flags = mmap.MAP_PRIVATE | (_NO_RESERVE if sys.platform == "linux" else 0)
+    memory = mmap.mmap(file, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the system has none
             memory.madvise(mmap.MADV_HUGEPAGE)
