@@ -234,7 +234,8 @@ def _add_corrected(writer: Any, config: ModelConfig, mixture: Experts, shared: i
     writer.add_expert_weights_norm(mixture.router.normalised)
     kind = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kind.SIGMOID if mixture.router.sigmoid else kind.SOFTMAX)
-    writer.add_expert_group_count(1)
+    writer.add_expert_group_count(mixture.router.groups[0])
+    writer.add_expert_group_used_count(mixture.router.groups[1])
 
 
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:
