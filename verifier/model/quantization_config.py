@@ -31,7 +31,10 @@ _LAYERS = r"re:model\.layers\."
 _KEYS = ("quantization_config", "compression_config")
 #: What ModelOpt's older checkpoints have instead.
 MODELOPT_FILE = "hf_quant_config.json"
-SUPPORTED = "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4, fp8), gptq and awq (4 bits)"
+SUPPORTED = (
+    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4, fp8), "
+    "gptq and awq (4 bits)"
+)
 #: Numbers that share a scale, by layouts of 4-bit floats.
 _FLOATS4 = {MXFP4_PACKED: 32, NVFP4_PACKED: 16}
 
