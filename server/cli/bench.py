@@ -32,8 +32,8 @@ from foresay.spec.names import NONE, SUFFIX
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
     from foresay.server.cli.selfcheck_prompts import SelfCheckReport
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import Completion
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import Statistics
 

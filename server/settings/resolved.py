@@ -44,8 +44,7 @@ def target_directory(config: EngineConfig, flag: str = "TARGET") -> Path:
     """The target's local directory, downloaded first for a hub id or a short name of the catalog."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.server.catalog.fetch import fetched
+    from foresay.server.catalog.catalog import fetched, of_short_name
 
     known = of_short_name(config.target)
     return resolve(config.target if known is None else fetched(known, flag), flag=flag)
@@ -55,8 +54,7 @@ def cached_target(config: EngineConfig) -> Path | None:
     """The target's directory or file if all of it is on disk, without network access."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import of_short_name, on_disk
 
     known = of_short_name(config.target)
     return cached(config.target) if known is None else on_disk(known)

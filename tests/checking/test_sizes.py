@@ -19,8 +19,8 @@ from foresay.server.engine.build import fitting, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle
 from foresay.server.engine.drafters.registry import drafts
-from foresay.server.engine.machine import free_bytes, machine_bytes
 from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.parameters import free_bytes, machine_bytes
 from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, choose_draft

@@ -125,7 +125,7 @@ def find(key: str) -> Packed | None:
             log.warning("%s is not used: other users may write there", path.parent)
             return None
         found = _unpacked(_mapped(path))
-        os.utime(path)  # the least recently used file is removed first
+        kept.used(path)
         return found
     except (FileNotFoundError, RuntimeError):
         return None

@@ -24,7 +24,7 @@ from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
-from foresay.server.text.tekken import tokenizer_json
+from foresay.server.text.tokenizer import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape

@@ -10,8 +10,7 @@ from typing import cast
 import msgspec
 
 from foresay.server.observe.telemetry import report
-from foresay.server.observe.telemetry.counts import Histogram
-from foresay.server.observe.telemetry.drafting import link, unlink
+from foresay.server.observe.telemetry.counts import Histogram, link, unlink
 from foresay.server.observe.telemetry.window import Window
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
 

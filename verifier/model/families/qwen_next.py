@@ -95,6 +95,8 @@ _TILED, _APART = "linear_value_heads_tiled", "linear_rates_apart"
 
 def _of_gguf(fields: Fields, head_dim: int) -> dict[str, Any]:
     recurrent, heads = fields.get("attention.recurrent_layers"), fields.integer("ssm.time_step_rank")
+    if not isinstance(recurrent, list | None):
+        raise fields.error(f"attention.recurrent_layers must list each layer, got {recurrent!r}")
     kinds = [("full_attention", "linear_attention")[bool(one)] for one in recurrent or ()]
     count = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
     return {

@@ -106,7 +106,7 @@ def tokenizer_of(file: GgufFile) -> dict[str, Any]:
     model, pre = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
     if not tokens_of(file):
         raise ConfigError(f"{file.path}: has no tokenizer ({_KEY}tokens); {_WAY_OUT}")
-    if model == "gpt2" and pre in SPLITTINGS:
+    if model == "gpt2" and str(pre) in SPLITTINGS:
         return {**_around(file), **_merged_bytes(file, SPLITTINGS[str(pre)])}
     if model == "llama":
         return {**_around(file), **_merged_by_score(file)}

@@ -227,8 +227,8 @@ class _Cursor:
             raise struct.error
         if inner == _STRING:
             return self.texts(count)
-        if inner not in _SCALARS:
-            return [self.value(inner) for _ in range(count)]
+        if inner not in _SCALARS:  # llama.cpp reads no arrays of arrays either
+            raise struct.error
         form = f"<{count}{_SCALARS[inner]}"
         values = struct.unpack_from(form, self.data, self.at)
         self.at += struct.calcsize(form)
