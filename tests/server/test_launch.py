@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import free_port
 from foresay.server.catalog.agents import known_agents, models_for_agents
 from foresay.server.catalog.catalog import known_targets
 from foresay.server.cli import launch
@@ -25,8 +26,7 @@ from tests.server.live import ROOT
 
 def toy(*flags: str) -> list[str]:
     """The bundled toy, which suffices for no agent, at a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return ["bundled", "--draft", "none", "--port", str(free.getsockname()[1]), *flags]
+    return ["bundled", "--draft", "none", "--port", str(free_port()), *flags]
 
 
 #: Of a server that is said to be there: its health, its models, and what one of them can do.
