@@ -79,12 +79,12 @@ class PartCosts:
 
 class CostGroup:
     """Parts that are used together. A sum is given by how much of each part it has: [parts], or [sums, parts]. learnt:
-    how many sums it learnt from. drafts: the seconds of drafts computed last."""
+    how many sums it learnt from. drafts: the seconds of drafts computed last, and after which steps."""
 
     def __init__(self, parts: PartCosts, at: slice) -> None:
         self.parts, self.at, self.learnt, self._spent = parts, at, 0, 0.0
         self._last: dict[int, float] = {}
-        self.drafts: tuple[list[float], list[float]] | None = None
+        self.drafts: tuple[tuple[list[float], list[float]], tuple[int, int]] | None = None
 
     @property
     def now(self) -> Floats:
@@ -173,10 +173,11 @@ class DraftSeconds(NamedTuple):
     def of(cls, group: CostGroup, unread: float, hope: bool) -> DraftSeconds:
         """unread: tokens to catch up with."""
         row = float(group.now[2])
-        if group.drafts is None or group.parts.steps % _REREAD == 0 or group.learnt < _AT_FIRST:
+        known = group.parts.steps // _REREAD, min(group.learnt, _AT_FIRST)
+        if group.drafts is None or group.drafts[1] != known:
             chains, trees = group.seconds(_DRAFTS, hope).tolist()
-            group.drafts = chains, trees
-        return cls(row * unread, group.drafts, row)
+            group.drafts = (chains, trees), known
+        return cls(row * unread, group.drafts[0], row)
 
     def seconds(self, levels: float, nodes: float, grown: bool) -> float:
         """The seconds of one draft."""
