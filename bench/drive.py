@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import torch
@@ -33,6 +33,8 @@ from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from foresay.verifier.model_runner import ModelRunner
+
+Result = TypeVar("Result")
 
 _numbers = count()
 
@@ -218,7 +220,7 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
         while last is None:
             begun, decodes = time.perf_counter(), bool(run.tokens)
             deltas = engine.step()
-            engine.tell()
+            engine.notify()
             spent = time.perf_counter() - begun
             run.seconds += spent
             run.decoding += spent * decodes
@@ -235,15 +237,19 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
     return runs
 
 
-def run(engine: Engine, wanted: Request) -> Run:
-    """Run one request to its end."""
-    steps = stepped(engine, wanted)
+def ended(steps: Generator[float, None, Result]) -> Result:
+    """Take all steps at once; returns their result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            runs: list[Run] = end.value
-            return runs[0]
+            result: Result = end.value
+            return result
+
+
+def run(engine: Engine, wanted: Request) -> Run:
+    """Run one request to its end."""
+    return ended(stepped(engine, wanted))[0]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.weights import allocate, destinations
 from foresay.verifier.model_runner import ModelRunner
 
 #: Few layers whose heads are as wide as published ones; the vocabulary of the bundled models.
@@ -56,12 +56,12 @@ class Hybrid(Bench):
     def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         config = ModelConfig.of(Fields(self.fields or {}, "made"))
         weights = allocate(config, self.device.dtype, self.device.torch)
-        for part, place in places(config, weights):
-            assert isinstance(place, Tensor), "nothing is quantised"
-            if place.dim() == 1:
-                place.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
+        for part, into in destinations(config, weights):
+            assert isinstance(into, Tensor), "nothing is quantised"
+            if into.dim() == 1:
+                into.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
             else:
-                place.normal_(std=place.shape[-1] ** -0.5)
+                into.normal_(std=into.shape[-1] ** -0.5)
         pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
         return paged(pool, Decoder(config, weights, self.positions), self.device)
 

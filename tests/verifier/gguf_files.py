@@ -41,6 +41,11 @@ def cache_of_its_own(directory: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("XDG_CACHE_HOME", str(directory))
 
 
+def read_only(*_: object) -> None:
+    """What changes a file in a folder that is read-only."""
+    raise OSError(30, "Read-only file system")
+
+
 def all_of(kind: str) -> TypeOf:
     return lambda name: kind
 

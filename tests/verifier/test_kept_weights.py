@@ -26,7 +26,7 @@ from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load
 from tests.verifier.families import make
-from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m, read_only
 
 PLENTY = 1 << 40
 SMALL: dict[str, Any] = {"draft": "none", "max_model_len": 64, "kv_tokens": 512, "threads": 1}
@@ -210,6 +210,11 @@ def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
     assert kept_weights.find("this") is None and "other users may write there" in caplog.text
     kept_weights.keep("that", packed_of(BUNDLED / "draft"), PLENTY)
     assert [each.name for each in file.parent.iterdir()] == ["this"]
+
+
+def test_a_read_only_folder_is_used(file, monkeypatch) -> None:
+    monkeypatch.setattr(os, "utime", read_only)
+    assert kept_weights.find("this") is not None and file.exists()
 
 
 def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:

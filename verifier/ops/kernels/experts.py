@@ -26,8 +26,8 @@ from foresay.verifier.ops.kernels.linear import (
     about,
     activated,
     given,
+    options,
     own_numbers,
-    stages_of,
     tile_of_expert,
     tile_sums,
 )
@@ -211,8 +211,7 @@ def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: So
     expert_tiles[(tiles, triton.cdiv(each, tile.outputs))](
         x, weight.values, *(given(one, x) for one in tensors), out, rows.order, rows.owners, pairs,
         EXPERTS=weight.experts, SHARE=pairs // len(x), **about(weight), TILE=tile.outputs, ROWS=height, SEGMENT=length,
-        ALL=segments > 1, BIAS=weight.bias is not None, GATED=GATES[weight.gated], num_warps=tile.warps,
-        num_stages=stages_of(weight, tile), enable_fp_fusion=False, **chained(),
+        ALL=segments > 1, BIAS=weight.bias is not None, GATED=GATES[weight.gated], **options(tile, weight),
     )  # fmt: skip
     return out
 

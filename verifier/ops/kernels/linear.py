@@ -234,6 +234,37 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     tl.store(out + where, result, mask=(own < outputs)[:, None] & (rows < R)[None, :])
 
 
+@triton.jit(do_not_specialize=ROWS)
+def head_tiles(x, weight, scales, offsets, steps, out, R, HEADS: tl.constexpr, OUTER: tl.constexpr, K: tl.constexpr,
+               TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+               OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R / ROWS, outputs of a head / TILE, HEADS). x: [R, HEADS * K], out: [R, OUTER]: each head with its own rows
+    of the weight, in one chain. A head of a row is a row of x [R * HEADS, K]."""
+    wait_turn(CHAINED)
+    first, head = tl.program_id(0) * ROWS, tl.program_id(2)
+    outputs: tl.constexpr = OUTER // HEADS
+    own, rows = tl.program_id(1) * TILE + tl.arange(0, TILE), first + tl.arange(0, ROWS)
+    columns = tl.where(own < outputs, head * outputs + own, OUTER)
+    sums = tile_product(x, weight, scales, offsets, steps, rows * HEADS + head, columns, 0, WIDTH, R * HEADS, OUTER, K,
+                        BLOCK, KIND, GROUPS, SPAN, OFFSETS)  # fmt: skip
+    where = rows.to(tl.int64)[None, :] * OUTER + columns[:, None]
+    inside = (own < outputs)[:, None] & (rows < R)[None, :]
+    tl.store(out + where, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def head_product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
+    """As :func:`foresay.verifier.ops.linear.head_linear`."""
+    assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
+    assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
+    heads, tile = x.shape[1] // weight.inner, tile_of(len(x), False)
+    out = x.new_empty(len(x), weight.outer, dtype=dtype)
+    head_tiles[(*tile.grid(len(x), weight.outer // heads), heads)](
+        x, weight.values, *(given(one, x) for one in (weight.scales, weight.offsets, weight.steps)), out, len(x),
+        HEADS=heads, **about(weight), TILE=tile.outputs, ROWS=tile.rows, **options(tile, weight),
+    )  # fmt: skip
+    return out
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As :func:`foresay.verifier.ops.linear.linear`."""
     return whole(x, BlockedWeight.of(weight, bias), x.dtype)
@@ -285,11 +316,6 @@ def _long(weight: BlockedWeight) -> bool:
     return weight.block == _BLOCK and (knobs.runtime.interpret or capability() >= 90)
 
 
-def stages_of(weight: BlockedWeight, tile: Tile) -> int:
-    """Blocks that are loaded ahead."""
-    return tile.stages if weight.scales is None else _STAGES[weight.block]
-
-
 def _programs(weight: BlockedWeight, rows: int) -> int:
     """For each tile: one for each segment, or one for all of them."""
     tiles = math.prod(_tile(weight, rows).grid(min(rows, _FULL), weight.outer))
@@ -305,9 +331,14 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(given(one, x) for one in tensors), out, len(x), **about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=gate, AHEAD=AHEAD, num_warps=tile.warps, num_stages=stages_of(weight, tile), enable_fp_fusion=False,
-        **chained(),
+        GATED=gate, AHEAD=AHEAD, **options(tile, weight),
     )  # fmt: skip
+
+
+def options(tile: Tile, weight: BlockedWeight) -> dict[str, Any]:
+    """How a product of tiles is launched."""
+    stages = tile.stages if weight.scales is None else _STAGES[weight.block]
+    return {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False, **chained()}
 
 
 def given(tensor: Tensor | None, instead: Tensor) -> Tensor:
