@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
 
 from foresay.server.engine.build import build_engine
 from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.graphs.state import StepState
 from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.runs import assert_same, jobs_of, plain
@@ -45,6 +49,31 @@ def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:
     assert experts is not None
     assert experts.chosen <= min(woken) and max(woken) <= experts.count
     assert (max(woken) > experts.chosen) == (drafter == "copy")
+
+
+class Fewer:
+    """A proposer of whose trees only the root is left, in as many rows."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, state: StepState) -> DeviceTree:
+        tree = self.inner.propose(state)
+        return replace(tree, counts=torch.ones_like(tree.counts))
+
+
+def test_rows_behind_a_tree_wake_no_experts(pair) -> None:
+    made = pair("qwen3_moe")
+    moved, jobs = there(made), jobs_of(made.vocab_size, (9,), 12)
+    with simulated():
+        wrap = cast(Callable[[Proposer], Proposer], Fewer)
+        engine = captured_engine(moved, copy(moved), TreeShape.parse("3,2,1"), capture=captured, wrap=wrap)
+        engine.add(jobs[0].request())
+        woken = {engine.runner.woken for _ in iter(lambda: engine.has_work and engine.step(), False)}
+    assert len(woken) == 2 and min(woken) == 3, "of the prompt, and of steps"
 
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])

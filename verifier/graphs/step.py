@@ -16,7 +16,7 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -90,6 +90,7 @@ class SpeculativeStep:
         self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self._more: tuple[Tensor, ...] = ()
         self._woken: Tensor | None = None
+        self._mixed = device.type != "cpu" and model.decoder.config.stack.experts is not None
 
     def capture(self, capture: Capture) -> None:
         """Capture it: whole as ``launch``, and as ``stopping`` with a stop, unless that is None."""
@@ -107,6 +108,8 @@ class SpeculativeStep:
             tree = self.proposer.propose(self.state)
             nodes = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths)
             rows = rows_of(self.state, nodes, live=self.state.states is not None, store=self.model.store)
+            if self._mixed:  # rows behind a tree's last node wake no experts
+                rows = replace(rows, slots=rows.slots * (self._numbers < tree.counts.unsqueeze(1)).flatten())
             spans = list[Tensor]()
             logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs, spans)
             self._woken = woken_of(spans)
