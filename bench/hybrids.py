@@ -1,5 +1,4 @@
-"""Models with recurrent layers or experts: the same tokens with drafts and without, captured and op by op, alone and
-together."""
+"""Models with recurrent layers, latents or experts: the same tokens with drafts or without, in any company."""
 
 from __future__ import annotations
 
@@ -42,6 +41,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "num_experts": 32, "num_experts_per_tok": 4,
         "moe_intermediate_size": 256, "norm_topk_prob": True,
     },
+    "latents": _ALL
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 256,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "first_k_dense_replace": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+    },
 }  # fmt: skip
 #: The drafter, the tree, captured or not, requests at once. The copy is the target itself, so all its drafts are right.
 WAYS = (
@@ -68,7 +73,8 @@ class Hybrid(Bench):
                 into.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
             else:
                 into.normal_(std=into.shape[-1] ** -0.5)
-        pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
+        if config.stack.recurrence is not None:
+            pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
         return paged(pool, Decoder(config, weights, self.positions), self.device)
 
     def _made(self, name: str) -> Any:

@@ -93,7 +93,7 @@ def chunk_attention(
     """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows without words."""
     (total, heads, width), value = query.shape, shared or query.shape[2]
     out = query.new_zeros(total, heads, value)  # no program writes the padding rows
-    shape, tile = shape_constants(query, keys, rows, window, value), tile_constants(query, keys, rows, value)
+    shape, tile = shape_constants(query, rows, window, value), tile_constants(query, keys, rows, value)
     grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(value, shape["C"]))
     (count, stride), (scale, cap) = rows.tables.shape, scaling(scale, softcap)
     chunk_rows[grid](

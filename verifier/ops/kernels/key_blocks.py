@@ -249,9 +249,7 @@ def scaling(scale: float, softcap: float | None) -> tuple[float, float]:
     return (scale * LOG2_E, 0.0) if softcap is None else (2.0 * LOG2_E * scale / softcap, softcap * LOG2_E)
 
 
-def shape_constants(
-    query: Tensor, keys: Tensor, rows: AttentionMetadata, window: int | None, value: int
-) -> dict[str, int]:
+def shape_constants(query: Tensor, rows: AttentionMetadata, window: int | None, value: int) -> dict[str, int]:
     """The common constants of all kernels here. value: V."""
     return {
         "H": query.shape[1],

@@ -295,7 +295,7 @@ def tree_attention(
     count, stride = rows.tables.shape
     (total, heads, width), value = query.shape, shared or query.shape[2]
     factor, cap = scaling(scale, softcap)
-    shape, tile = shape_constants(query, keys, rows, window, value), tile_constants(query, keys, rows, value)
+    shape, tile = shape_constants(query, rows, window, value), tile_constants(query, keys, rows, value)
     capacity, of_values = stride * rows.page_size, triton.cdiv(value, shape["C"])
     tiles = tiles_of(query, keys, rows)
     if whole_splits is None:
