@@ -1,4 +1,4 @@
-"""Models with recurrent layers or latents: the same tokens with drafts and without, captured or not, in any company."""
+"""Models with recurrent layers, latents or experts: the same tokens with drafts or without, in any company."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "mamba", "attention", "mamba"],
         "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
         "num_local_experts": 0, "shared_intermediate_size": 1024, "mamba_d_conv": 4,
+    },
+    "experts": _ALL
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "num_experts": 32, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 256, "norm_topk_prob": True,
     },
     "latents": _ALL
     | {

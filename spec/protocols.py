@@ -102,13 +102,19 @@ class Forward:
 
     held: fp32, the logits of the wanted rows of all sequences in order, perhaps followed by others. starts: where each
     sequence's rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H]
-    over all rows. woken: how many experts had any of the rows, per layer of a mixture.
+    over all rows. of_mixtures: int64[L], how many experts of each mixture had any of the rows; None: there are none.
     """
 
     held: Tensor
     starts: list[int]
     features: dict[str, Tensor]
-    woken: float = 0.0
+    of_mixtures: Tensor | None = None
+
+    @property
+    def woken(self) -> float:
+        """How many experts had any of the rows, per layer of a mixture. It waits for the pass, and is valid until the
+        next one."""
+        return mean_woken(self.of_mixtures)
 
     @property
     def logits(self) -> Tensor:
@@ -118,6 +124,12 @@ class Forward:
     def of(self, index: int) -> Tensor:
         """fp32[w, V]: the logits of sequence number ``index`` of the pass."""
         return self.held[self.starts[index] : self.starts[index + 1]]
+
+
+def mean_woken(of_mixtures: Tensor | None) -> float:
+    """See :class:`Forward`."""
+    counts: list[int] = [] if of_mixtures is None else of_mixtures.tolist()
+    return sum(counts) / max(1, len(counts))
 
 
 #: The token sampled at each node of a tree, and the path that these samples take through it.

@@ -136,6 +136,7 @@ class StepRunner:
         rows = [_rows(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
         forward, masks = self._forward(batch, rows, watch)
         verified, raw = self._verify(batch, rows, forward, masks)
+        self.woken = forward.woken  # a device, too, has ended the pass
         watch.lap("draw")
         for index, scheduled in enumerate(batch):
             if scheduled.sequence.scoring:
@@ -154,7 +155,6 @@ class StepRunner:
         if masks is not None:
             watch.lap("mask")
         forward = self.verifier.run(rows, None if self.drafter is None else self.drafter.needs)
-        self.woken = forward.woken
         watch.lap("forward")
         if masks is None:
             return forward, [None] * len(batch)

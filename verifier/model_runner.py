@@ -37,6 +37,11 @@ from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
 
 
+def woken_of(spans: Sequence[Tensor]) -> Tensor | None:
+    """int64[L]: how many experts of each mixture had rows, from what ``forward`` appends; None: there is no mixture."""
+    return torch.cat([each[:1] for each in spans]) if spans else None
+
+
 def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatch) -> Tensor:
     """Accept paths and move rows. sampled: int64[W], from each requested row. Returns int64[B, 1 + 2 N] for the host:
     the length of each path, the path, the sample at each node."""
@@ -121,6 +126,7 @@ class GraphRunner:
         self._sampled: Tensor
         self._verified: Tensor
         self._spans: list[Tensor] = []
+        self._woken: Tensor | None = None
         self._replay = capture(self._work)
 
     @property
@@ -133,6 +139,8 @@ class GraphRunner:
             rows = self._batch.laid_out()
             self._spans.clear()
             self._logits, self._features = forward(self._decoder, rows, self._store, self._requested, self._spans)
+            if self._store.device.type != "cpu":
+                self._woken = woken_of(self._spans)
         yield
         if not self.sizes.wanted:
             return
@@ -149,7 +157,7 @@ class GraphRunner:
         self._rows = rows
         self._batch.write(rows)
         self._replay.run(_FORWARD)
-        woken = sum([int(spans[0]) for spans in self._spans]) / max(1, len(self._spans))
+        woken = woken_of(self._spans) if self._store.device.type == "cpu" else self._woken
         names = () if features is None else features.names
         own = {name: self._batch.without_padding(self._features[name]) for name in names}
         return Forward(self._logits, self._batch.starts, own, woken)

@@ -33,7 +33,7 @@ from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, 
 from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
-from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
+from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.key_blocks import columns_of
 from foresay.verifier.ops.kernels.tree_attention import most_partials
@@ -61,9 +61,6 @@ def plan_gpu(
     """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        if model.stack.experts is not None:
-            fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
-            raise CannotRun(fault, "--device cpu runs them")
         if device.capability in _LITTLE_SHARED and any(isinstance(one, Latent) for one in model.stack.attentions):
             fault = f"{device}: a block of latents ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
@@ -234,7 +231,7 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
     return (
         rows * _row_numbers(model) * item
         + 4 * rows * model.vocab_size  # logits
-        + 4 * rows * (_linear_partials(model) + _recurrent_numbers(model))
+        + 4 * rows * (_linear_partials(model) + _recurrent_numbers(model) + _mixed_numbers(model))
         + 4 * max(_attended(each, tree_rows, positions) for each in model.stack.attentions)
     )
 
@@ -262,6 +259,15 @@ def _recurrent_numbers(model: ModelConfig) -> int:
     return 0 if found is None else 3 * found.channels + 2 * found.value_heads * (found.value_dim + 2)
 
 
+def _mixed_numbers(model: ModelConfig) -> int:
+    """Numbers of 4 bytes of one row in a mixture: logits; of each chosen expert its number, weight, output, and places,
+    of which a tile has 64; the shared expert's output."""
+    found = model.stack.experts
+    if found is None:
+        return 0
+    return found.count + found.chosen * (model.hidden_size + 3 + 64) + model.hidden_size
+
+
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
     """Bytes of the cosines and sines of ``positions`` positions, in the model's dtype."""
     return 2 * item * positions * model.attention.turning * sum(rope is not None for rope in model.ropes)
@@ -269,21 +275,24 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
 
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
-    their product."""
+    their product, of each chosen expert and of the shared one."""
     made, read = Counter[str](), Counter[str]()
     for _, product in products(model):
-        made |= Counter({product.name: product.outer})
-        read |= Counter({product.name: product.inner})
+        times = product.chosen or 1
+        made |= Counter({product.name: product.outer // (product.experts or 1) * times})
+        read |= Counter({product.name: product.inner * times})
+    inner = made[GATE_UP] + made[SHARED_GATE_UP] + read[DOWN] + read[SHARED_DOWN]
     beside = max(map(_absorbed, model.stack.attentions))
-    return 3 * model.hidden_size + made[QKV] + made[GATE_UP] + 2 * read[OUTPUT] + read[DOWN] + beside
+    return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + beside
 
 
 def _linear_partials(model: ModelConfig) -> int:
-    """fp32 partial sums of one row in the widest split-K product; 0 if none is split. Counted with the smallest blocks,
-    which give the most segments.
+    """fp32 partial sums of one row in the widest split-K product, which experts' are not; 0 if none is split. Counted
+    with the smallest blocks, which give the most segments.
     """
-    shapes = {(product.outer, product.inner) for _, product in products(model)} | {
-        (model.vocab_size, model.hidden_size)
-    }
+    shapes = {(product.outer, product.inner) for _, product in products(model) if not product.experts}
+    shapes |= {(model.vocab_size, model.hidden_size)}
+    if (found := model.stack.experts) is not None:
+        shapes |= {(found.count, model.hidden_size)}  # a router's
     cut = [(segments_of(outer, -(-inner // LEAST_BLOCK), LEAST_BLOCK)[0], outer) for outer, inner in shapes]
     return max(segments * outer if segments > 1 else 0 for segments, outer in cut)

@@ -103,6 +103,17 @@ def test_recurrent_states_are_planned_as_they_are_allocated() -> None:
     assert 0 <= UTILIZATION * 139 * GIB - found.total < 2 * 16 * found.token_bytes
 
 
+def test_a_mixture_is_planned_by_what_its_rows_choose() -> None:
+    """Of Qwen3's 30B-A3B: vectors of eight experts for a row, not of 128."""
+    shape = {"hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    model = ModelConfig.of(Fields({**LLAMA_8B, **shape, **experts, "architectures": ["Qwen3MoeForCausalLM"]}, ""))
+    found, rows = planned(H200, model), 512
+    assert 0.99 < 2 * parameters(model) / found.weights["target"] < 1.01
+    least = rows * (128256 * 4 + 8 * (2048 * 4 + 768 * 2))
+    assert least < workspace_bytes(model, 2, 4096, rows, 0) < 1.3 * least
+
+
 def test_every_part_takes_its_share_of_the_tokens() -> None:
     most = planned(H200).tokens
     assert planned(H200, gpu_memory_utilization=0.5).tokens == pytest.approx(most - 0.4 * 139 * GIB / PER_TOKEN, abs=32)

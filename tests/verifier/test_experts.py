@@ -106,9 +106,9 @@ def test_a_row_has_the_bits_of_a_linear_of_its_expert_alone(form, gated) -> None
                 for expert, place in zip(experts, own, strict=True):
                     assert torch.equal(made[place], alone[expert][row]), (rounds, rows, kind, row)
         with references():
-            copies, where = sort_rows(x, chosen, how)
-            their = mixture.of_experts(copies, where)
-            torch.testing.assert_close(their[where.places.long()], made[where.places.long()], rtol=0.03, atol=0.03)
+            same, there = sort_rows(x, chosen, how)
+            their = mixture.of_experts(same, there)
+            torch.testing.assert_close(their[there.places.long()], made[where.places.long()], rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -74,6 +74,7 @@ class GraphStepRunner(StepRunner):
         if self._may_run_ahead(launched):
             self._ahead = self._launch(launched.step, launched.batch, 1)
         outcome = launched.step.outcome(launched.arrival.wait())
+        self.woken = outcome.woken
         watch.lap("forward")
         watch.share("forward", "propose", launched.step.drafting)
         results = self._arrived(launched, batch, outcome)

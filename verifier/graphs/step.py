@@ -16,12 +16,12 @@ Legend: S sequences, N nodes of a tree, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from foresay.spec.protocols import Features, Verified
+from foresay.spec.protocols import Features, Verified, mean_woken
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, unpacked, without_stops
@@ -29,7 +29,7 @@ from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
-from foresay.verifier.model_runner import ModelRunner, accept_and_move
+from foresay.verifier.model_runner import ModelRunner, accept_and_move, woken_of
 from foresay.verifier.ops.recurrence import replay_paths
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.ops.trees import real_parents, report
@@ -38,10 +38,12 @@ from foresay.verifier.ops.trees import real_parents, report
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A step's outcome for the host. table: int64[S, 1 + 4 N], for each sequence path length, path, tokens, parents,
-    samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`."""
+    samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`. woken: see
+    :class:`~foresay.spec.protocols.Forward`."""
 
     table: Tensor
     more: Sequence[Tensor] = ()
+    woken: float = 0.0
 
     @property
     def rows(self) -> list[int]:
@@ -87,6 +89,8 @@ class SpeculativeStep:
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
         self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self._more: tuple[Tensor, ...] = ()
+        self._woken: Tensor | None = None
+        self._mixed = device.type != "cpu" and model.decoder.config.stack.experts is not None
 
     def capture(self, capture: Capture) -> None:
         """Capture it: whole as ``launch``, and as ``stopping`` with a stop, unless that is None."""
@@ -104,7 +108,11 @@ class SpeculativeStep:
             tree = self.proposer.propose(self.state)
             nodes = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths)
             rows = rows_of(self.state, nodes, live=self.state.states is not None, store=self.model.store)
-            logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs)
+            if self._mixed:  # rows behind a tree's last node wake no experts
+                rows = replace(rows, slots=rows.slots * (self._numbers < tree.counts.unsqueeze(1)).flatten())
+            spans = list[Tensor]()
+            logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs, spans)
+            self._woken = woken_of(spans)
             if stops:
                 logits = self._show(tree, logits)
         if stops:
@@ -130,8 +138,9 @@ class SpeculativeStep:
             replay_paths(store.states.layers, *of, state.page_size)
         self.proposer.committed(state, AcceptedTree(tree, paths, slots, features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
-        if tree.more:
-            self._pack(tree.more)
+        more = tree.more if self._woken is None else (*tree.more, self._woken)
+        if more:
+            self._pack(more)
         state.advance(paths)
 
     def _pack(self, more: tuple[Tensor, ...]) -> None:
@@ -148,4 +157,4 @@ class SpeculativeStep:
     def outcome(self, whole: Tensor) -> Outcome:
         """The outcome that arrived."""
         table, *more = unpacked(whole, (self.out, *self._more)) if self._more else (whole,)
-        return Outcome(table, more)
+        return Outcome(table, more, 0.0 if self._woken is None else mean_woken(more.pop()))

@@ -49,12 +49,14 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 @dataclass(slots=True)
 class PackedExperts:
     """The parts of a mixture layer besides the experts' products. router: H to a logit of each expert, and of the
-    shared one's gate, in fp32. correction: fp32[experts]. shared: the products into and out of the shared expert."""
+    shared one's gate, in fp32. remainder: what a GPU, which multiplies numbers of one dtype, rounds off its weight;
+    None: nothing. correction: fp32[experts]. shared: the products into and out of the shared expert."""
 
     routing: Routing
     router: Linear
     correction: Tensor | None
     shared: tuple[Linear, Linear] | None
+    remainder: Linear | None = None
 
     @property
     def gated(self) -> bool:
@@ -62,8 +64,14 @@ class PackedExperts:
         return self.router.out_features > self.routing.experts
 
     @classmethod
-    def of(cls, node: Experts, vectors: Mapping[str, Tensor], shared: tuple[Linear, Linear] | None) -> PackedExperts:
-        """vectors: the layer's."""
+    def of(
+        cls,
+        node: Experts,
+        vectors: Mapping[str, Tensor],
+        shared: tuple[Linear, Linear] | None,
+        dtype: torch.dtype,
+    ) -> PackedExperts:
+        """vectors: the layer's. dtype: of activations."""
         how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
         bias = vectors.get(f"{how.module}.bias")
         if node.shared_gate is not None:
@@ -71,7 +79,13 @@ class PackedExperts:
             bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
         kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
         correction = None if how.correction is None else vectors[how.correction]
-        return cls(Routing(*kind), Linear(torch.cat(rows), bias), correction, shared)
+        whole, left = torch.cat(rows), None
+        if whole.device.type != "cpu":
+            rounded_off = whole - whole.to(dtype).float()
+            left = Linear(rounded_off, None, dtype) if bool(rounded_off.any()) else None
+        else:
+            dtype = whole.dtype
+        return cls(Routing(*kind), Linear(whole, bias, dtype), correction, shared, left)
 
 
 @dataclass(slots=True)
@@ -147,7 +161,7 @@ class PackedLayer:
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
-            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared),
+            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype),
             None if layer.beside is None else cls.of(*_beside(layer.beside[0], layer, weights), dtype, rounds),
             latent,
         )

@@ -35,8 +35,8 @@ def forward(
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
-    woken: each mixture's spans are appended; their first number is how many of its experts had rows. Returns fp32[W, V]
-    logits of the requested rows and the requested features, each [R, H], including padding rows.
+    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
+    fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows.
     """
     asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
@@ -47,7 +47,7 @@ def forward(
         if index in asked.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         if isinstance(node.mixer, MLP | Experts):
-            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share)
+            normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share)
             continue
         if isinstance(node.mixer, Attention):
             kept = rows.of_layer(store.is_windowed(index))
@@ -61,7 +61,7 @@ def forward(
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            normed = add_norm(x, inside(layer, normed, count, woken), next_norm, count, node.share_of_mlp)
+            normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share_of_mlp)
     if len(stack.layers) in asked.layers:
         taken[f"layer.{len(stack.layers)}"] = x
     return _logits(decoder, normed, rows), taken | ({"final": normed} if asked.final else {})
@@ -95,21 +95,29 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, rates, layer.delta, *more)
 
 
-def inside(layer: PackedLayer, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None) -> Tensor | SplitKSums:
+def inside(layer: PackedLayer, normed: Tensor, rows: StaticRows, woken: list[Tensor] | None) -> Tensor | SplitKSums:
     """[R, H]: the output of an MLP, or of experts, for normalised rows."""
+    count = rows.count
     if layer.experts is not None:
-        found = experts(layer, layer.experts, normed, count, woken)
+        found = experts(layer, layer.experts, normed, count, rows.slots, woken)
         return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
     into, back = layer.inner
     return _branch(back, into.gated(normed, count), layer.after_mlp, count)
 
 
 def experts(
-    layer: PackedLayer, own: PackedExperts, normed: Tensor, count: Tensor | None, woken: list[Tensor] | None = None
+    layer: PackedLayer,
+    own: PackedExperts,
+    normed: Tensor,
+    count: Tensor | None,
+    slots: Tensor | None = None,
+    woken: list[Tensor] | None = None,
 ) -> Tensor:
-    """[R, H]: the output of each row's experts and the shared one."""
+    """[R, H]: the output of each row's experts and the shared one. slots: int64[R], 0 of padding; None: none is."""
     logits = own.router.wide(normed, count)
-    chosen, weights = route(logits, own.routing, own.correction, count)
+    if own.remainder is not None:
+        logits = logits + own.remainder.wide(normed, count)
+    chosen, weights = route(logits, own.routing, own.correction, count, slots)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
     if woken is not None:
         woken.append(rows.spans)

@@ -94,7 +94,6 @@ class Linear:
     def of_experts(self, x: Tensor, rows: Sorted, dtype: torch.dtype | None = None) -> Tensor:
         """[P, in] -> [P, out / experts], possibly gated: each row times the weight of its expert; the experts' weights
         are stacked (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of the output."""
-        assert not isinstance(self._packed, BlockedWeight), "mixtures of experts run on a CPU"
         return expert_linear(self._taken(x, rows.spans[2:]), self._packed, dtype or self.dtype, rows)
 
     def of_heads(self, x: Tensor, count: Tensor | None = None) -> Tensor:
@@ -112,10 +111,10 @@ def _packed(
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if weight.device.type != "cpu":
-            return BlockedWeight.of(kept.whole(), bias, gated)
+            return BlockedWeight.of(kept.whole(), bias, gated, experts)
         return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
     if weight.device.type != "cpu":
-        return BlockedWeight.of(weight.to(compute), bias, gated)
+        return BlockedWeight.of(weight.to(compute), bias, gated, experts)
     return PackedFloats.of(_kept(weight, compute), bias, gated, experts)
 
 

@@ -5,8 +5,8 @@
     logits ── route ── experts of each row, in the order of their numbers, with their weights
     rows ──── sort_rows ── copies, grouped by expert ── expert_linear, twice ── mixed: a row's sum
 
-A row's experts depend only on its own logits, each computes an fp32 vector, and these are added up in the order of the
-experts' numbers, the shared expert's last. So a row has the same bits in any batch.
+A GPU copies no rows. A row's experts depend only on its own logits, each computes an fp32 vector, and these are added
+up in the order of the experts' numbers, the shared expert's last. So a row has the same bits in any batch.
 
 Legend: R rows, E experts, k of them chosen for a row, P places of copies, H hidden width.
 """
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled, op
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.linear import PackedWeight, finish
-from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted, SplitKSums, turns_of
+from foresay.verifier.ops.records import TILE, Routing, Sorted, SplitKSums, turns_of
 
 
 def places_of(rows: int, how: Routing) -> int:
@@ -26,14 +27,19 @@ def places_of(rows: int, how: Routing) -> int:
     return rows * how.chosen + min(how.experts, rows * how.chosen) * (TILE - 1)
 
 
-@op(cpu="experts")
+@op(gpu="experts", cpu="experts")
 def route(
-    logits: Tensor, how: Routing, correction: Tensor | None = None, count: Tensor | None = None
+    logits: Tensor,
+    how: Routing,
+    correction: Tensor | None = None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each row, int32[R, k], in the order of their numbers, and their weights, fp32[R, k].
 
     logits: fp32[R, E or more], those of experts first. correction: fp32[E]. count: int64[1], the number of rows, read
-    when it runs (by compiled kernels; None: all). Of equal scores the one with the lowest number is chosen.
+    when it runs (by compiled kernels; None: all). Of equal scores the one with the lowest number is chosen. slots:
+    int64[R], of each row's key; 0: it is padding, whose experts are -1 on a GPU (None: no row is).
     """
     own = logits[:, : how.experts]
     scores = own.sigmoid() if how.sigmoid else own.softmax(1)
@@ -48,48 +54,54 @@ def route(
     weights = scores.gather(1, chosen)
     if how.normalised:
         weights = weights / (weights.sum(1, keepdim=True) + (1e-20 if how.sigmoid else 0.0))
+    chosen = chosen if slots is None else chosen.masked_fill((slots == 0).unsqueeze(1), -1)
     return chosen.int(), weights * how.scale
 
 
-@op(cpu="experts")
+@op(gpu="experts", cpu="experts")
 def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
-    """Copies of the rows [P, K], grouped by expert in the order of the rows, and their places.
+    """The rows, and their places by expert, in the order of the rows; a CPU copies the rows there, [P, K], perhaps with
+    gaps between two experts.
 
-    x: [R, K]. chosen: int32[R, k]. There may be gaps between two experts. count: see :func:`route`.
+    x: [R, K]. chosen: int32[R, k]. count: see :func:`route`.
     """
-    copies, places, spans = x.new_zeros(places_of(len(x), how), x.shape[1]), torch.empty_like(chosen), list[int]()
-    at = cost = 0
-    for expert in range(how.experts):
-        rows, slots = (chosen[: len(x) if count is None else int(count)] == expert).nonzero(as_tuple=True)
-        if not len(rows):
-            continue
-        spans += [expert, at, at + len(rows), cost]
-        copies[at : at + len(rows)] = x[rows]
-        places[rows, slots] = torch.arange(at, at + len(rows), dtype=torch.int32)
-        at, cost = -(-(at + len(rows)) // TILE) * TILE, cost + len(rows) + READING
-    return copies, Sorted(places, torch.tensor([len(spans) // 4, cost, at, *spans]))
+    pairs, (tiles, height) = chosen[: len(x) if count is None else int(count)].flatten(), how.tiles(chosen)
+    order, owners = chosen.new_full((tiles, height), chosen.numel()), chosen.new_full((tiles,), -1)
+    woken, at = pairs[pairs >= 0].unique().tolist(), 0
+    for expert in woken:
+        for part in (pairs == expert).nonzero().flatten().split(height):
+            order[at, : len(part)], owners[at], at = part.int(), expert, at + 1
+    places = torch.arange(chosen.numel(), dtype=torch.int32).view_as(chosen).masked_fill(chosen < 0, -1)
+    return x, Sorted(places, torch.tensor([len(woken)]), order, owners)
 
 
-def expert_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
-    """Each copy times the weight of its expert, [P, O] (or [P, O / 2] of halves): a row has the bits that
+def expert_linear(x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
+    """Each place's row times the weight of its expert, [P, O] (or [P, O / 2] of halves): it has the bits that
     :func:`~foresay.verifier.ops.linear.packed_linear` gives it with only that expert's weight.
 
-    x: [P, K]. weight: [E * O, K], of all experts; with gate and up, all gates first. rows: the experts' places. The
-    gaps between two experts' rows are undefined.
+    x: [P, K]; or, where rows are not copied, [R, K]. weight: [E * O, K], of all experts; with gate and up, all gates
+    first. rows: the experts' places. The gaps between two experts' rows are undefined.
     """
-    if compiled(x):
+    if isinstance(weight, BlockedWeight):
+        if x.is_cuda:
+            from foresay.verifier.ops.kernels import experts as kernels
+
+            return kernels.expert_linear(x, weight, dtype, rows)
+    elif compiled(x):
         made = weight.product(x, dtype, rows.spans)
         assert isinstance(made, Tensor), "a CPU leaves no sums"
         return made
-    turns, experts = turns_of(weight.gated), weight.experts
-    out = x.new_zeros(len(x), weight.outer // turns // experts, dtype=dtype)
-    for expert, begin, end, _ in rows.spans[SPANS:].view(-1, 4)[: int(rows.spans[0])].tolist():
-        sums = _of_all(x[begin:end], weight).unflatten(1, (turns, experts, -1))[:, :, expert].flatten(1)
-        out[begin:end] = finish(SplitKSums(sums.unsqueeze(0), None), dtype, weight.gated)
-    return out
+    assert rows.order is not None and rows.owners is not None, "they were sorted by the reference"
+    pairs = rows.places.numel()
+    expert = x.new_zeros(pairs + 1, dtype=torch.int64)
+    expert[rows.order.long()] = rows.owners.clamp_min(0).long().unsqueeze(1).expand_as(rows.order)
+    row = torch.arange(pairs) // (pairs // len(x))
+    whole = _of_all(x, weight).unflatten(1, (turns_of(weight.gated), weight.experts, -1))
+    sums = whole[row, :, expert[:pairs]].flatten(1)
+    return finish(SplitKSums(sums.unsqueeze(0), None), dtype, weight.gated)
 
 
-def _of_all(x: Tensor, weight: PackedWeight) -> Tensor:
+def _of_all(x: Tensor, weight: PackedWeight | BlockedWeight) -> Tensor:
     """fp32[R, E * O]."""
     if (whole := weight.rounded(x)) is not None:
         return whole
@@ -97,7 +109,7 @@ def _of_all(x: Tensor, weight: PackedWeight) -> Tensor:
     return sums if bias is None else sums + bias
 
 
-@op(cpu="experts")
+@op(gpu="experts", cpu="experts")
 def mixed(
     parts: Tensor,
     weights: Tensor,

@@ -147,6 +147,17 @@ class Routing:
     normalised: bool = True
     scale: float = 1.0
 
+    def tiles(self, chosen: Tensor) -> tuple[int, int]:
+        """The most tiles of a GPU's product with rows of one expert that there can be, and the rows of each. chosen:
+        [R, k]."""
+        pairs, rows = chosen.numel(), tile_rows(chosen.numel(), self.experts)
+        return (pairs + min(self.experts, pairs) * (rows - 1)) // rows, rows
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile: at least as many as an expert has on average, up to 64."""
+    return next((rows for rows in (16, 32) if pairs <= rows * experts), 64)
+
 
 #: The cost of reading a block of an expert's weight, in rows multiplied with it; and the multiple that its rows are
 #: padded to, as rows are rounded in such tiles.
@@ -157,15 +168,19 @@ SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """The positions of each expert's rows, which are consecutive.
+    """The positions of each expert's rows.
 
     places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
-    have rows; the total cost; the position after the last; then for each with rows its number, its first position, the
-    one after its last, and the cost of those before it.
+    have rows; and of compiled kernels of a CPU, whose positions are consecutive ones of copies: the total cost; the
+    position after the last; then for each with rows its number, its first position, the one after its last, and the
+    cost of those before it. Else a position is ``row * k + slot``, -1 of padding, and they are in tiles of N. order:
+    int32[T, N], the positions of a tile, R * k after the last. owners: int32[T], its expert; -1: it has none.
     """
 
     places: Tensor
     spans: Tensor
+    order: Tensor | None = None
+    owners: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,15 @@ class BlockedWeight:
     scales: Tensor | None = None
     offsets: Tensor | None = None
     steps: Tensor | None = None
+    experts: int = 0
 
     @classmethod
-    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "") -> BlockedWeight:
+    def of(
+        cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "", experts: int = 0
+    ) -> BlockedWeight:
         """Lay it out. Floats are unchanged."""
         if isinstance(weight, Tensor):
-            return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias)
+            return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias, experts=experts)
         kind = E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
         block = block_of(weight.group, weight.bits)
         offsets, steps = weight.zeros if weight.minimums is None else weight.minimums, weight.steps
@@ -70,7 +73,7 @@ class BlockedWeight:
         scales, offsets, steps = (
             None if one is None else one.mT.contiguous() for one in (weight.scales, offsets, steps)
         )
-        return cls(values, kind, block, weight.inner, gated, bias, scales, offsets, steps)
+        return cls(values, kind, block, weight.inner, gated, bias, scales, offsets, steps, experts)
 
     @property
     def outer(self) -> int:
@@ -99,8 +102,8 @@ class BlockedWeight:
 
     @property
     def cut(self) -> tuple[int, int]:
-        """See :func:`segments_of`."""
-        return segments_of(self.outer, self.blocks, self.block)
+        """See :func:`segments_of`; of experts those of one alone."""
+        return segments_of(self.outer // max(1, self.experts), self.blocks, self.block)
 
     def segments(self) -> list[slice]:
         """The segments of K."""

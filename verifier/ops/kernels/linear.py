@@ -66,7 +66,7 @@ def product_at(product, bias, row, columns, inside, R, kind: tl.constexpr, OUTER
 
 
 #: The activation of a product, as a number for kernels: above zero it applies to its halves.
-GATES: dict[Gate, int] = {"": 0, "silu": 1, "gelu": 2, "relu2": -1}
+GATES: dict[Gate, int] = {"": 0, "silu": 1, "gelu": 2, "clamped": 3, "relu2": -1}
 
 
 @triton.jit
@@ -81,8 +81,21 @@ def opened(gate, GATED: tl.constexpr):
 
 
 @triton.jit
+def _clamped(gate, up):
+    """gpt-oss's activation of both halves, rounded after each step."""
+    kind: tl.constexpr = gate.dtype
+    wide, other = gate.to(tl.float32), up.to(tl.float32)
+    wide = tl.where(wide > 7.0, 7.0, wide)
+    other = tl.where(other > 7.0, 7.0, tl.where(other < -7.0, -7.0, other))
+    wide = (wide * (1.0 / (1.0 + tl.exp(wide * -1.702))).to(kind).to(tl.float32)).to(kind)
+    return ((other + 1.0).to(kind).to(tl.float32) * wide.to(tl.float32)).to(kind)
+
+
+@triton.jit
 def gated(gate, up, GATED: tl.constexpr):
     """``act(gate) * up``, rounded."""
+    if GATED == 3:
+        return _clamped(gate, up)
     return (opened(gate, GATED).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
 
 
@@ -140,8 +153,9 @@ class Tile:
 
 #: Tiles for up to 64 rows; a GPU of compute capability 8.9 has 99 KB of shared memory.
 SMALL = (Tile(16), Tile(32), Tile(64, stages=3))
-#: The tile for more rows, from compute capability 9.0 on, if blocks are long.
+#: The tile for more rows, from compute capability 9.0 on, if blocks are long; and for 64 of an expert.
 LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
+_OF_EXPERT = Tile(64, 128, warps=8, stages=3)
 #: Blocks that each program prefetches of its own weight; 0: none.
 AHEAD = 2
 #: Programs that keep all SMs busy: with this many, one program adds up all segments of its outputs. And the rows from
@@ -160,6 +174,42 @@ def _halved(pairs):
     return tl.reshape(first, [tile // 2, rows]), tl.reshape(second, [tile // 2, rows])
 
 
+@triton.jit
+def tile_sums(x, weight, scales, offsets, steps, rows, columns, start, end, R, OUTER: tl.constexpr, K: tl.constexpr,
+              BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+              OFFSETS: tl.constexpr, SEGMENT: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
+    """fp32[TILE, ROWS]: the sums over start .. end - 1, which are ALL segments, added in order, or one."""
+    if ALL:
+        sums = nothing(columns.shape[0], rows.shape[0])
+        for begin in tl.range(start, end, SEGMENT):
+            more = tile_product(x, weight, scales, offsets, steps, rows, columns, begin,
+                                tl.minimum(begin + SEGMENT, end), R, OUTER, K, BLOCK, KIND, GROUPS, SPAN,
+                                OFFSETS)  # fmt: skip
+            sums = sums + more
+        return sums
+    return tile_product(x, weight, scales, offsets, steps, rows, columns, start, end, R, OUTER, K, BLOCK, KIND, GROUPS,
+                        SPAN, OFFSETS)  # fmt: skip
+
+
+@triton.jit
+def activated(sums, bias, columns, kind: tl.constexpr, OUTER: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr):
+    """A tile's sums plus bias, with their activation."""
+    result = finished(sums, bias, columns[:, None], (columns < OUTER)[:, None], kind, BIAS)
+    if GATED < 0:
+        result = squared(result)
+    if GATED > 0:
+        gate, up = _halved(result)
+        result = gated(gate, up, GATED)
+    return result
+
+
+@triton.jit
+def own_numbers(tile, TILE: tl.constexpr, GATED: tl.constexpr):
+    """The numbers of a row that a tile makes: half as many as outputs if these have gates."""
+    width: tl.constexpr = TILE // 2 if GATED > 0 else TILE
+    return tile * width + tl.arange(0, width)
+
+
 @triton.jit(do_not_specialize=ROWS)
 def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.constexpr, K: tl.constexpr,
                  TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
@@ -169,34 +219,17 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] of
     halves, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
     blocks that are prefetched."""
-    row, part = tl.program_id(0) * ROWS, tl.program_id(2)
-    columns = columns_of(tl.program_id(1), OUTER, TILE, GATED > 0)
-    own = columns  # of out
+    rows, part = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
+    columns, own = columns_of(tl.program_id(1), OUTER, TILE, GATED > 0), own_numbers(tl.program_id(1), TILE, GATED)
     outputs: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
-    if GATED > 0:
-        own = tl.program_id(1) * (TILE // 2) + tl.arange(0, TILE // 2)
     start = part * SEGMENT
     end = tl.minimum(start + SEGMENT, WIDTH)
     if CHAINED:
         bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD)
     wait_turn(CHAINED)
-    if ALL:
-        sums = nothing(TILE, ROWS)
-        for begin in tl.range(0, WIDTH, SEGMENT):
-            more = tile_product(x, weight, scales, offsets, steps, row, columns, begin,
-                                tl.minimum(begin + SEGMENT, WIDTH), R, OUTER, K, ROWS, BLOCK, KIND, GROUPS, SPAN,
-                                OFFSETS)  # fmt: skip
-            sums = sums + more
-    else:
-        sums = tile_product(x, weight, scales, offsets, steps, row, columns, start, end, R, OUTER, K, ROWS, BLOCK, KIND,
-                            GROUPS, SPAN, OFFSETS)  # fmt: skip
-    rows = row + tl.arange(0, ROWS)
-    result = finished(sums, bias, columns[:, None], (columns < OUTER)[:, None], out.dtype.element_ty, BIAS)
-    if GATED < 0:
-        result = squared(result)
-    if GATED > 0:
-        gate, up = _halved(result)
-        result = gated(gate, up, GATED)
+    sums = tile_sums(x, weight, scales, offsets, steps, rows, columns, 0 if ALL else start, WIDTH if ALL else end, R,
+                      OUTER, K, BLOCK, KIND, GROUPS, SPAN, OFFSETS, SEGMENT, ALL)  # fmt: skip
+    result = activated(sums, bias, columns, out.dtype.element_ty, OUTER, BIAS, GATED)
     where = (tl.cast(part, tl.int64) * R + rows[None, :]) * outputs + own[:, None]
     tl.store(out + where, result, mask=(own < outputs)[:, None] & (rows < R)[None, :])
 
@@ -206,16 +239,14 @@ def head_tiles(x, weight, scales, offsets, steps, out, R, HEADS: tl.constexpr, O
                TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs of a head / TILE, HEADS). x: [R, HEADS * K], out: [R, OUTER]: each head with its own rows
-    of the weight, in one chain."""
+    of the weight, in one chain. A head of a row is a row of x [R * HEADS, K]."""
     wait_turn(CHAINED)
     first, head = tl.program_id(0) * ROWS, tl.program_id(2)
     outputs: tl.constexpr = OUTER // HEADS
     own, rows = tl.program_id(1) * TILE + tl.arange(0, TILE), first + tl.arange(0, ROWS)
-    # A head of a row is a row of x [R * HEADS, K]; tile_product counts on from the first.
-    row = rows * HEADS + head - tl.arange(0, ROWS)
     columns = tl.where(own < outputs, head * outputs + own, OUTER)
-    sums = tile_product(x, weight, scales, offsets, steps, row, columns, 0, WIDTH, R * HEADS, OUTER, K, ROWS, BLOCK,
-                        KIND, GROUPS, SPAN, OFFSETS)  # fmt: skip
+    sums = tile_product(x, weight, scales, offsets, steps, rows * HEADS + head, columns, 0, WIDTH, R * HEADS, OUTER, K,
+                        BLOCK, KIND, GROUPS, SPAN, OFFSETS)  # fmt: skip
     where = rows.to(tl.int64)[None, :] * OUTER + columns[:, None]
     inside = (own < outputs)[:, None] & (rows < R)[None, :]
     tl.store(out + where, sums.to(out.dtype.element_ty), mask=inside)
@@ -228,8 +259,8 @@ def head_product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor
     heads, tile = x.shape[1] // weight.inner, tile_of(len(x), False)
     out = x.new_empty(len(x), weight.outer, dtype=dtype)
     head_tiles[(*tile.grid(len(x), weight.outer // heads), heads)](
-        x, weight.values, *(_given(one, x) for one in (weight.scales, weight.offsets, weight.steps)), out, len(x),
-        HEADS=heads, **_about(weight), TILE=tile.outputs, ROWS=tile.rows, **_options(tile, weight),
+        x, weight.values, *(given(one, x) for one in (weight.scales, weight.offsets, weight.steps)), out, len(x),
+        HEADS=heads, **about(weight), TILE=tile.outputs, ROWS=tile.rows, **options(tile, weight),
     )  # fmt: skip
     return out
 
@@ -272,8 +303,17 @@ def tile_of(rows: int, large: bool) -> Tile:
 
 
 def _tile(weight: BlockedWeight, rows: int) -> Tile:
-    able = knobs.runtime.interpret or capability() >= 90
-    return tile_of(rows, able and weight.block == _BLOCK)
+    return tile_of(rows, _long(weight))
+
+
+def tile_of_expert(weight: BlockedWeight, rows: int) -> Tile:
+    """The tile of a mixture's product, with 16, 32 or 64 rows of one expert."""
+    return _OF_EXPERT if rows == _OF_EXPERT.rows and _long(weight) else tile_of(rows, False)
+
+
+def _long(weight: BlockedWeight) -> bool:
+    """Whether tiles of 128 outputs multiply it."""
+    return weight.block == _BLOCK and (knobs.runtime.interpret or capability() >= 90)
 
 
 def _programs(weight: BlockedWeight, rows: int) -> int:
@@ -286,27 +326,27 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     """programs: for each tile."""
     whole = programs == 1
     bias = weight.bias if whole else None
-    given = weight.scales, weight.offsets, weight.steps, bias
+    tensors = weight.scales, weight.offsets, weight.steps, bias
     gate = GATES[weight.gated] if whole else 0
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
-        x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
+        x, weight.values, *(given(one, x) for one in tensors), out, len(x), **about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=gate, AHEAD=AHEAD, **_options(tile, weight),
+        GATED=gate, AHEAD=AHEAD, **options(tile, weight),
     )  # fmt: skip
 
 
-def _options(tile: Tile, weight: BlockedWeight) -> dict[str, Any]:
+def options(tile: Tile, weight: BlockedWeight) -> dict[str, Any]:
     """How a product of tiles is launched."""
     stages = tile.stages if weight.scales is None else _STAGES[weight.block]
     return {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False, **chained()}
 
 
-def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
+def given(tensor: Tensor | None, instead: Tensor) -> Tensor:
     """A kernel needs a pointer even if it reads nothing."""
     return instead if tensor is None else tensor
 
 
-def _about(weight: BlockedWeight) -> dict[str, Any]:
+def about(weight: BlockedWeight) -> dict[str, Any]:
     """The compile-time constants of a tile's product."""
     return {
         "OUTER": weight.outer,

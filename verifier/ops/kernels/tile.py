@@ -29,10 +29,10 @@ def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """[ROWS, WIDTH]: a group's inputs from ``offset`` on, of rows from ``row`` on; zeros after its end. base: where the
-    group begins."""
-    rows, inner = row + tl.arange(0, ROWS), offset + tl.arange(0, WIDTH)
+def _inputs(x, rows, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr):
+    """[ROWS, WIDTH]: a group's inputs from ``offset`` on, of ``rows``; zeros after its end. base: where the group
+    begins."""
+    inner = offset + tl.arange(0, WIDTH)
     where = rows.to(tl.int64)[:, None] * K + base + inner[None, :]
     return tl.load(x + where, mask=(rows < R)[:, None] & (inner < GROUP)[None, :], other=0.0)
 
@@ -45,9 +45,9 @@ def nothing(TILE: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _more(left, x, row, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, sums, ROWS: tl.constexpr):
+def _more(left, x, rows, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, sums):
     """``sums`` plus a block's products. left: [TILE, WIDTH] of the weight."""
-    right = _inputs(x, row, base, offset, R, K, GROUP, ROWS, left.shape[1])
+    right = _inputs(x, rows, base, offset, R, K, GROUP, left.shape[1])
     return tl.dot(left, tl.trans(right), sums, input_precision="ieee")
 
 
@@ -77,15 +77,14 @@ def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr
 
 
 @triton.jit
-def _floats(x, weight, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
+def _floats(x, weight, rows, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
     """The sums for a float weight, [O, K]."""
-    sums = tl.full([columns.shape[0], ROWS], 0.0, tl.float32)
+    sums = tl.full([columns.shape[0], rows.shape[0]], 0.0, tl.float32)
     for start in tl.range(begin, end, BLOCK):
         inner = start + tl.arange(0, BLOCK)
         where = columns.to(tl.int64)[:, None] * K + inner[None, :]
         left = tl.load(weight + where, mask=(columns < OUTER)[:, None] & (inner < K)[None, :], other=0.0)
-        sums = _more(left, x, row, 0, start, R, K, K, sums, ROWS)
+        sums = _more(left, x, rows, 0, start, R, K, K, sums)
     return sums
 
 
@@ -117,13 +116,13 @@ def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr
 
 
 @triton.jit
-def tile_product(x, weight, scales, offsets, steps, row, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+def tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R, OUTER: tl.constexpr,
+                 K: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr):  # fmt: skip
-    """fp32[TILE outputs, ROWS rows from ``row`` on]: sums over begin .. end - 1 of the filled inner width, in order of
-    k."""
+    """fp32[TILE, ROWS]: of outputs ``columns`` and of ``rows`` of x, those below R, sums over begin .. end - 1 of the
+    filled inner width, in order of k."""
     if KIND == "floats":
-        return _floats(x, weight, row, columns, begin, end, R, OUTER, K, ROWS, BLOCK)
+        return _floats(x, weight, rows, columns, begin, end, R, OUTER, K, BLOCK)
     group_size: tl.constexpr = K // GROUPS
     blocks: tl.constexpr = (group_size + BLOCK - 1) // BLOCK
     parts: tl.constexpr = 2 if KIND == "int4" or KIND == "uint4" else 1
@@ -131,8 +130,7 @@ def tile_product(x, weight, scales, offsets, steps, row, columns, begin, end, R,
     folded: tl.constexpr = GROUPS > 1 or OFFSETS == "minimums"
     kind: tl.constexpr = x.dtype.element_ty
     inside = columns < OUTER
-    TILE: tl.constexpr = columns.shape[0]
-    none = tl.full([TILE, ROWS], 0.0, tl.float32)
+    none = tl.full([columns.shape[0], rows.shape[0]], 0.0, tl.float32)
     totals = none
     scale, minimum, zero = _of_group(
         scales, offsets, steps, begin // BLOCK // blocks, columns, inside, KIND, OUTER, GROUPS, SPAN, OFFSETS
@@ -150,9 +148,9 @@ def tile_product(x, weight, scales, offsets, steps, row, columns, begin, end, R,
         for half in tl.static_range(parts):
             at = offset + half * width
             left = _halves((words >> 4 * half) & 15 if parts == 2 else words, zero[:, None], KIND, kind)
-            sums = _more(left, x, row, base, at, R, K, group_size, sums, ROWS)
+            sums = _more(left, x, rows, base, at, R, K, group_size, sums)
             if OFFSETS == "minimums":  # summed by MMAs too: no order is left to a reduction over threads
-                inputs = _more(tl.full(left.shape, 1.0, kind), x, row, base, at, R, K, group_size, inputs, ROWS)
+                inputs = _more(tl.full(left.shape, 1.0, kind), x, rows, base, at, R, K, group_size, inputs)
         if folded:
             sums = _folded(totals, sums, scale)
             if OFFSETS == "minimums":

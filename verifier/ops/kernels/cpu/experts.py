@@ -22,7 +22,11 @@ _COLUMNS = 256
 
 
 def route(
-    logits: Tensor, how: Routing, correction: Tensor | None = None, count: Tensor | None = None
+    logits: Tensor,
+    how: Routing,
+    correction: Tensor | None = None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`foresay.verifier.ops.experts.route`."""
     shape = len(logits), how.chosen

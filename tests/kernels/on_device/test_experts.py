@@ -1,0 +1,92 @@
+"""Mixtures of experts: the kernels against the reference, and a row's bits in any company and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresay.verifier.ops import experts as op
+from foresay.verifier.ops import records
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels import experts, linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.records import Routing, turns_of
+from tests.combinations import alternating, pairwise
+from tests.kernels.on_device.conftest import DTYPES
+from tests.verifier.test_experts import EXPERTS, INNER, OUTER, ROUTINGS, chosen_of, noise, of_expert, weight_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(All-NaN|.* encountered in):RuntimeWarning")]
+#: One of each way through a product.
+FORMS = ["floats", "int8", "int4 zeros", "q4_k", "mxfp4"]
+
+
+@pytest.fixture(autouse=True)
+def _by_torch() -> Iterator[None]:
+    """Whatever is computed on a CPU."""
+    with references():
+        yield
+
+
+@pytest.mark.parametrize("how", ROUTINGS.values(), ids=ROUTINGS)
+def test_experts_are_chosen_as_the_contract_says(how, device) -> None:
+    """Ties go to the lowest number, rows that are no numbers have experts all the same, and padding has none."""
+    logits, correction = noise(50, how.experts + 1) * 2, noise(how.experts, seed=1) if how.sigmoid else None
+    logits[:20] = logits[:20].round()
+    logits[7], logits[8], slots = 0.0, -0.0, torch.arange(50) % 10
+    wanted, their = op.route(logits, how, correction, None, slots)
+    on_device = [None if one is None else one.to(device) for one in (correction, None, slots)]
+    chosen, weights = experts.route(logits.to(device), how, *on_device)
+    assert torch.equal(chosen.cpu(), wanted)
+    torch.testing.assert_close(weights.cpu(), their, rtol=1e-5, atol=1e-7)
+    alone = experts.route(logits[23:24].to(device), how, on_device[0])
+    assert torch.equal(alone[0], chosen[23:24]) and torch.equal(alone[1], weights[23:24])
+    broken = torch.full_like(logits, torch.nan).to(device)
+    assert all(len({*each} & {*range(how.experts)}) == how.chosen for each in experts.route(broken, how)[0].tolist())
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(1, ""), (5, "apart"), (70, ""), (700, "all on one")])
+def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
+    chosen, how, x = chosen_of(rows, kind), Routing(EXPERTS, 2), noise(rows, 8)
+    chosen[rows // 3 :: 5] = -1
+    _, wanted = op.sort_rows(x, chosen, how)
+    same, found = experts.sort_rows(x.to(device), chosen.to(device), how)
+    assert wanted.owners is not None and wanted.order is not None and found.order is not None
+    owned = wanted.owners >= 0
+    assert torch.equal(found.order.cpu()[owned], wanted.order[owned]) and len(same) == rows
+    for name in ("places", "spans", "owners"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
+
+
+@pytest.mark.parametrize(("form", "gated", "dtype"), pairwise(FORMS, ["silu", "clamped", "relu2", ""], DTYPES), ids=str)
+def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype, device, monkeypatch) -> None:
+    """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them."""
+    turns, how = turns_of(gated), Routing(EXPERTS, 2)
+    weight, bias = weight_of("fp32" if form == "floats" else form, turns), noise(turns * EXPERTS * OUTER, seed=3)
+    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight.whole()
+    mixture = BlockedWeight.of(weight.to(device), bias.to(device), gated, EXPERTS)
+    x, alone = noise(20, INNER, seed=4).to(device, dtype), []
+    for number in range(EXPERTS):
+        own = torch.cat(bias.view(turns, EXPERTS, OUTER)[:, number].unbind()).to(device)
+        one = BlockedWeight.of(of_expert(weight, turns, number).to(device), own, gated)
+        alone.append(linear.whole(x, one, dtype))
+    for rows, kind, height in ((1, "", 16), (20, "all on one", 16), (6, "", 32), (6, "apart", 64)):
+        monkeypatch.setattr(records, "tile_rows", lambda *_, height=height: height)
+        chosen = chosen_of(rows, kind)
+        shared, where = experts.sort_rows(x[:rows].clone(), chosen.to(device), how)
+        made = experts.expert_linear(shared, mixture, dtype, where)
+        wanted = torch.stack([alone[one][row] for row, each in enumerate(chosen.tolist()) for one in each])
+        assert torch.equal(made, wanted)
+    assert torch.equal(experts.expert_linear(shared.repeat_interleave(2, 0), mixture, dtype, where), wanted)
+
+
+@pytest.mark.parametrize(("dtype", "gated"), alternating(DTYPES, [False, True]), ids=str)
+def test_what_experts_made_is_added_up_in_their_order(dtype, gated, device) -> None:
+    parts, weights, shared, gate = noise(64, 300), noise(16, 4, seed=1), noise(16, 300, seed=2), noise(16, 9, seed=3)
+    places = torch.randperm(64, generator=torch.Generator().manual_seed(5)).view(16, 4).int()
+    for more in ((), (shared, gate) if gated else (shared,)):
+        given, eps = [one.to(device) for one in (parts, weights, places)], torch.finfo(dtype).eps
+        found = experts.mixed(given[0], given[1], given[2], dtype, *(one.to(device) for one in more))
+        torch.testing.assert_close(found.cpu(), op.mixed(parts, weights, places, dtype, *more), rtol=2 * eps, atol=2e-6)

@@ -1,0 +1,57 @@
+"""The kernels of mixtures compile for the GPUs we name, at the sizes of real models, and no register spills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.kernels.experts import expert_linear, mixed, route, sort_rows
+from foresay.verifier.ops.records import Gate, Routing
+from tests.combinations import pairwise
+from tests.kernels.compiling import CAPABILITIES, compile_launches
+from tests.kernels.test_compiled_linear import INSTRUCTIONS, products
+
+#: Hidden width, that of an expert, and how rows find theirs: Qwen3's 30B-A3B, gpt-oss's 20B, and DeepSeek-V3's.
+SHAPES: dict[str, tuple[int, int, Routing, Gate]] = {
+    "Qwen3 30B": (2048, 768, Routing(128, 8), "silu"),
+    "gpt-oss 20B": (2880, 2880, Routing(32, 4), "clamped"),
+    "DeepSeek-V3": (7168, 2048, Routing(256, 8, sigmoid=True, groups=(8, 4), scale=2.5), "silu"),
+}
+
+
+def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "rows", "capability"), pairwise([*SHAPES], ["floats", "int8"], [4, 2048], CAPABILITIES), ids=str
+)
+def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability, tmp_path) -> None:
+    """The dense products'."""
+    hidden, inner, how, gated = SHAPES[shape]
+    x, logits, correction = of(rows, hidden, dtype=torch.bfloat16), of(rows, how.experts + 1), of(how.experts)
+
+    def weight(outer: int, inner: int, gated: Gate = "") -> BlockedWeight:
+        if kind == "floats":
+            return BlockedWeight.of(of(outer, inner, dtype=torch.bfloat16), of(outer), gated, how.experts)
+        values = of(inner // 32, outer, 32, dtype=torch.uint8)
+        return BlockedWeight(values, "int8", 32, inner, gated, None, of(inner // 32, outer), experts=how.experts)
+
+    def call() -> None:
+        chosen, weights = route(logits, how, correction if how.sigmoid else None, None, of(rows, dtype=torch.int64))
+        same, where = sort_rows(x, chosen, how)
+        made = expert_linear(same, weight(2 * how.experts * inner, hidden, gated), x.dtype, where)
+        shared = of(rows, hidden), logits
+        parts = of(rows * how.chosen, hidden)
+        mixed(parts, weights, where.places, x.dtype, *shared)
+        assert made.shape == (rows * how.chosen, inner)
+
+    made = compile_launches(call, tmp_path, capability)
+    assert set(made) == {"route_rows", "sort_pairs", "expert_tiles", "mix_rows"}
+    assert all(one.stack == 0 for one in made.values())
+    height = 16 if rows == 4 else 64
+    assert products(made["expert_tiles"].ptx) == {INSTRUCTIONS[capability].format("bf16", height)}
+    assert made["expert_tiles"].shared <= (227 if capability == 90 else 99) << 10
+    assert "cp.async.c" in made["expert_tiles"].ptx, "weights are fetched ahead"

@@ -1,0 +1,107 @@
+"""Mixtures of experts on the simulated device: rows find their experts, and are counted, without the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from foresay.server.engine.build import build_engine
+from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer
+from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.graphs.state import StepState
+from tests.kernels.binder import bound
+from tests.same_tokens.captured import captured_engine, copy, run_freely
+from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.test_directories import config
+from tests.simulated.device import CURRENT, simulated
+from tests.simulated.graph import captured
+from tests.simulated.test_captured_steps import there
+from tests.simulated.test_compilations import serve
+from tests.simulated.test_engine import build_there
+from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
+
+LENGTHS = (9, 1, 17, 33)
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [
+        ("qwen3_moe", "copy"),
+        ("glm4_moe", "none"),
+        ("gpt_oss", "copy"),
+        ("qwen3_5_moe", "copy"),
+        ("deepseek_v3", "copy"),
+    ],
+)
+def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:
+    """What a step woke comes back with it: one row wakes as many experts as it chooses, padding none."""
+    made = pair(family)
+    moved, jobs = there(made), jobs_of(made.vocab_size, LENGTHS, 24)
+    make, shape = (copy(moved), TreeShape.parse("3,2,1")) if drafter == "copy" else (lambda pool: None, ROOT_ONLY)
+    experts = made.target.config.stack.experts
+    with simulated():
+        engine = captured_engine(moved, make, shape, max_seqs=3, capture=captured, page_size=8, tokens=2048)
+        assert_same(plain(made.target, jobs), run_freely(engine, jobs))
+        assert cast(GraphStepRunner, engine.runner).counts["launched"] >= 5
+        engine.add(jobs[0].request())
+        traces = [engine.trace for _ in iter(lambda: engine.has_work and engine.step(), False)]
+    woken = [trace.woken for trace in traces if trace is not None and not trace.prefill_rows]
+    assert experts is not None
+    assert experts.chosen <= min(woken) and max(woken) <= experts.count
+    assert (max(woken) > experts.chosen) == (drafter == "copy")
+
+
+class Fewer:
+    """A proposer of whose trees only the root is left, in as many rows."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, state: StepState) -> DeviceTree:
+        tree = self.inner.propose(state)
+        return replace(tree, counts=torch.ones_like(tree.counts))
+
+
+def test_rows_behind_a_tree_wake_no_experts(pair) -> None:
+    made = pair("qwen3_moe")
+    moved, jobs = there(made), jobs_of(made.vocab_size, (9,), 12)
+    with simulated():
+        wrap = cast(Callable[[Proposer], Proposer], Fewer)
+        engine = captured_engine(moved, copy(moved), TreeShape.parse("3,2,1"), capture=captured, wrap=wrap)
+        engine.add(jobs[0].request())
+        woken = {engine.runner.woken for _ in iter(lambda: engine.has_work and engine.step(), False)}
+    assert len(woken) == 2 and min(woken) == 3, "of the prompt, and of steps"
+
+
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
+def test_a_step_waits_once_and_launches_no_more(pair, drafts) -> None:
+    moved = replace(there(pair("qwen3_moe")), draft=there(pair("llama3", layers=2)).draft)
+    with simulated():
+        make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
+        engine = engine_of(moved, make, WORTH if drafts else ROOT_ONLY, 2, False)
+        found = list(steps(engine, moved.vocab_size, 2, {"max_tokens": 24}))[2:]
+    assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=drafts), found
+    assert max(each.waits for each in found) == 1, found
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_while_a_server_answers(pair, monkeypatch) -> None:
+    build_there(monkeypatch)
+    monkeypatch.setattr(CURRENT, "binding", set())
+    settings = config(pair("qwen3_moe").directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
+    with simulated(), bound(counting=False) as launches:
+        engine = build_engine(settings)
+        ready = {name: set(keys) for name, keys in launches.compiled.items()}
+        assert ready["expert_tiles"], "launches are seen"
+        serve(engine, 2)
+    late = {name: keys - ready.get(name, set()) for name, keys in launches.compiled.items()}
+    assert not {name: keys for name, keys in late.items() if keys}
