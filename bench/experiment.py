@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from bench import record
 from bench.stats import Ratio, paired_ratio, spread
+from foresay.drafters.training.progress import Progress
 
 #: By group and variant: the figures' spreads, ratios to the bases, and what an experiment adds.
 Groups = dict[str, dict[str, dict[str, Any]]]
@@ -130,17 +131,18 @@ class Experiment:
 
     def measure(self) -> list[Taken]:
         """Samples of all rounds. Raises TextsDiffer if two variants emitted different texts for the same case."""
-        order, taken, progress = random.Random(self.seed), list[Taken](), Progress()
-        for turn in range(-self.warm, self.rounds):
-            for case in self.cases(turn) if callable(self.cases) else self.cases:
-                samples = self._in_turns(case, turn, order)
-                check_same(case, turn, samples)
-                if turn >= 0:
-                    taken += [Taken(one.name, case, turn, samples[one.name]) for one in self.variants]
-                    progress.show(", ".join(filter(None, (f"round {turn + 1}/{self.rounds}", case.group, case.name))))
-            if turn >= 0 and progress.seconds * (turn + 2) / (turn + 1) > 60 * self.minutes:
-                print(f"the {self.minutes:g} minutes are up", flush=True)
-                break
+        order, taken, begun = random.Random(self.seed), list[Taken](), time.perf_counter()
+        with Progress("measured", self.rounds, "rounds") as progress:
+            for turn in range(-self.warm, self.rounds):
+                for case in self.cases(turn) if callable(self.cases) else self.cases:
+                    samples = self._in_turns(case, turn, order)
+                    check_same(case, turn, samples)
+                    if turn >= 0:
+                        taken += [Taken(one.name, case, turn, samples[one.name]) for one in self.variants]
+                        progress.to(turn, ", ".join(filter(None, (case.group, case.name))))
+                if turn >= 0 and (time.perf_counter() - begun) * (turn + 2) / (turn + 1) > 60 * self.minutes:
+                    print(f"the {self.minutes:g} minutes are up", flush=True)
+                    break
         return taken
 
     def _in_turns(self, case: Case, turn: int, order: random.Random) -> dict[str, Sample]:
@@ -207,23 +209,3 @@ def check_same(case: Case, turn: int, samples: Mapping[str, Sample]) -> None:
                 f"{case.group}, {case.name}, round {turn}: {name} parts from {other} at position {at}: "
                 f"{sample.text[at : at + 4]} and {text[at : at + 4]}"
             )
-
-
-class Progress:
-    """Progress lines, at most one in ``EVERY`` seconds."""
-
-    EVERY = 2.0
-
-    def __init__(self) -> None:
-        self._begun = self._shown = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the beginning."""
-        return time.perf_counter() - self._begun
-
-    def show(self, text: str) -> None:
-        """Print the progress."""
-        if time.perf_counter() - self._shown >= self.EVERY:
-            self._shown = time.perf_counter()
-            print(f"{text}, {self.seconds:.0f} s", flush=True)

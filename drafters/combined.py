@@ -124,9 +124,9 @@ class CombinedDrafter:
                 if share.first is not None:
                     self._known[share.drafter].check(sequences[index], share.first)
         kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
-        for name, asked in models.items():
-            drafted = self.members[name].propose([sequences[i] for i, _ in asked], [shape for _, shape in asked])
-            for (index, shape), tree in zip(asked, drafted, strict=True):
+        for name, wanted in models.items():
+            drafted = self.members[name].propose([sequences[i] for i, _ in wanted], [shape for _, shape in wanted])
+            for (index, shape), tree in zip(wanted, drafted, strict=True):
                 trees[index].append(tree)
                 kept[index].append(_worth(tree, shape))
         return [self._merged(*parts) for parts in zip(sequences, trees, kept, plans, strict=True)]

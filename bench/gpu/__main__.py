@@ -23,7 +23,7 @@ from bench.gpu.worker import ENDED, LEFT_OUT, Lines, Worker
 #: The imports of all steps of either call, ours last.
 NEEDED = (
     "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
-    "numpy", "llvmlite", "prometheus_client", "rich", "tqdm", "pytest", "foresay.server.cli.main",
+    "numpy", "llvmlite", "prometheus_client", "rich", "pytest", "foresay.server.cli.main",
     "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
     *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")),
 )  # fmt: skip

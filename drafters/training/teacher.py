@@ -170,8 +170,8 @@ class Teacher:
     def states(self, tokens: Tensor, needs: Sequence[str]) -> Tensor:
         """[B, T, F * H]: the features ``needs`` of texts, int64[B, T], concatenated; ``"final"`` is one of them."""
         out = self.model.model(tokens.to(self.device), output_hidden_states=True, use_cache=False)
-        positions = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
-        return torch.cat([out.hidden_states[place] for place in positions], dim=-1)
+        layers = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
+        return torch.cat([out.hidden_states[layer] for layer in layers], dim=-1)
 
     def lesson(
         self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()

@@ -83,7 +83,7 @@ class Member:
 
     def check(self, sequence: SequenceState, found: DraftTree) -> None:
         """Let its next draft start from what was found."""
-        assert self._checks is not None, "it was asked"
+        assert self._checks is not None, "see checks"
         self._checks.check(sequence, found)
 
     @property

@@ -241,8 +241,8 @@ class HeadReader:
         rank, name, joint = config.rank, "markov_head.", None
         widths = {"gated": ("gate_proj", rank, self.hidden), "rnn": ("joint_proj", 3 * rank, self.hidden + rank)}
         if config.kind in widths:
-            own, outer, beside = widths[config.kind]
-            weight = self.take(f"{name}{own}.weight", outer, beside + rank)
+            own, outer, features = widths[config.kind]
+            weight = self.take(f"{name}{own}.weight", outer, features + rank)
             joint = Linear(weight, self.take(f"{name}{own}.bias", outer))
         before = self.take(f"{name}markov_w1.weight", self.target.config.vocab_size, rank)
         return MarkovHead(config, before, Linear(self.take(f"{name}markov_w2.weight", self.vocab, rank)), joint)
