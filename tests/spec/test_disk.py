@@ -217,7 +217,9 @@ def test_a_full_disk_switches_it_off_with_a_line(
     assert not list(tmp_path.glob("*/*"))
 
 
-def test_two_may_write_the_same_page_at_once(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_may_write_the_same_page_at_once(
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where both have the same process id, as in containers that share a folder."""
     first, second, replace = house(model, tmp_path, "a"), house(model, tmp_path, "a"), os.replace
     for made in (first, second):
