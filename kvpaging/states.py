@@ -34,7 +34,7 @@ class StatePages:
     """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
     sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
-    running text has up to four. checkpoints: the state page after the last token of a page of the pool; the least
+    running text has up to four, and one where it parted from another. checkpoints: the state page after the last token of a page of the pool; the least
     recently used first. filling: pages that are being read back.
     """
 
