@@ -230,7 +230,8 @@ def alone(server: Server, args: Namespace) -> Variant:
 def sample(answer: Answer) -> Sample:
     """An answer's figures."""
     figures = {FIRST: 1e3 * answer.first, WHOLE: answer.tokens / answer.whole}
-    return Sample(figures | ({DECODING: answer.speed} if answer.tokens >= SHORT else {}), detail=answer.tokens)
+    paced = answer.tokens >= SHORT and answer.first < answer.whole  # one event may bring all of it
+    return Sample(figures | ({DECODING: answer.speed} if paced else {}), detail=answer.tokens)
 
 
 def kinds_of(taken: Sequence[Taken]) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, text: str, total: int, unit: str, first: int = 0, shown: bool = True) -> None:
         self._text, self._total, self._unit, self._first, self.done = text, total, unit, first, first
-        self._begun = self._said = time.monotonic()
+        self._begun = self._printed = time.monotonic()
         terminal = shown and sys.stderr.isatty()
         self._lines = shown and not terminal
         self._bar: tqdm[Any] = tqdm(
@@ -48,13 +48,13 @@ class Progress:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
         now = time.monotonic()
-        if self._lines and now - self._said >= LINE_EVERY:
-            self._said = now
+        if self._lines and now - self._printed >= LINE_EVERY:
+            self._printed = now
             print(self._line(now - self._begun, note), file=sys.stderr, flush=True)
 
     def _line(self, seconds: float, note: str) -> str:
         """``the target writes: 384 of 2000 texts, 01:20 so far, about 05:37 left``."""
         here = self.done - self._first
         left = f", about {tqdm.format_interval(seconds * (self._total - self.done) / here)} left" if here else ""
-        said = f"{self._text}: {self.done} of {self._total} {self._unit}, {tqdm.format_interval(seconds)} so far{left}"
-        return f"{said}, {note}" if note else said
+        line = f"{self._text}: {self.done} of {self._total} {self._unit}, {tqdm.format_interval(seconds)} so far{left}"
+        return f"{line}, {note}" if note else line

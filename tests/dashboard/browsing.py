@@ -61,8 +61,9 @@ class Visit:
         await self.page.wait_for_selector("html[data-ready=yes]", state="attached")
 
     async def show(self, view: str) -> None:
-        """Go to the playground or to the dashboard."""
+        """Go to the playground or to the dashboard, and wait until it is shown: what is hidden takes no focus."""
         await self.page.click(f".views a[href='#{view}']")
+        await self.page.wait_for_selector(f".views a[href='#{view}'][aria-current=page]")
 
     async def run(self, mode: str = "on", prompt: str = STORY, **fields: object) -> None:
         """Ask something in the playground, wait for the answer, and go on to the dashboard."""
@@ -103,6 +104,12 @@ class Visit:
             .reduce((sum, box) => sum + Math.max(box.width, 1) * Math.max(box.height, 1), 0)"""
         found: float = await self.page.locator(marks).evaluate_all(area)
         return found
+
+    async def resize(self, width: int) -> None:
+        """Give the page another width, and wait until its plots were drawn again: with the next frame."""
+        await self.page.set_viewport_size({"width": width, "height": 900})
+        await self.page.wait_for_function("width => innerWidth === width", arg=width)
+        await self.page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     async def paints(self, chart: str) -> None:
         """Wait for more than a dot: one busy second is a narrow column or the beginning of a line, which goes on."""

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import pytest
 
 from foresay.server.api.about import dashboard
 from foresay.server.api.about.dashboard import FEED, Feed
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
@@ -123,14 +124,15 @@ async def test_text_that_is_not_to_be_stored_is_not_kept(tokenizer, store):
 
 
 async def test_a_server_that_drains_says_so(tokenizer):
-    engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=0.3), []
+    engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=0.1), []
     async with served(engine, tokenizer, services.append) as client, client.get("/dashboard/feed") as response:
         told = events(response)
         running = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await until(lambda: engine.requests)
         assert (await anext(told))["snapshot"]["server"]["status"] == "ready"
         draining = asyncio.create_task(services[0].drain(60))
-        server = (await anext(told))["snapshot"]["server"]
+        while (server := (await anext(told))["snapshot"]["server"])["status"] == "ready":
+            pass
         assert (server["status"], server["message"]) == ("draining", "running requests finish, new ones are refused")
         state = await (await client.get("/dashboard/state")).json()
         assert state["snapshot"]["server"]["status"] == "draining"
@@ -220,11 +222,18 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
     async with served(engine, tokenizer) as client:
         assert client.app is not None
         app_feed = client.app[FEED]
-        monkeypatch.setattr(app_feed, "_stall", 5.0)
+        limits: list[asyncio.Timeout] = []
+
+        def limited(seconds: float) -> asyncio.Timeout:
+            limits.append(asyncio.timeout(seconds))
+            return limits[-1]
+
+        monkeypatch.setattr(dashboard, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": limited}))
+        monkeypatch.setattr(app_feed, "_stall", 3600.0)
         with monkeypatch.context() as patch:
             patch.setattr(Feed, "_snapshot", much)
             deaf = deaf_client(client, "/dashboard/feed")
-            await until(lambda: made == 1)
+            await until(lambda: limits)
         async with client.get("/dashboard/feed") as response:
             await anext(events(response))
             assert app_feed.readers.used == 2
@@ -232,6 +241,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
             assert answer["usage"]["completion_tokens"] == ASK["max_tokens"]
             assert app_feed.readers.used == 2, "nobody waited until it was hung up on"
             await anext(events(response))
+            limits[0].reschedule(0.0)
             await until(lambda: app_feed.readers.used == 1)
         await until(lambda: app_feed.readers.used == 0)
         assert made == 1, "nothing is made for a reader that does not read"

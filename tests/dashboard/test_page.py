@@ -94,6 +94,7 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         detail = page.locator("#request-detail")
         await detail.locator(".coloured span").first.wait_for()
         assert await visit.tokens(detail) == said
+        await detail.locator(".strip .step").first.wait_for()
         steps = await detail.locator(".strip .step").count()
         await visit.show("playground")
         await page.click("text=Show tokens")
@@ -147,6 +148,7 @@ async def test_a_reload_loses_nothing(url):
         await page.reload()
         await visit.ready()
         await page.click("#span button[data-span='3600']")
+        await page.wait_for_selector(columns, state="attached")
         assert await page.locator(columns).evaluate_all(count) >= before > 0
         await expect(rows.nth(kept - 1)).to_be_visible()
 
@@ -159,10 +161,9 @@ async def test_the_charts_can_be_read_with_the_keyboard(url):
         await visit.run(max_output_tokens=30)
         chart = page.locator("#time-per-step svg")
         await page.wait_for_selector("#time-per-step .fill", state="attached")
-        await page.wait_for_timeout(1200)
         await chart.focus()
-        for _ in range(200):  # seconds ago
-            await page.keyboard.press("ArrowLeft")
+        for key in ("End", *["ArrowLeft"] * 200):  # seconds ago
+            await page.keyboard.press(key)
             if "nothing" not in (await chart.get_attribute("aria-label") or ""):
                 break
         assert re.search(r"model pass [\d.]+ m?s", await chart.get_attribute("aria-label") or "")
@@ -181,12 +182,12 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.go("/dashboard")
         await visit.ready()
         await visit.run(max_output_tokens=20)
-        await visit.page.wait_for_timeout(1500)
-        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
         for chart in CHARTS:
+            await visit.page.wait_for_selector(f"#{chart} :is(.fill, .line)", state="attached")
             box = await visit.page.locator(f"#{chart} svg").bounding_box()
             assert box is not None
             assert 280 < box["width"] <= 390, chart
+        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
         await visit.keep_picture("phone", tmp_path)
 
 

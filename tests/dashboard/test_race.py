@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.request import Request
 from tests.dashboard.browsing import STOP, STORY, Visit, needs_chromium, visiting
 from tests.dashboard.writing import sent, writing
 from tests.server.scripted import ScriptedEngine
@@ -78,7 +80,7 @@ async def test_the_lanes_are_side_by_side_on_a_phone_too(tokenizer: Tokenizer) -
     async with writing("the fox and the owl ", tokenizer, viewport={"width": 390, "height": 900}) as visit:
         await visit.ask("compare", max_output_tokens=24, seed=5)
         lanes = visit.page.locator(".lanes .answer")
-        await expect(visit.page.locator(".lanes .answer[data-state=running]")).to_have_count(2)
+        await expect(lanes).to_have_count(2)
         left, right = [await lanes.nth(place).bounding_box() for place in (0, 1)]
         assert left is not None
         assert right is not None
@@ -90,8 +92,21 @@ async def test_the_lanes_are_side_by_side_on_a_phone_too(tokenizer: Tokenizer) -
         assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+class Halting(ScriptedEngine):
+    """Answers as many requests; the next one waits until it is cancelled."""
+
+    def __init__(self, tokens: list[int], most: int) -> None:
+        super().__init__(tokens, run=3)
+        self.most = most
+
+    def add(self, request: Request, sink: Sink) -> None:
+        self.pause = 3600.0 if len(self.requests) >= self.most else 0.0
+        super().add(request, sink)
+
+
 async def test_one_race_is_called_one_race_and_can_be_left_at_that(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer, pause=0.03) as visit:
+    engine = Halting(tokenizer.encode("the fox and the owl "), most=8)  # four make a race; the first does not count
+    async with writing("", tokenizer, engine=engine) as visit:
         page = visit.page
         await visit.ask("compare", max_output_tokens=40)
         await expect(page.locator(".outcome b")).to_have_text("One race, same text")
@@ -104,7 +119,8 @@ async def test_one_race_is_called_one_race_and_can_be_left_at_that(tokenizer: To
 
 
 async def test_a_race_that_is_stopped_before_it_was_shown_leaves_the_prompt(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer, pause=0.03) as visit:
+    engine = Halting(tokenizer.encode("the fox and the owl "), most=5)
+    async with writing("", tokenizer, engine=engine) as visit:
         await visit.ask("compare", max_output_tokens=400)
         await expect(visit.page.locator(".race .outcome b")).to_have_text("Measuring: with drafts")
         await visit.page.click(STOP)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from playwright.async_api import Page, expect
 
 from foresay.server.text.tokenizer import Tokenizer
-from tests.dashboard.browsing import needs_chromium, visiting
+from tests.dashboard.browsing import Visit, needs_chromium, visiting
 from tests.dashboard.showing import asked, shown, step
 from tests.dashboard.writing import writing
 from tests.models.serving import serving
@@ -44,12 +44,12 @@ async def test_the_playground_is_clean_at_every_width(tokenizer: Tokenizer, them
 
         async def look(view: str) -> None:
             for width in WIDTHS[theme]:
-                await page.set_viewport_size({"width": width, "height": 900})
+                await visit.resize(width)
                 found[f"{view} at {width}"] = await violations(page)
 
         await look("first visit")
         await visit.ask("compare", max_output_tokens=60)
-        await expect(page.locator(".race .answer[data-state=running]").first).to_be_visible()
+        await expect(page.locator(".race .answer:not([data-state=waiting])").first).to_be_visible()
         found["race"] = await violations(page)
         await page.wait_for_selector("#playground form[data-busy=false]")
         await visit.ask("on", max_output_tokens=len(tokenizer.encode(TEXT)))
@@ -67,21 +67,20 @@ SCROLLERS = """() => [...document.querySelectorAll("#tiles, #charts *, #requests
   .map((one) => one.outerHTML.slice(0, 200))"""
 
 
-async def sound(page: Page, theme: str) -> None:
+async def sound(visit: Visit, theme: str) -> None:
     """Nothing is wrong with the page, at any width."""
-    assert await page.evaluate(HIDDEN) == []
+    assert await visit.page.evaluate(HIDDEN) == []
     for width in WIDTHS[theme]:
-        await page.set_viewport_size({"width": width, "height": 900})
-        await page.wait_for_timeout(150)  # plots are drawn again
-        assert await page.evaluate(SCROLLERS) == [], width
-        assert await violations(page) == [], width
+        await visit.resize(width)
+        assert await visit.page.evaluate(SCROLLERS) == [], width
+        assert await violations(visit.page) == [], width
 
 
 @pytest.mark.parametrize("theme", WIDTHS)
 async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokenizer: Tokenizer, theme: str) -> None:
     async with shown(ScriptedEngine([5], run=3), tokenizer, color_scheme=theme) as (service, visit):
         page = visit.page
-        await sound(page, theme)
+        await sound(visit, theme)
         for _ in range(200):
             service.telemetry.step(replace(step(), woken=12.5))  # of a mixture: one chart more
         for seed in range(9):
@@ -93,7 +92,7 @@ async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokeniz
         await page.locator("#requests tr[data-id] button").first.click()
         await page.locator("#tiles .ask").first.click()
         await expect(page.locator("#request-detail .coloured")).to_be_visible()
-        await sound(page, theme)
+        await sound(visit, theme)
         assert visit.complaints == []
 
 
@@ -106,7 +105,7 @@ async def test_the_page_of_several_models_is_sound(tokenizer: Tokenizer, theme: 
     ):
         await visit.go("/dashboard")
         await visit.ready()
-        await sound(visit.page, theme)
+        await sound(visit, theme)
 
 
 async def test_explanations_open_by_keyboard_and_close_with_escape(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from foresay.drafters.shadow import Walk
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_PLACES, Contexts, History
+from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_POSITIONS, Contexts, History
 from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import sequence
@@ -33,10 +33,10 @@ def texts(seed: int) -> list[int]:
     return text
 
 
-def common(text: list[int], place: int, query: list[int]) -> int:
+def common(text: list[int], position: int, query: list[int]) -> int:
     """How many tokens before a place are those that end the query, up to 16."""
     length = 0
-    while length < min(place, len(query), MOST_CONTEXT) and text[place - 1 - length] == query[-1 - length]:
+    while length < min(position, len(query), MOST_CONTEXT) and text[position - 1 - length] == query[-1 - length]:
         length += 1
     return length
 
@@ -51,23 +51,23 @@ def test_every_place_of_every_context_is_found(seed) -> None:
         end = contexts.taken
         begin = rng.randrange(end)
         query = rng.choice([text[:end], text[begin : begin + 30], [*text[begin : begin + 20], 99]])
-        lengths = {place: common(text, place, query) for place in range(1, end)}
+        lengths = {position: common(text, position, query) for position in range(1, end)}
         found = contexts.matches(query)
         longest = max(lengths.values(), default=0)
         assert (found[-1][0] if found else 0) == longest
         assert all(a[0] < b[0] for a, b in pairwise(found))
-        for length, places in found:
-            agreeing = [place for place, known in lengths.items() if known >= length]
-            assert list(places) == agreeing[-len(places) :]
-            assert len(places) == len(agreeing) or len(places) >= MOST_PLACES
+        for length, positions in found:
+            agreeing = [position for position, known in lengths.items() if known >= length]
+            assert list(positions) == agreeing[-len(positions) :]
+            assert len(positions) == len(agreeing) or len(positions) >= MOST_POSITIONS
 
 
 def rightmost(text: list[int], levels: int) -> list[int]:
     """What followed the latest place of the longest context, found by looking at every place."""
     best, where = 0, 0
-    for place in range(1, len(text)):
-        if text[place - 1] == text[-1] and (length := common(text, place, text)) >= best:
-            best, where = length, place
+    for position in range(1, len(text)):
+        if text[position - 1] == text[-1] and (length := common(text, position, text)) >= best:
+            best, where = length, position
     return text[where : where + levels] if best else []
 
 

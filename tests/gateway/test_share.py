@@ -18,7 +18,7 @@ from foresay.server.api.about import dashboard
 from foresay.server.api.common import route
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, RateLimiter, Shared, serve
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.http.life import SharedThreads

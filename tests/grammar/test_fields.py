@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.text.grammars.fields import MOST_REGEX_BYTES, wanted
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar

@@ -10,7 +10,7 @@ import pytest
 from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.calls import tool_call_grammar
+from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import PlainText, ReasoningPart, TextPart, ToolCallPart
 from tests.grammar.oracle import accepts

@@ -14,9 +14,9 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from foresay.server.api.responses.store import Responses
+from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.host.service import Service, Text
-from foresay.server.host.spare import Spares
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig

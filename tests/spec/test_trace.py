@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from foresay.spec.accept import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, summed, tokens_per_step
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics, Stopwatch
 from tests.spec.house import House
@@ -216,9 +216,9 @@ def test_steps_without_drafts_count_for_tokens_and_not_for_depths() -> None:
     assert tokens_per_step(0, 0) is None
 
 
-def test_sums_by_place() -> None:
-    assert by_place([[1, 2], [], [1, 1, 1]]) == [2, 3, 1]
-    assert by_place([]) == []
+def test_sums_by_position() -> None:
+    assert summed([[1, 2], [], [1, 1, 1]]) == [2, 3, 1]
+    assert summed([]) == []
 
 
 @pytest.mark.parametrize("deepest", [1, 5])

@@ -158,8 +158,8 @@ class Checkpoint:
     def _missing(self, name: str) -> str:
         if self.gguf:
             return f"{theirs(name, self.gguf)} is missing from {self.files[0]}"
-        place = self.index.get(name, INDEX if self.index else SINGLE)
-        return f"{name} is missing from {self.directory / place}"
+        file = self.index.get(name, INDEX if self.index else SINGLE)
+        return f"{name} is missing from {self.directory / file}"
 
     def _wrong(self, name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
         """What is wrong with a stored tensor, given what is expected (None: it is not expected)."""

@@ -24,8 +24,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from foresay.server.api.common.route import error_body
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import CancelResponse, Create, SocketError
-from foresay.server.api.responses.lanes import LaneRequest, Lanes
-from foresay.server.api.responses.send_queue import PROTOCOL, SendQueue, decoded, lane_of
+from foresay.server.api.responses.queues import PROTOCOL, LaneRequest, Lanes, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
 from foresay.server.gateway.caller import CONTEXT

@@ -21,8 +21,7 @@ from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_co
 from foresay.server.host import frames
 from foresay.server.host.client_base import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
-from foresay.server.host.replicas.replica import ReplicaClient
-from foresay.server.host.replicas.router import Router
+from foresay.server.host.replicas.replica import ReplicaClient, Router
 from foresay.server.host.resumption import AGAIN, InFlight, InFlights
 from foresay.server.observe.telemetry import report
 from foresay.server.schemas.errors import EngineFailed

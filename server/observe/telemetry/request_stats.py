@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from foresay.server.observe.telemetry.drafting import Shapes
+from foresay.server.observe.telemetry.counts import Shapes
 from foresay.server.observe.telemetry.history import History
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.observe.telemetry.window import Window
@@ -76,6 +76,7 @@ class RequestStats:
         self.drafted = self.accepted = self.discarded = 0
         self.drafters: dict[str, int] = {}
         self._first: float | None = None
+        self._until_first: float | None = None
         self._last = 0.0
         self._first_run = 0
         self._steps: list[Step] = []
@@ -119,7 +120,8 @@ class RequestStats:
         shared.delivered = now
         if self._first is None:
             self._first, self._first_run = now, tokens
-            window.time_to_first_token.observe(now - self.began)
+            self._until_first = round(1000 * (now - self.began), 3) / 1000  # what a response's milliseconds come to
+            window.time_to_first_token.observe(self._until_first)
             self._agree()
         else:
             gap = now - self._last
@@ -138,27 +140,28 @@ class RequestStats:
             self._over(window, now, None)
 
     def summary(self) -> RequestSummary:
-        """The request in numbers."""
+        """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
         seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
+        rate, per_step = self.rate, tokens_per_step(self.tokens, self.runs)
         return from_counts(
             RequestSummary,
             self,
             started=self.began,
             prompt=self.words,
             output_tokens=self.tokens,
-            time_to_first_token=None if self._first is None else self._first - self.began,
+            time_to_first_token=self._until_first,
             seconds=seconds,
-            tokens_per_second=self.rate,
+            tokens_per_second=rate and round(rate, 2),
             steps=self.runs,
-            acceptance_rate=self.accepted / self.drafted if self.drafted else None,
-            tokens_per_step=tokens_per_step(self.tokens, self.runs),
+            acceptance_rate=round(self.accepted / self.drafted, 4) if self.drafted else None,
+            tokens_per_step=per_step and round(per_step, 4),
         )
 
     def _agree(self) -> None:
         """Make numbers agree: the response's statistics get their time to first token from here, like the histograms;
         the rate shown here comes from those statistics."""
-        if self._statistics is not None and self._first is not None:
-            self._statistics.time_to_first_token = self._first - self.began
+        if self._statistics is not None and self._until_first is not None:
+            self._statistics.time_to_first_token = self._until_first
 
     @property
     def rate(self) -> float | None:

@@ -38,11 +38,11 @@ _APART, _SHARED = "shared_mlp_apart", "mlp.shared"
 def granite_hybrid(fields: Fields) -> Stack:
     """Granite 4: attention has no positions unless requested; an MLP follows each mixer, next to experts if any."""
     rope = read_rope(fields) if fields.get("position_embedding_type") == "rope" else None
-    fused, beside = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
+    fused, module = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
     inner: MLP | Experts = MLP(fields.integer("shared_intermediate_size", 1024), mlp(fields).activation, fused=fused)
     if fields.integer("num_local_experts", 8, minimum=0):
         router = Router(GRANITE_ROUTER)
-        inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=beside)
+        inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=module)
     return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba))
 
 
@@ -100,8 +100,8 @@ def _nemotron_experts(fields: Fields) -> Experts:
     """DeepSeek's router; the shared expert has a width of its own."""
     fields.refuse("moe_latent_size")
     one, shared = _nemotron_mlp(fields, OWN_WIDTH), _nemotron_mlp(fields, "moe_shared_expert_intermediate_size")
-    beside = "mlp.shared_experts"
-    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=beside)
+    module = "mlp.shared_experts"
+    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=module)
 
 
 def _nemotron_norm(fields: Fields) -> NormKind:

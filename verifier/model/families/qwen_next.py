@@ -58,8 +58,8 @@ def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, .
 def _with_share(fields: Fields) -> Fields:
     """By default a quarter of each head is rotated."""
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
-    said = section is not None and section.get("partial_rotary_factor") is not None
-    return fields if said else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
+    given = section is not None and section.get("partial_rotary_factor") is not None
+    return fields if given else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
 
 
 def _layer_types(fields: Fields) -> list[str]:
