@@ -7,13 +7,10 @@ not there, the server says so and serves the bundled one by its own name.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import free_port
 from foresay.server.settings.resolved import BUNDLED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,14 +98,6 @@ class Terminal:
         else:
             stop(server)
         return said
-
-
-def free_port() -> int:
-    """One that the system gives to nobody who asks for any, as all other servers and clients of the tests do."""
-    for port in random.sample(range(10_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise OSError("no free port")
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

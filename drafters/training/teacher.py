@@ -209,11 +209,11 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
     with torch.no_grad():
         checkpoint = Checkpoint.open(directory)
         for file in checkpoint.files:
-            with checkpoint.opened(file) as opened:
-                for name in opened.offset_keys():
-                    tensor = opened.get_tensor(name)
-                    whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
-                    model.get_parameter(name).copy_(whole - int(name in own.less_one))
+            opened = checkpoint.opened(file)
+            for name in opened.offset_keys():
+                tensor = opened.get_tensor(name)
+                whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
+                model.get_parameter(name).copy_(whole - int(name in own.less_one))
     return model
 
 

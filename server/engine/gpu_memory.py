@@ -23,9 +23,8 @@ import msgspec
 
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
-from foresay.server.engine.drafting import pinned
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
-from foresay.server.engine.parameters import item_bytes
+from foresay.server.engine.parameters import item_bytes, pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words

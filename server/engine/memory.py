@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 from foresay.server.engine.parameters import (
     item_bytes,
     model_bytes,
-    pinned_shape,
+    pinned,
     state_bytes,
     state_pages,
     token_bytes,
@@ -228,9 +228,8 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     """Bytes of a CPU's recordings once all are made: for each model the rows of its largest pass, with logits for tree
     nodes; and for each draft model the logits of its levels, for 1, 2, 4 .. sequences, twice: for fixed trees, and for
     those that end early."""
-    shape, rows = pinned_shape(config), wanted_rows(config)
-    chosen = config.draft_tree is None and config.draft_tokens is None
-    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
+    shape, rows = pinned(config), wanted_rows(config)
+    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if shape is None else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
     passes = _pass_bytes(target, dtype, MAX_CHUNK + rows, rows)
     passes += sum(_pass_bytes(model, dtype, MAX_CHUNK, config.max_seqs) for model in drafting)

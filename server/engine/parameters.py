@@ -166,11 +166,13 @@ def item_bytes(dtype: str) -> int:
 
 def wanted_rows(config: EngineConfig) -> int:
     """Most rows of a step that need logits: the roots and nodes of trees."""
-    if config.draft_tree is None and config.draft_tokens is None:
+    if (shape := pinned(config)) is None:
         return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
-    return config.max_seqs * pinned_shape(config).nodes
+    return config.max_seqs * shape.nodes
 
 
-def pinned_shape(config: EngineConfig) -> TreeShape:
-    """The fixed shape of drafts, if one is given; else only the root."""
-    return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
+def pinned(config: EngineConfig) -> TreeShape | None:
+    """The fixed shape that the settings request: a tree or a chain; None if they leave it open."""
+    if config.draft_tree is not None:
+        return TreeShape.parse(config.draft_tree)
+    return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)

@@ -7,9 +7,9 @@ import asyncio
 import contextlib
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,24 +36,19 @@ from foresay.spec.request import EngineInfo
 #: How many bodies or messages of the largest size may be held at once, over all callers.
 MOST_BODIES = 64
 
-K = TypeVar("K", bound="KeptByApi")
-
-
-class KeptByApi(Protocol):
-    """State that an API keeps for all its connections."""
-
-    def drain(self) -> None:
-        """The server shuts down."""
+K = TypeVar("K")
 
 
 class ServerState:
     """draining: no more requests are taken. bodies: bytes of received bodies and messages, until answered.
     body_timeout: seconds that a body may take, in addition to an allowance by its size. created: in seconds since 1970.
-    reading: held while files are read, since not all libraries for that can be imported by two threads at once."""
+    reading: held while files are read, since not all libraries for that can be imported by two threads at once.
+    on_drain: called when the server shuts down, each for an open WebSocket."""
 
-    def __init__(self, *kept: KeptByApi) -> None:
+    def __init__(self, *kept: object) -> None:
         self.draining = False
-        self._kept: dict[type, KeptByApi] = {type(one): one for one in kept}
+        self._kept: dict[type, object] = {type(one): one for one in kept}
+        self.on_drain: set[Callable[[], None]] = set()
         self.bodies = Shared(0)
         self.body_timeout = 30.0
         self.connections = Connections()
@@ -61,7 +56,7 @@ class ServerState:
         self.reading = asyncio.Lock()
 
     def of(self, kind: type[K]) -> K:
-        """An API's state, by its class; made on first use."""
+        """What an API keeps for all its connections, by its class; made on first use."""
         kept = self._kept.get(kind)
         if kept is None:
             self._kept[kind] = kept = kind()
@@ -70,8 +65,8 @@ class ServerState:
 
     def drain(self) -> None:
         self.draining = True
-        for kept in self._kept.values():
-            kept.drain()
+        for drain in list(self.on_drain):
+            drain()
 
     def allow_bodies(self, largest: int) -> None:
         """Raise the limit of held bytes for bodies of this size, if it is lower."""

@@ -12,10 +12,11 @@ from foresay.spec.errors import ConfigurationError
 
 
 class Cluster:
-    """address: a file in which it counts how often it was opened; there is no opening it while that is not there."""
+    """address: a file in which it counts how often it was opened; there is no opening it while that is not there.
+    Deploying ends once addresses are asked for meanwhile."""
 
     def __init__(self, replicas: str, address: str | None) -> None:
-        self._file = Path(address or "")
+        self._file, self._asked = Path(address or ""), asyncio.Event()
 
     async def open(self, config: ServeConfig) -> None:
         if not self._file.exists():
@@ -23,12 +24,14 @@ class Cluster:
         self._file.write_text(self._file.read_text() + "o")
 
     async def addresses(self) -> list[Address]:
+        self._asked.set()
         return [Address(self._file.read_text(), "host", os.getpid(), b"secret", 1, ",".join(os.environ))]
 
     async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        await asyncio.sleep(0.5)
         if config.draft == "none":
             raise ValueError("a bug")
+        self._asked.clear()
+        await self._asked.wait()
         return 2
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from foresay.server.gateway.caller import Caller, serve
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
 from tests.server.scripted import END, INFO, ScriptedEngine
+from tests.server.wire import until
 
 
 async def test_whole_and_streamed_are_the_same(tokenizer):
@@ -105,7 +106,7 @@ async def test_events_can_be_read_again_from_a_number_on(tokenizer):
 
 
 async def test_a_running_response_is_followed_and_cancelled_from_elsewhere(tokenizer):
-    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    engine = saying(tokenizer, "fox " * 100, pause=0.1)
     async with asking(engine, tokenizer) as client:
         stream = await client.responses.create(model="toy", input="Tell", stream=True)
         events = [await anext(stream) for _ in range(6)]
@@ -128,12 +129,10 @@ async def _all(stream: Any) -> list[Any]:
 
 
 async def test_a_response_that_nobody_streams_can_be_cancelled_too(tokenizer):
-    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    engine = saying(tokenizer, "fox " * 100, pause=0.1)
     async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
         asking = asyncio.create_task(client.responses.create(model="toy", input="Tell"))
-        while not service.server.of(Responses).running:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        await until(lambda: engine.emitted > 4)
         ((_, id),) = service.server.of(Responses).running
         await client.responses.cancel(id)
         response = await asking

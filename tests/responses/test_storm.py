@@ -209,7 +209,7 @@ async def test_a_thousand_messages(real, seed):
             events += one.events
             codes[one.code] += 1
     async with asyncio.timeout(60):
-        while service.server.of(Responses).sockets or service.server.of(Responses).running or service.running:
+        while service.server.on_drain or service.server.of(Responses).running or service.running:
             await asyncio.sleep(0.01)
         while left := {task for task in asyncio.all_tasks() - before if not task.done()}:
             await asyncio.sleep(0.01)

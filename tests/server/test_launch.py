@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving import free_port
 from foresay.server.catalog.catalog import known_agents, known_targets, models_for_agents
 from foresay.server.cli import launch
 from foresay.server.cli.main import main
@@ -24,8 +25,7 @@ from tests.server.live import ROOT
 
 def toy(*flags: str) -> list[str]:
     """The bundled toy, which suffices for no agent, at a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return ["bundled", "--draft", "none", "--port", str(free.getsockname()[1]), *flags]
+    return ["bundled", "--draft", "none", "--port", str(free_port()), *flags]
 
 
 #: Of a server that is said to be there: its health, its models, and what one of them can do.

@@ -195,9 +195,8 @@ async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: L
     [engine] = live.engine_processes()
     os.kill(engine, signal.SIGKILL)
     async with aiohttp.ClientSession() as session, asyncio.timeout(180):
-        while await ready(session, url):
-            await asyncio.sleep(0.05)
-        during = await scraped(url)
+        while (during := await scraped(url)).sum("foresay:engine_up"):
+            await asyncio.sleep(0.01)
         while not await ready(session, url):
             await asyncio.sleep(0.2)
         body = await asked(session, url, ASKS[0])

@@ -10,14 +10,12 @@ not read: hashing them would take as long as packing, and any write to one chang
     header          JSON: dtype, shape and offset of each tensor; the decoder's weights, with numbers for tensors
     (next page)     the tensors, at multiples of 64 bytes
 
-The file is mapped, so all processes that serve a model share one copy. Passes are at least as fast as from malloc's
-memory (a 135M model in 4 bits, one thread: 10.2 to 10.5 ms against 10.4 to 10.5); a copy in huge pages would gain 1 to
-2 % more, of weights far larger than caches up to 40 % (bench/LOG.md), and could not be shared.
-Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times its own
-odd number, so that every wrong word is noticed. This takes 0.2 s for each GB, several times less than sha256. It
-detects damage, not forgery: files are only used if no other user can write to them. A file is written under another
-name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay valid. A damaged one is
-removed, and the model's own files are read.
+The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.kernels.cpu.pages`): so all processes
+that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64 KiB: of
+its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each GB,
+several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to them.
+A file is written under another name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay
+valid. A damaged one is removed, and the model's own files are read.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from foresay.verifier.model.checkpoint import files_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kept, pages
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
@@ -142,11 +140,10 @@ def folder() -> Path:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """A private mapping: writes stay in this process and do not change the file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if not kept.is_ours(os.fstat(file.fileno())):
             raise Damaged("other users may write to it")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return pages.mapped(file.fileno())
 
 
 def _unpacked(memory: mmap.mmap) -> Packed:
@@ -317,7 +314,8 @@ def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors
         file.seek(begin + location.start)
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+    pages.read_anew(file.fileno())
+    with pages.mapped(file.fileno()) as memory:
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))

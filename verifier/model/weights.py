@@ -238,11 +238,11 @@ def _read(checkpoint: Checkpoint, destinations: dict[str, TensorSlot], progress:
     """Copy each tensor of the checkpoint into its slot, one file open at a time. fp16: whether all must fit in fp16."""
     total, done = sum(checkpoint.tensors[name].nbytes for name in destinations), 0
     for file in checkpoint.files:
-        with checkpoint.opened(file) as tensors:
-            for name in filter(destinations.__contains__, tensors.offset_keys()):
-                _put(destinations[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
-                done += checkpoint.tensors[name].nbytes
-                progress(done / total)
+        tensors = checkpoint.opened(file)
+        for name in filter(destinations.__contains__, tensors.offset_keys()):
+            _put(destinations[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
+            done += checkpoint.tensors[name].nbytes
+            progress(done / total)
 
 
 def _put(into: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
@@ -259,7 +259,7 @@ def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
     if LM_HEAD not in checkpoint.tensors:
         return
     file = checkpoint.tensors[LM_HEAD].file
-    with checkpoint.opened(file) as tensors:
-        rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
-        if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
-            raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")
+    tensors = checkpoint.opened(file)
+    rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
+    if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
+        raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

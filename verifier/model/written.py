@@ -72,15 +72,15 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
     """All tensors; a tied output head follows the embedding."""
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for file in checkpoint.files:
-        with checkpoint.opened(file) as tensors:
-            for name in filter(checkpoint.tensors.__contains__, tensors.offset_keys()):
-                tensor = tensors.get_tensor(name)
-                if not (config.tie_word_embeddings and name == LM_HEAD):
-                    yield name, tensor
-                if config.tie_word_embeddings and name == EMBEDDING:
-                    yield LM_HEAD, tensor.clone()
-                done += checkpoint.tensors[name].nbytes
-                progress(done / total)
+        tensors = checkpoint.opened(file)
+        for name in filter(checkpoint.tensors.__contains__, tensors.offset_keys()):
+            tensor = tensors.get_tensor(name)
+            if not (config.tie_word_embeddings and name == LM_HEAD):
+                yield name, tensor
+            if config.tie_word_embeddings and name == EMBEDDING:
+                yield LM_HEAD, tensor.clone()
+            done += checkpoint.tensors[name].nbytes
+            progress(done / total)
 
 
 def _unstacked(

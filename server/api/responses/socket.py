@@ -93,14 +93,14 @@ class Socket:
         await ws.prepare(self._http)
         self._send_queue = SendQueue(limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
-        self._state.sockets.add(self.drain)
+        self._models.server.on_drain.add(self.drain)
         with contextlib.ExitStack() as held, self._models.server.connections.connected():
             try:
                 self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._state.sockets.discard(self.drain)
+                self._models.server.on_drain.discard(self.drain)
                 await self._end(tasks)
         return ws
 

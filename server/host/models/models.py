@@ -113,7 +113,7 @@ class Models:
             self.residency.forget(entry)
 
     def check_open(self) -> None:
-        """Raise :class:`Unavailable` if no request is taken, before reading its body."""
+        """Raise :class:`~foresay.server.schemas.errors.Unavailable` if no request is taken, before reading its body."""
         refusal = self.server.refusal() if self.several else self.first.refusal
         if refusal is not None:
             raise refusal

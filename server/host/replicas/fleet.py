@@ -53,13 +53,11 @@ class Cluster(Protocol):
 
 
 class Fleet(Supervised):
-    """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
-    client's; sequences and pages in a step's trace are sums over all replicas."""
+    """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. Sequences and pages in an observed
+    step's trace are sums over all replicas."""
 
     def __init__(self, config: ServeConfig, cluster: Cluster) -> None:
         super().__init__()
-        self.observe: Callable[[StepTrace], None] | None = None
-        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._config, self._cluster = config, cluster
         self._replicas: dict[str, ReplicaClient] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}

@@ -18,7 +18,14 @@ from foresay.verifier.model.families.family import (
     rms_norm,
 )
 from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
-from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, OWN_WIDTH, corrected, experts
+from foresay.verifier.model.families.mixtures import (
+    GRANITE_ROUTER,
+    GRANITE_STACKS,
+    OWN_WIDTH,
+    corrected,
+    experts,
+    groups_of,
+)
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, STACKS, Attention, Experts, Layer, Mixer, Norms, Router, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, NormKind, Stacked
@@ -235,6 +242,7 @@ def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
         "moe_latent_size": fields.get("moe_latent_size"),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        **groups_of(fields),
         "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
         "mamba_num_heads": heads,
         "mamba_head_dim": fields.integer("ssm.inner_size") // heads,

@@ -216,8 +216,8 @@ def _own_fields(file: GgufFile) -> Fields:
     fields = Fields(own, f"{file.path}, {architecture}")
     shared = () if gguf_of(architecture).shared else ("expert_shared_count", "expert_shared_feed_forward_length")
     fields.refuse(*shared)
-    if fields.integer("expert_group_count", 1, minimum=0) > 1:
-        raise fields.error("expert_group_count: groups of experts are not supported")
+    if fields.integer("expert_group_count", 1, minimum=0) > 1 and "exp_probs_b.bias" not in gguf_of(architecture).names:
+        raise fields.error("expert_group_count: groups of experts are not supported for this architecture")
     return fields
 
 
