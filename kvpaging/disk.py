@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import torch
@@ -244,7 +245,7 @@ class DiskPages:
             self._make_room()
         if self._room < size:
             return False
-        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part = path.with_name(f"{path.name}.{token_hex(8)}")  # process ids are alike in containers
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
                 target.write(head)

@@ -34,8 +34,8 @@ class StatePages:
     """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
     sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
-    running text has up to four. checkpoints: the state page after the last token of a page of the pool; the least
-    recently used first. filling: pages that are being read back.
+    running text has up to four, and one where it parted from another. checkpoints: the state page after the last token
+    of a page of the pool; the least recently used first. filling: pages that are being read back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:

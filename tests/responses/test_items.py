@@ -62,6 +62,20 @@ def test_what_the_model_wrote_without_interruption_is_one_message():
     ]
 
 
+def test_what_stands_between_calls_goes_before_them():
+    """Their outputs come after all of them, and a template wants these right behind the calls' message."""
+    thoughts = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]} for text in ("One.", "Two.")
+    ]
+    texts = [{"role": "assistant", "content": text} for text in ("Wait.", "More.")]
+    calls = [{"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "ab"]
+    outputs = [{"type": "function_call_output", "call_id": id, "output": id} for id in "ab"]
+    written = [one for three in zip(thoughts, texts, calls, strict=True) for one in three]
+    _, said, *results = messages_of(None, (), items(USER, *written, *outputs))
+    assert (said["reasoning_content"], said["content"]) == ("One.\n\nTwo.", "Wait.\n\nMore.")
+    assert [call["id"] for call in said["tool_calls"]] == [one["tool_call_id"] for one in results] == ["a", "b"]
+
+
 def test_two_answers_in_a_row_stay_two():
     given = items(USER, {"role": "assistant", "content": "One"}, {"role": "assistant", "content": "Two"})
     assert [message["content"] for message in messages_of(None, (), given)] == ["Hi", "One", "Two"]

@@ -217,6 +217,24 @@ def test_a_full_disk_switches_it_off_with_a_line(
     assert not list(tmp_path.glob("*/*"))
 
 
+def test_two_may_write_the_same_page_at_once(
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where both have the same process id, as in containers that share a folder."""
+    first, second, replace = house(model, tmp_path, "a"), house(model, tmp_path, "a"), os.replace
+    for made in (first, second):
+        made.answer(PROMPT, GREEDY)
+
+    def meanwhile(*paths: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        idle(second, 1)
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    idle(first)
+    assert found(model, tmp_path) == 56
+
+
 @pytest.mark.parametrize("clock_was_wrong", [False, True])
 def test_the_ends_of_what_was_not_used_for_longest_go_first(
     model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool

@@ -302,11 +302,11 @@ class _Chat:
         """Add an item. path: of the field that an error names."""
         match item.type:
             case "message" if item.role == "assistant":
-                self._last("content")["content"] = _text(item.content)
+                self._say("content", item.content, "content")
             case "message":
                 self.add_text("system" if item.role == "developer" else str(item.role), _text(item.content))
             case "reasoning":
-                self._last("content", "tool_calls", "reasoning_content")["reasoning_content"] = _text(item.content)
+                self._say("reasoning_content", item.content, "content", "reasoning_content")
             case "additional_tools":
                 pass
             case "function_call" | "custom_tool_call":
@@ -336,10 +336,16 @@ class _Chat:
             self.messages[0]["content"] = "\n\n".join(self._opening)
         return self.messages
 
+    def _say(self, field: str, content: str | list[InputPart] | None, *taken: str) -> None:
+        """Add to a field of the message that :meth:`_last` returns."""
+        message = self._last(*taken)
+        message[field] = "\n\n".join(filter(None, (message.get(field), _text(content))))
+
     def _last(self, *taken: str) -> dict[str, Any]:
-        """The model's current message, or a new one if it already has one of the fields ``taken``."""
+        """The model's current message, or a new one if it already has one of the fields ``taken``; but none begins
+        between calls and their outputs."""
         last = self.messages[-1] if self.messages else {"role": ""}
-        if last["role"] != "assistant" or any(last.get(field) for field in taken):
+        if last["role"] != "assistant" or ("tool_calls" not in last and any(last.get(field) for field in taken)):
             self._called = set()
             last = {"role": "assistant", "content": ""}
             self.messages.append(last)
