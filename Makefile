@@ -65,7 +65,7 @@ check: $(VENV)/.installed-dev
 
 openapi: $(VENV)/.installed
 	@mkdir -p build
-	$(BIN)/python -m foresay.server.http.openapi > build/openapi.json
+	$(BIN)/python -m foresay.server.http.app > build/openapi.json
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

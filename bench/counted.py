@@ -122,7 +122,7 @@ def rate(engine: Engine, requests: Sequence[Request]) -> float:
         begun: Any = None
         while engine.has_work:
             deltas = engine.step()
-            engine.tell()
+            engine.notify()
             if engine.trace is not None and begun:
                 spent += sum(engine.trace.seconds.values())
                 tokens += engine.trace.emitted

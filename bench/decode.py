@@ -22,7 +22,7 @@ from bench import floor, prompts, record
 from bench.drive import Options, Run, add_arguments, build_all, mode_of, request, run, warm_up
 from bench.experiment import Case, Experiment, Sample, Taken, Variant
 from bench.stats import distinct_trigrams, pooled_ratio, spread
-from foresay.spec.accept import ByDepth, by_place
+from foresay.spec.accept import ByDepth, summed
 from foresay.spec.engine import Engine
 from foresay.spec.sampling import SamplingParams
 
@@ -117,8 +117,8 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
     sums = {
         name: (sum(len(r.tokens) for r in own), sum(r.statistics.steps for r in own)) for name, own in by_prompt.items()
     }
-    drafted, steps = by_place(r.statistics.drafted_per_depth for r in runs), sum(r.statistics.steps - 1 for r in runs)
-    accepted = by_place(r.statistics.accepted_per_depth for r in runs)
+    drafted, steps = summed(r.statistics.drafted_per_depth for r in runs), sum(r.statistics.steps - 1 for r in runs)
+    accepted = summed(r.statistics.accepted_per_depth for r in runs)
     by_depth = ByDepth.of(accepted, sum(r.statistics.drafts for r in runs))
     phases = {p: 1e3 * sum(r.statistics.seconds.get(p, 0.0) for r in runs) / max(1, steps) for p in PHASES}
     return {

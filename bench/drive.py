@@ -220,7 +220,7 @@ def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run
         while last is None:
             begun, decodes = time.perf_counter(), bool(run.tokens)
             deltas = engine.step()
-            engine.tell()
+            engine.notify()
             spent = time.perf_counter() - begun
             run.seconds += spent
             run.decoding += spent * decodes

@@ -1,4 +1,4 @@
-"""Models with recurrent layers: the same tokens with drafts and without, captured and op by op, alone and together."""
+"""Models with recurrent layers or latents: the same tokens with drafts and without, captured or not, in any company."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.weights import allocate, destinations
 from foresay.verifier.model_runner import ModelRunner
 
 #: Few layers whose heads are as wide as published ones; the vocabulary of the bundled models.
@@ -35,6 +35,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["mamba", "mamba", "attention", "mamba"],
         "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
         "num_local_experts": 0, "shared_intermediate_size": 1024, "mamba_d_conv": 4,
+    },
+    "latents": _ALL
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 256,
+        "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "first_k_dense_replace": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
     },
 }  # fmt: skip
 #: The drafter, the tree, captured or not, requests at once. The copy is the target itself, so all its drafts are right.
@@ -56,13 +62,14 @@ class Hybrid(Bench):
     def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         config = ModelConfig.of(Fields(self.fields or {}, "made"))
         weights = allocate(config, self.device.dtype, self.device.torch)
-        for part, place in places(config, weights):
-            assert isinstance(place, Tensor), "nothing is quantised"
-            if place.dim() == 1:
-                place.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
+        for part, into in destinations(config, weights):
+            assert isinstance(into, Tensor), "nothing is quantised"
+            if into.dim() == 1:
+                into.uniform_(0.5, 1.5).mul_(-1 if part.endswith(DECAYS) else 1)
             else:
-                place.normal_(std=place.shape[-1] ** -0.5)
-        pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
+                into.normal_(std=into.shape[-1] ** -0.5)
+        if config.stack.recurrence is not None:
+            pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
         return paged(pool, Decoder(config, weights, self.positions), self.device)
 
     def _made(self, name: str) -> Any:

@@ -16,7 +16,7 @@ from foresay.verifier.model.config import FINAL_NORM
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.nodes import BEFORE
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
-from foresay.verifier.model.weights import LayerWeights, ModelWeights, places
+from foresay.verifier.model.weights import LayerWeights, ModelWeights, destinations
 
 
 def weights_of(decoder: Decoder) -> ModelWeights:
@@ -104,7 +104,7 @@ def of_transformers(decoder: Decoder) -> Any:
     )  # fmt: skip
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config)
-    model.load_state_dict(dict(places(c, weights_of(decoder))), strict=False, assign=True)
+    model.load_state_dict(dict(destinations(c, weights_of(decoder))), strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(decoder.device)  # of no checkpoint
     return model.eval()

@@ -28,7 +28,7 @@ from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.weights import allocate, destinations
 from foresay.verifier.model_runner import ModelRunner
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
@@ -60,7 +60,7 @@ def inflated(
     small = ModelConfig.from_directory(source)
     config = shape.config(small, positions)
     weights = allocate(config, device.dtype, device.torch)
-    into = {name: place for name, place in places(config, weights) if isinstance(place, Tensor)}
+    into = {name: into for name, into in destinations(config, weights) if isinstance(into, Tensor)}
     inflation = Inflation(
         sizes_of(small),
         shape.sizes,
@@ -83,9 +83,9 @@ def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS) 
     """A decoder of this shape with random weights: every layer moves every number."""
     config = shape.config(ModelConfig.from_directory(BUNDLED / "target"), positions)
     weights = allocate(config, device.dtype, device.torch)
-    for _, place in places(config, weights):
-        assert isinstance(place, Tensor), "nothing is quantised"
-        place.normal_(std=0.02)
+    for _, into in destinations(config, weights):
+        assert isinstance(into, Tensor), "nothing is quantised"
+        into.normal_(std=0.02)
     return Decoder(config, weights, positions)
 
 

@@ -24,7 +24,7 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.nodes import MLP, Attention, Experts, Layer, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.weights import allocate, destinations
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
@@ -108,12 +108,12 @@ def _config(inner: MLP | Experts, layers: int) -> ModelConfig:
 def _random(config: ModelConfig) -> Any:
     """Weights of the size at which activations keep theirs."""
     weights, generator = allocate(config, torch.bfloat16), torch.Generator().manual_seed(0)
-    for name, place in places(config, weights):
-        if isinstance(place, QuantizedMatrix):
-            place.put(torch.randint(-7, 8, place.shape, dtype=torch.int8, generator=generator))
-            place.scales.fill_(0.25 / place.inner**0.5)
+    for name, into in destinations(config, weights):
+        if isinstance(into, QuantizedMatrix):
+            into.put(torch.randint(-7, 8, into.shape, dtype=torch.int8, generator=generator))
+            into.scales.fill_(0.25 / into.inner**0.5)
         elif name.endswith("norm.weight"):
-            place.fill_(1.0)
+            into.fill_(1.0)
         else:
-            place.normal_(0.0, place.shape[-1] ** -0.5, generator=generator)
+            into.normal_(0.0, into.shape[-1] ** -0.5, generator=generator)
     return weights

@@ -164,11 +164,11 @@ class Curves:
 
     def write(self, calibration: Calibration, kinds: Sequence[int]) -> None:
         """kinds: the way each sequence is sampled."""
-        for place, kind in enumerate(kinds):
+        for column, kind in enumerate(kinds):
             pieces = calibration.pieces(kind)
-            if self._written[place] is not pieces:
-                self._written[place] = pieces
-                self._pieces[:, :, place] = torch.from_numpy(pieces).flatten(2)
+            if self._written[column] is not pieces:
+                self._written[column] = pieces
+                self._pieces[:, :, column] = torch.from_numpy(pieces).flatten(2)
 
     def at(self, depth: int) -> Pieces:
         """The curves of a depth."""

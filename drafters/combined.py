@@ -104,7 +104,7 @@ class CombinedDrafter:
         self._known = budget.members
         self.members: dict[str, Drafter] = {name: member.drafter for name, member in budget.members.items()}
         self.needs: FeatureRequest | None = united([member.needs for member in self.members.values()])
-        self._asked: dict[str, dict[str, list[int]]] = {}
+        self._drafted: dict[str, dict[str, list[int]]] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Drafts with the first member only: a shape does not name a drafter."""
@@ -133,7 +133,7 @@ class CombinedDrafter:
 
     def _merged(self, sequence: SequenceState, trees: list[DraftTree], kept: list[int], plan: Plan) -> DraftTree:
         merged = merge(trees, plan.shape.nodes, kept)
-        self._asked[sequence.id] = _numbers(trees, merged)
+        self._drafted[sequence.id] = _numbers(trees, merged)
         return merged.tree
 
     def extend(self, sequence: SequenceState) -> None:
@@ -151,17 +151,17 @@ class CombinedDrafter:
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Each gets the path in the numbers of its own proposal."""
-        asked, others = self._asked.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
+        drafted, none = self._drafted.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
         for name, member in self.members.items():
-            places = asked.get(name)
-            if places is None:
-                member.committed(sequence, others)
+            numbers = drafted.get(name)
+            if numbers is None:
+                member.committed(sequence, none)
             else:
-                member.committed(sequence, own_path(path, dict(enumerate(places))))
+                member.committed(sequence, own_path(path, dict(enumerate(numbers))))
 
     def finished(self, sequence: SequenceState) -> None:
         """Passed to all."""
-        self._asked.pop(sequence.id, None)
+        self._drafted.pop(sequence.id, None)
         for member in self.members.values():
             member.finished(sequence)
 
@@ -176,9 +176,9 @@ def members_of(drafter: Drafter | None) -> dict[str, Drafter]:
 
 def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
     """The union of all requests."""
-    asked = [request for request in needs if request is not None]
-    layers = sorted({layer for request in asked for layer in request.layers})
-    return FeatureRequest(any(request.final for request in asked), tuple(layers)) if asked else None
+    given = [request for request in needs if request is not None]
+    layers = sorted({layer for request in given for layer in request.layers})
+    return FeatureRequest(any(request.final for request in given), tuple(layers)) if given else None
 
 
 def _worth(tree: DraftTree, shape: TreeShape) -> int:
@@ -191,17 +191,17 @@ def _worth(tree: DraftTree, shape: TreeShape) -> int:
 def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:
     """For each drafter of a tree: its own number of each node of the merged one, -1 for nodes of others."""
     numbers: dict[str, list[int]] = {}
-    for tree, places in zip(trees, merged.numbers, strict=True):
+    for tree, in_merged in zip(trees, merged.numbers, strict=True):
         own = numbers[tree.drafter] = [-1] * len(merged.tree)
-        for node, place in enumerate(places):
-            if place >= 0:
-                own[place] = node
+        for node, index in enumerate(in_merged):
+            if index >= 0:
+                own[index] = node
     return numbers
 
 
-def own_path(path: Sequence[int], places: Mapping[int, int]) -> list[int]:
+def own_path(path: Sequence[int], numbers: Mapping[int, int]) -> list[int]:
     """A path in a drafter's own numbers: -1 from the first node on that is not its own."""
     own: list[int] = []
     for node in path:
-        own.append(places.get(node, -1) if not own or own[-1] >= 0 else -1)
+        own.append(numbers.get(node, -1) if not own or own[-1] >= 0 else -1)
     return own

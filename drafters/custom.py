@@ -109,12 +109,12 @@ class CustomDrafter:
         if self._clock() >= self._quiet_until:
             so = " and drafts nothing in this step" if call == "propose" else ""
             again = f" (it failed {self._faults - 1} more times since the last warning)" if self._faults > 1 else ""
-            log.warning("the drafter %s failed in %s%s: %s%s", self.name, call, so, told(error), again)
+            log.warning("the drafter %s failed in %s%s: %s%s", self.name, call, so, where_raised(error), again)
             self._faults, self._quiet_until = 0, self._clock() + _QUIET
         log.debug("the drafter %s failed in %s", self.name, call, exc_info=error)
 
 
-def told(error: BaseException) -> str:
+def where_raised(error: BaseException) -> str:
     """The exception and where it was raised."""
     if isinstance(error, BadProposal):
         return str(error)

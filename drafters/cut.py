@@ -33,24 +33,24 @@ class Candidates(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """tree: its nodes past its count are undefined. rows: int64[S, N], the row of each node, -1 for none. places:
+    """tree: its nodes past its count are undefined. rows: int64[S, N], the row of each node, -1 for none. candidates:
     int64[S, N - 1], the candidate of each node but the root; C after the last."""
 
     tree: DeviceTree
     rows: Tensor
-    places: Tensor
+    candidates: Tensor
 
 
 def cut(found: Candidates, nodes: int, prices: Tensor | None = None, counts: Tensor | None = None) -> Cut:
     """prices: fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together; None: all nodes are worth it.
     counts: int64[S], how many nodes each tree may have; None: N."""
-    places, real = _kept(found.scores, nodes - 1, prices, counts)
+    candidates, real = _kept(found.scores, nodes - 1, prices, counts)
     size, count = found.scores.shape
-    at = places.clamp(max=count - 1)
-    order = torch.arange(nodes, device=places.device).expand(size, -1)
+    at = candidates.clamp(max=count - 1)
+    order = torch.arange(nodes, device=candidates.device).expand(size, -1)
     # The node of each candidate; candidates that are not nodes go to the last column.
-    numbers = torch.zeros(size, count + 2, dtype=torch.int64, device=places.device)
-    numbers = numbers.scatter(1, places + 1, order[:, 1:])
+    numbers = torch.zeros(size, count + 2, dtype=torch.int64, device=candidates.device)
+    numbers = numbers.scatter(1, candidates + 1, order[:, 1:])
     parents = numbers.gather(1, found.parents.gather(1, at)).where(real, 0)
     tokens = found.tokens.gather(1, at).clamp(min=0).where(real, 0)
     depths, rows = (each[at].where(real, nothing) for each, nothing in ((found.depths, 0), (found.rows, -1)))
@@ -63,14 +63,14 @@ def cut(found: Candidates, nodes: int, prices: Tensor | None = None, counts: Ten
         1 + real.sum(dim=1),
         chain=False,
     )
-    return Cut(tree, torch.cat((first, rows), dim=1), places)
+    return Cut(tree, torch.cat((first, rows), dim=1), candidates)
 
 
 def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | None) -> tuple[Tensor, Tensor]:
     """int64[S, N - 1], the candidates that are kept, in order; and bool[S, N - 1], whether there is one."""
     count = scores.shape[1]
     ranked = scores.sort(dim=1, descending=True, stable=True)  # of equal ones the earlier, so that parents are kept
-    best, places = ranked.values[:, :most], ranked.indices[:, :most]
+    best, candidates = ranked.values[:, :most], ranked.indices[:, :most]
     kept, rank = best > -math.inf, torch.arange(best.shape[1], device=scores.device)
     if prices is not None:
         gains = best.exp().cumsum(dim=1) - prices[:, 1 : 1 + best.shape[1]]
@@ -78,10 +78,10 @@ def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | Non
         kept = kept & (rank < worth.clamp(min=1))
     if counts is not None:
         kept = kept & (rank < counts[:, None] - 1)
-    places = places.where(kept, count).sort(dim=1).values
+    candidates = candidates.where(kept, count).sort(dim=1).values
     if best.shape[1] < most:
-        places = torch.nn.functional.pad(places, (0, most - best.shape[1]), value=count)
-    return places, places < count
+        candidates = torch.nn.functional.pad(candidates, (0, most - best.shape[1]), value=count)
+    return candidates, candidates < count
 
 
 class MergedTrees(NamedTuple):

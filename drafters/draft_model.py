@@ -67,7 +67,7 @@ class DraftModelDrafter(TreeDrafter):
         """A pass over the last committed token and the root."""
         return self.logits(self.ends(state, levels).rows(state, self.known, live=True)), None
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
         return self.logits(growth.rows(self.model.store, self.known)), None
 

@@ -125,12 +125,12 @@ class EagleDrafter(FeatureDrafter):
         if len(tree) > 1:
             self.store.mark(sequence.table, min(sequence.table.length, sequence.table.length - len(path) + 1))
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """A pass over the expanded nodes, each computed from its parent's state."""
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
         rows = rows_of(growth.state, nodes)
-        return self.run(rows, states if places is None else _below(states, places))
+        return self.run(rows, states if parent_rows is None else _below(states, parent_rows))
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and states of static rows."""
@@ -156,26 +156,26 @@ class MtpDrafter(EagleDrafter):
         self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = MTP, kv: torch.dtype | None = None
     ) -> None:
         super().__init__(head, pool, dynamic, name, kv)
-        self._heard: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Committed tokens can be drafted from now on."""
         super().committed(sequence, path)
         if self.head.vocabulary is not None:
-            self.head.vocabulary.said(sequence.tokens[self._heard.get(sequence.id, 0) :])
-            self._heard[sequence.id] = len(sequence.tokens)
+            self.head.vocabulary.emitted(sequence.tokens[self._counted.get(sequence.id, 0) :])
+            self._counted[sequence.id] = len(sequence.tokens)
 
     def finished(self, sequence: SequenceState) -> None:
         """Also forget how much of the sequence was added to the vocabulary."""
         super().finished(sequence)
-        self._heard.pop(sequence.id, None)
+        self._counted.pop(sequence.id, None)
 
 
-def _below(states: Tensor, places: Tensor) -> Tensor:
-    """[S * F, H]: the states of the parent nodes. states: [S * F', H]. places: int64[S, F], the indices of the
+def _below(states: Tensor, parent_rows: Tensor) -> Tensor:
+    """[S * F, H]: the states of the parent nodes. states: [S * F', H]. parent_rows: int64[S, F], the indices of the
     parents."""
-    by_sequence = states.view(len(places), -1, states.shape[1])
-    return by_sequence.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+    by_sequence = states.view(len(parent_rows), -1, states.shape[1])
+    return by_sequence.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
 
 
 class PEagleDrafter(EagleDrafter):
@@ -198,7 +198,7 @@ class PEagleDrafter(EagleDrafter):
         logits = self.head.logits(self.guesses(state, levels))
         return logits[: state.size], logits
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next level's logits."""
         return marginal_logits(growth, states)
 
@@ -208,10 +208,10 @@ class PEagleDrafter(EagleDrafter):
         first, _ = self.head.states(ends, self.before(state, levels), self.store)
         if levels == 1:
             return first
-        nodes, wanted = self._of_masks(state.size, levels - 1)
+        nodes, logits_indices = self._of_masks(state.size, levels - 1)
         assert self.head.mask is not None, "it drafts in parallel"
-        masks = self.head.mask.expand(len(wanted), -1).contiguous()
-        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=wanted), masks, self.store)
+        masks = self.head.mask.expand(len(logits_indices), -1).contiguous()
+        behind, _ = self.head.states(rows_of(state, nodes, logits_indices=logits_indices), masks, self.store)
         return torch.cat((first, behind))
 
     def _of_masks(self, sequences: int, count: int) -> tuple[Nodes, Tensor]:
@@ -221,6 +221,6 @@ class PEagleDrafter(EagleDrafter):
             columns = (column[:, 1:].contiguous() for column in chain_words(sequences, count + 1, self.device))
             mask = self.head.config.mask
             tokens = torch.full((sequences, count), 0 if mask is None else mask, dtype=torch.int64, device=self.device)
-            wanted = torch.arange(count)[:, None] + count * torch.arange(sequences)
-            self._masks[key] = Nodes(tokens, *columns), wanted.flatten().to(self.device)
+            logits_indices = torch.arange(count)[:, None] + count * torch.arange(sequences)
+            self._masks[key] = Nodes(tokens, *columns), logits_indices.flatten().to(self.device)
         return self._masks[key]

@@ -88,7 +88,7 @@ def _of_template(shape: TreeShape, level: int) -> LevelLayout:
     front = [node for node in template.level(level) if node in template.inner]
     looked, nodes = template.reach(level), template.level(level + 1)
     picks = [front.index(template.parents[node]) * looked + template.ranks[node] for node in nodes]
-    going = [place for place, node in enumerate(nodes) if node in template.inner]  # none in the last level
+    going = [index for index, node in enumerate(nodes) if node in template.inner]  # none in the last level
     return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
 
 
@@ -150,7 +150,7 @@ class GrowthPlan:
         a row."""
         fixed = self.levels[level]
         count = len(fixed.going) if self.dynamic else fixed.kept
-        bits = [_signed(1 << first + place) if not self.free or not self.dynamic else 0 for place in range(count)]
+        bits = [_signed(1 << first + index) if not self.free or not self.dynamic else 0 for index in range(count)]
         return self.column([*bits, *[0] * (fixed.kept - count)])
 
     def depths(self, depth: int, count: int) -> Tensor:
@@ -240,7 +240,7 @@ class Growth:
         depths = [self.plan.depths(depth, part.shape[1]) for depth, (part, _) in enumerate(self._walk)]
         count, fresh, state = tokens.shape[1], self._front.rows, self.state
         nodes = Nodes(known(tokens), self.plan.of_each(range(count)).contiguous(), words, torch.cat(depths, dim=1))
-        wanted = self.plan.column([count * place + row for place in range(state.size) for row in fresh])
+        wanted = self.plan.column([count * index + row for index in range(state.size) for row in fresh])
         return replace(rows_of(state, nodes, None, wanted, True, store), logits_count=state.live_rows(len(fresh)))
 
     def looked_at(self, logits: Tensor) -> Tensor:
@@ -283,27 +283,27 @@ class Growth:
             None if self._curves is None else self._curves.at(depth),
         )
         self._words.append(kept.words)
-        places = self._go_on(fixed.going, kept)
+        parent_rows = self._go_on(fixed.going, kept)
         of_rows = self._front if plan.dynamic else kept
         self._walk.append((of_rows.tokens, of_rows.words))
         self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
-        return places
+        return parent_rows
 
     def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
         """Number the new candidates, and expand some of them next, if that is worth its price; returns the parents of
         those."""
         plan = self.plan
-        numbers = tuple(self._candidates + place for place in going)
+        numbers = tuple(self._candidates + index for index in going)
         rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
         self._candidates += kept.tokens.shape[1]
         self._rows += len(going)
-        tokens, places, words, scores = (
+        tokens, parent_rows, words, scores = (
             _columns_of(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
         )
         if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
-        return places
+        return parent_rows
 
     def tree(self) -> DeviceTree:
         """The finished trees, on the device."""
@@ -321,7 +321,7 @@ class Growth:
 
     def _cut(self) -> DeviceTree:
         made = self.cut()
-        return replace(made.tree, rows=made.rows, more=(*self.looked, made.places))
+        return replace(made.tree, rows=made.rows, more=(*self.looked, made.candidates))
 
     def cut(self) -> Cut:
         """The nodes of dynamic trees, chosen by their scores."""
@@ -346,10 +346,10 @@ class Passes(Protocol):
         """Logits below the roots, fp32[S, V'], and the state that the first of ``levels`` levels starts from."""
         ...
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Logits below the expanded nodes, as :meth:`Growth.grow` takes them, and the state for the next level.
 
-        states: of the level above. places: int64[S, F], the row in it of each node's parent; None: the only one.
+        states: of the level above. parent_rows: int64[S, F], the row in it of each node's parent; None: the only one.
         """
         ...
 
@@ -364,10 +364,10 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
     for level in range(count):
         logits = growth.looked_at(logits)
         yield logits
-        places = growth.grow(logits)
+        parent_rows = growth.grow(logits)
         yield logits
         if level + 1 < count:
-            logits, states = passes.next(growth, states, places)
+            logits, states = passes.next(growth, states, parent_rows)
 
 
 def _columns_of(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:

@@ -1,7 +1,7 @@
 """Drafters that read the target's hidden states (features).
 
 These are in a store on the sequences' pages, each in the slot of its position: so they are reused with a prefix hit,
-are independent of a sequence's place in the batch, and a captured step reads and stores them on the device. On a CPU
+are independent of a sequence's index in the batch, and a captured step reads and stores them on the device. On a CPU
 they are stored when a draft needs them, and wait until then as the pass returned them: so they cost next to nothing
 for a text without drafts. A text with missing features (in pages from when another drafter was used) gets no drafts
 until it is computed again.
@@ -229,10 +229,10 @@ class HiddenStateDrafter(TreeDrafter):
         """Store the features of the accepted path. What is stored after it is scratch, as its slots are."""
         path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
         order = torch.arange(state.size, device=path.device)[:, None]
-        places = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
+        rows = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
         positions = state.lengths.long()[:, None] + torch.arange(path.shape[1], device=path.device)
         assert self.needs is not None, "it reads hidden states"
-        read = {name: taken.features[name].index_select(0, places) for name in self.needs.names}
+        read = {name: taken.features[name].index_select(0, rows) for name in self.needs.names}
         self.keep(read, positions.flatten(), slots.flatten())
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:

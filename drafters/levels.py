@@ -156,7 +156,7 @@ class TreeDrafter(ABC):
         """See :class:`foresay.drafters.growth.Passes`; reads the last :meth:`reach` tokens of each text."""
 
     @abstractmethod
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """See :class:`foresay.drafters.growth.Passes`."""
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:  # noqa: B027  see :meth:`extend`
@@ -254,13 +254,13 @@ class TreeDrafter(ABC):
             at.bars.write([grown.bars for grown in growing])
         adjusting = any(map(self._adjusts, sequences))
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
-        asked = shape.levels - min(grown.depth for grown in growing)
+        depth = shape.levels - min(grown.depth for grown in growing)
         if self.device.type != "cpu":
-            asked = max(levels_ahead(grown.shape) for grown in growing)
-        for level in at.grown(asked, change):
+            depth = max(levels_ahead(grown.shape) for grown in growing)
+        for level in at.grown(depth, change):
             tokens = level.tokens.tolist()
-            for place, grown in enumerate(growing):
-                grown.add(tokens[place], level, place)
+            for index, grown in enumerate(growing):
+                grown.add(tokens[index], level, index)
             if all(grown.over for grown in growing):
                 break
         for sequence in sequences:
@@ -310,12 +310,12 @@ class TreeDrafter(ABC):
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
         """The captured levels of a shape, or of a deeper one with the same first levels, which then ends early."""
-        for place, (other, made) in enumerate(self._levels):
+        for index, (other, made) in enumerate(self._levels):
             deeper = made.plan.shape
             begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
             if other == kind and (deeper == shape if self.ahead else begins):
-                if place >= self._ahead:
-                    self._levels.append(self._levels.pop(place))
+                if index >= self._ahead:
+                    self._levels.append(self._levels.pop(index))
                 return made
         if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))

@@ -18,7 +18,7 @@ _MOST_READ = 256
 
 
 class _Index:
-    """The last place where each n-gram has a follower: n-gram -> position after it."""
+    """The last occurrence of each n-gram that has a follower: n-gram -> position after it."""
 
     def __init__(self, sizes: range) -> None:
         self._sizes = sizes

@@ -68,7 +68,7 @@ class DFlashDrafter(HiddenStateDrafter):
         logits = self.head.logits(self.states(state, levels))
         return logits[: state.size], logits
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next level's logits."""
         return marginal_logits(growth, states)
 
@@ -101,11 +101,11 @@ class DSparkDrafter(DFlashDrafter):
         self._block = hidden, self.head.logits(hidden)
         return self._moved(state.roots[:, None], 0, self._markov.begin(hidden[: state.size]))
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """The next depth's logits, below each expanded node."""
-        if states is not None and places is not None:
-            above = states.view(len(places), -1, states.shape[1])
-            states = above.gather(1, places[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+        if states is not None and parent_rows is not None:
+            above = states.view(len(parent_rows), -1, states.shape[1])
+            states = above.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
         return self._moved(growth.expanded().tokens, len(growth.levels), states)
 
     def _moved(self, tokens: Tensor, depth: int, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -146,7 +146,7 @@ class MedusaDrafter(FeatureDrafter):
         hidden = self.before(state, levels)
         return self.heads(hidden, 0), hidden
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, Tensor]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next head: the same below every node."""
         assert states is not None, "the roots' hidden rows"
         depth = len(growth.levels)

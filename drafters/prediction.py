@@ -1,8 +1,8 @@
 """The prediction drafter: the request contains what its answer will probably be (OpenAI's ``prediction``).
 
 Needs no model. As long as the text follows the prediction, the next tokens are drafted from it, as many as pay: each is
-worth its chance to be accepted, which is learnt per request, and costs its row. When the text has diverged, the places
-where it may have rejoined (:class:`Alignment`) are drafted together, as a tree.
+worth its chance to be accepted, which is learnt per request, and costs its row. When the text has diverged, the
+positions where it may have rejoined (:class:`Alignment`) are drafted together, as a tree.
 
 Where in a prediction a text is, and where it may be after it diverged::
 
@@ -32,22 +32,22 @@ from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
-#: How a place was found: by a match with the end of the text, near the expected place or far from it, or by a guess.
+#: How a position was found: by a match with the end of the text, near the expected one or far from it, or by a guess.
 NEAR, FAR, REPLACED, INSERTED = range(4)
 KINDS = 4
 #: Larger numbers of matching tokens, or of tokens since the prediction was left, count as this.
 MOST = 8
-#: With this many matching tokens, near and far, the place is taken as certain.
+#: With this many matching tokens, near and far, the position is taken as certain.
 SURE = (3, 6)
 #: Tokens that are indexed at once, so that no step waits long: well below a millisecond.
 _SLICE = 4096
-#: A place is near if it is at most this far ahead of where the text should be.
+#: A position is near if it is at most this far ahead of where the text should be.
 _REACH = 64
 
 
-class Place(NamedTuple):
-    """A place of the prediction whose token may come next. length: tokens before it that match the end of the text; for
-    a guess, tokens since the prediction was left."""
+class Candidate(NamedTuple):
+    """A position of the prediction whose token may come next. length: tokens before it that match the end of the text;
+    for a guess, tokens since the prediction was left."""
 
     at: int
     kind: int
@@ -74,20 +74,20 @@ def cell_of(kind: int, length: int) -> int:
 class Alignment:
     """Follows a text along its prediction. begins: tokens of the text before the predicted part.
 
-    places: where the text may be now, the likeliest first: one if that is certain, none if it is past the end.
+    candidates: where the text may be now, the likeliest first: one if that is certain, none if it is past the end.
     """
 
     def __init__(self, prediction: Sequence[int], begins: int) -> None:
         self.tokens = prediction
-        self.places: list[Place] = []
+        self.candidates: list[Candidate] = []
         self._known = np.empty(0, dtype=np.int32)
         self._read = begins
-        self._at = Place(0, NEAR, 0)
-        #: The last certain place, and the text's length then.
+        self._at = Candidate(0, NEAR, 0)
+        #: The last certain position, and the text's length then.
         self._left, self._length = 0, begins
 
     def follow(self, text: Sequence[int], chances: Sequence[float]) -> None:
-        """Follow the new tokens. chances: of a place to be right, by :meth:`Place.cell`.
+        """Follow the new tokens. chances: of a position to be right, by :meth:`Candidate.cell`.
 
         The result depends only on the text and the chances, not on how often this is called, once all of the prediction
         is indexed: a long one is indexed slice by slice, one each call.
@@ -99,36 +99,36 @@ class Alignment:
         for length in range(self._read, len(text)):
             at, kind, common = self._at
             came = at < len(self.tokens) and self.tokens[at] == text[length]
-            self._at = Place(at + 1, kind, common + 1) if came else Place(at, NEAR, 0)
+            self._at = Candidate(at + 1, kind, common + 1) if came else Candidate(at, NEAR, 0)
             self._read = length + 1
             if not self._at.sure:
                 self._find(text, chances)
             if self._at.sure:
                 self._at = self._at._replace(kind=NEAR)
                 self._left, self._length = self._at.at, self._read
-                self.places = [self._at] if self._at.at < len(self.tokens) else []
+                self.candidates = [self._at] if self._at.at < len(self.tokens) else []
 
     def _find(self, text: Sequence[int], chances: Sequence[float]) -> None:
-        """Search for the end of the text read so far, and continue from the likeliest place."""
-        self.places = sorted(self._places(text), key=lambda place: -chances[place.cell(0)])
-        if self.places:
-            first = self.places[0]
-            self._at = first if first.kind <= FAR else Place(first.at, NEAR, 0)
+        """Search for the end of the text read so far, and continue from the likeliest position."""
+        self.candidates = sorted(self._candidates(text), key=lambda candidate: -chances[candidate.cell(0)])
+        if self.candidates:
+            first = self.candidates[0]
+            self._at = first if first.kind <= FAR else Candidate(first.at, NEAR, 0)
 
-    def _places(self, text: Sequence[int]) -> list[Place]:
-        """For each number of matching tokens the nearest place ahead (before, if there is none), then the guesses."""
-        end, since, found = self._read - 1, self._read - self._length, dict[int, Place]()
+    def _candidates(self, text: Sequence[int]) -> list[Candidate]:
+        """For each number of matching tokens the nearest position ahead (before, if none), then the guesses."""
+        end, since, found = self._read - 1, self._read - self._length, dict[int, Candidate]()
         ends = np.flatnonzero(self._known[:-1] == text[end]) + 1
         for length in range(1, MOST + 1):
             if not len(ends):
                 break
             at = int(ends[min(int(np.searchsorted(ends, self._left)), len(ends) - 1)])
-            found[at] = Place(at, NEAR if 0 <= at - self._left <= since + _REACH else FAR, length)
+            found[at] = Candidate(at, NEAR if 0 <= at - self._left <= since + _REACH else FAR, length)
             ends = ends[ends > length]
             ends = ends[self._known[ends - length - 1] == text[end - length]] if length <= end else ends[:0]
         for at, kind in ((self._left + since, REPLACED), (self._left, INSERTED)):
             if 0 < since <= MOST and at < len(self.tokens):
-                found.setdefault(at, Place(at, kind, since))
+                found.setdefault(at, Candidate(at, kind, since))
         return list(found.values())
 
 
@@ -136,7 +136,7 @@ class Alignment:
 LEAST_CHANCE = 0.02
 #: The most tokens of an earlier output that are followed at once.
 MOST_READ = 64
-#: The initial chances of a place's token, by kind and length from 1 on.
+#: The initial chances of a position's token, by kind and length from 1 on.
 FIRST = {
     NEAR: (0.60, 0.84, 0.88, 0.92, 0.94, 0.94, 0.95, 0.97),
     FAR: (0.25, 0.45, 0.60, 0.70, 0.78, 0.83, 0.87, 0.92),
@@ -180,7 +180,7 @@ class PredictionDrafter:
         self._running: dict[str, _Followed] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """A draft per sequence, empty without a prediction or a place in it: at most the shape's levels and nodes."""
+        """A draft per sequence, empty without a prediction or a position: at most the shape's levels and nodes."""
         return or_roots(self.find(sequences, shapes), sequences, self.name)
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
@@ -212,7 +212,7 @@ class PredictionDrafter:
         alignment = running.alignment
         alignment.follow(tokens, running.trust.chances)
         running.length = len(tokens)
-        running.grown = grow(tokens[-1], alignment.tokens, alignment.places, shape, running.trust)
+        running.grown = grow(tokens[-1], alignment.tokens, alignment.candidates, shape, running.trust)
         return self._worthwhile(running.grown)
 
     def _worthwhile(self, grown: DraftNodes) -> DraftTree | None:
@@ -230,33 +230,37 @@ class PredictionDrafter:
         return DraftTree.build(grown.tokens[:nodes], grown.parents[:nodes], self.name, tuple(grown.chances[:nodes]))
 
 
-def grow(root: int, prediction: Sequence[int], places: Sequence[Place], shape: TreeShape, trust: Cells) -> DraftNodes:
-    """A draft of what follows at the places, the likeliest tokens first; places that agree share nodes."""
-    if len(places) == 1:
-        return _grow_chain(root, prediction, places[0], shape, trust)
+def grow(
+    root: int, prediction: Sequence[int], candidates: Sequence[Candidate], shape: TreeShape, trust: Cells
+) -> DraftNodes:
+    """A draft of what follows at the positions, the likeliest tokens first; positions that agree share nodes."""
+    if len(candidates) == 1:
+        return _grow_chain(root, prediction, candidates[0], shape, trust)
     grown, children = DraftNodes([root]), dict[tuple[int, int], int]()
-    # Smallest first: minus the chance; then the order of the places; parent, depth.
-    heap = [(-trust.chances[place.cell(0)], order, 0, 0) for order, place in enumerate(places)]
+    # Smallest first: minus the chance; then the order of the positions; parent, depth.
+    heap = [(-trust.chances[candidate.cell(0)], order, 0, 0) for order, candidate in enumerate(candidates)]
     heapq.heapify(heap)
     while heap and len(grown.tokens) < shape.nodes:
         chance, order, parent, depth = heapq.heappop(heap)
-        place = places[order]
-        token = prediction[place.at + depth]
+        candidate = candidates[order]
+        token = prediction[candidate.at + depth]
         node = children.get((parent, token))
         if node is None:
-            node = children[parent, token] = grown.add(token, parent, -chance, place.cell(depth))
+            node = children[parent, token] = grown.add(token, parent, -chance, candidate.cell(depth))
         further = depth + 1
-        if further < shape.levels and place.at + further < len(prediction):
-            next_chance = -grown.chances[node] * trust.chances[place.cell(further)]
+        if further < shape.levels and candidate.at + further < len(prediction):
+            next_chance = -grown.chances[node] * trust.chances[candidate.cell(further)]
             if -next_chance >= LEAST_CHANCE:
                 heapq.heappush(heap, (next_chance, order, node, further))
     return grown
 
 
-def _grow_chain(root: int, prediction: Sequence[int], place: Place, shape: TreeShape, trust: Cells) -> DraftNodes:
-    """The same for one place, faster: the case of most steps."""
-    tokens = [root, *prediction[place.at : place.at + shape.levels]]
-    cells = [0, *(place.cell(depth) for depth in range(len(tokens) - 1))]
+def _grow_chain(
+    root: int, prediction: Sequence[int], candidate: Candidate, shape: TreeShape, trust: Cells
+) -> DraftNodes:
+    """The same for one position, faster: the case of most steps."""
+    tokens = [root, *prediction[candidate.at : candidate.at + shape.levels]]
+    cells = [0, *(candidate.cell(depth) for depth in range(len(tokens) - 1))]
     chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))
     nodes = next((node for node, chance in enumerate(chances) if node > 1 and chance < LEAST_CHANCE), len(tokens))
     return DraftNodes(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])

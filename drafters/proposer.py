@@ -84,14 +84,14 @@ class Drafts:
 
     def reaches(self, scheduled: ScheduledSequence) -> bool:
         """The same for only this drafter's part of the plan."""
-        shape = self._asked(scheduled)
+        shape = self._planned(scheduled)
         if not shape.levels:
             return True
         levels = levels_ahead(shape)
         begins = self.drafter.limited(shape).limited(levels) == self.shape.limited(levels)
         return begins and levels <= self.shape.levels and (shape.price is None) == (self.shape.price is None)
 
-    def _asked(self, scheduled: ScheduledSequence) -> TreeShape:
+    def _planned(self, scheduled: ScheduledSequence) -> TreeShape:
         shares = scheduled.plan.shares
         if not shares:
             return scheduled.shape or ROOT_ONLY
@@ -100,7 +100,7 @@ class Drafts:
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Write how far each tree may grow, and the current calibration."""
         calibration = self.drafter.calibration
-        shapes = [self._asked(scheduled).limited(self.shape.levels) for scheduled in batch]
+        shapes = [self._planned(scheduled).limited(self.shape.levels) for scheduled in batch]
         kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
         self._curves.write(calibration, kinds)
         bars = [
@@ -124,13 +124,13 @@ class Drafts:
         """Add the chances of a dynamic tree, which the calibration will learn from."""
         if not more:
             return tree
-        *parts, places = more
+        *parts, chosen = more
         grown = TreeBuilder(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
         grown.fixed = self._plan.levels
         each = len(parts) // len(grown.fixed)
         for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
             grown.add(level.tokens[index].tolist(), level, index)
-        grown.kept = [0, *(place + 1 for place in places[index, : len(tree) - 1].tolist())]
+        grown.kept = [0, *(candidate + 1 for candidate in chosen[index, : len(tree) - 1].tolist())]
         self._grown[sequence.id] = grown
         return replace(tree, chances=tuple(math.exp(grown.scores[node]) for node in grown.kept), grown=grown.depth)
 
@@ -225,7 +225,7 @@ class Together:
         growth = self.drafts.grown(state)
         made = growth.cut()
         tree, rows, numbers = joined(self.found.propose(state), made, self.drafts.shape.levels)
-        return replace(tree, rows=rows, more=(*growth.looked, made.places, numbers))
+        return replace(tree, rows=rows, more=(*growth.looked, made.candidates, numbers))
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Update the drafter's stored state."""
@@ -238,9 +238,9 @@ class Together:
     def takes(self, scheduled: ScheduledSequence) -> bool:
         """Whether the plan has at most one hit, and a tree of this drafter."""
         found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
-        asked = {share.drafter for share in scheduled.plan.shares if share.tree is None}
+        drafting = {share.drafter for share in scheduled.plan.shares if share.tree is None}
         fits = all(len(tree) <= self.found.shape.nodes for tree in found)
-        return len(found) < 2 and fits and asked <= {self.name} and self.drafts.reaches(scheduled)
+        return len(found) < 2 and fits and drafting <= {self.name} and self.drafts.reaches(scheduled)
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Write both."""
@@ -251,15 +251,15 @@ class Together:
         """Add each node's chance and the drafter that proposed it."""
         *looked, numbers = more
         mine = [number for number in numbers[index].tolist() if number < self.shape.nodes]
-        places, found = (
+        node_of, found = (
             {number: node for node, number in enumerate(mine)},
             self.found.arrived(sequence, index, tree, ()),
         )
         tokens, parents = tree.tokens, tree.parents
-        own = [-1, *(places[parents[number]] for number in mine[1:])]
+        own = [-1, *(node_of[parents[number]] for number in mine[1:])]
         grown = DraftTree.build([tokens[number] for number in mine], own, self.name)
         grown = self.drafts.arrived(sequence, index, grown, looked)
-        self._own[sequence.id] = grown, places
+        self._own[sequence.id] = grown, node_of
         theirs = found.sources or ("", *(found.drafter for _ in found.tokens[1:]))
         chances = [*found.chances, *[0.0] * (len(tree) - len(found.chances))]
         for number, chance in zip(mine, grown.chances, strict=True):
@@ -274,8 +274,8 @@ class Together:
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Passed to the drafter, in its own numbers."""
-        grown, places = self._own.pop(sequence.id)
-        self.drafts.collected(sequence, grown, own_path(path, places))
+        grown, node_of = self._own.pop(sequence.id)
+        self.drafts.collected(sequence, grown, own_path(path, node_of))
 
 
 class ReadAlong:
@@ -303,9 +303,9 @@ class ReadAlong:
 
 #: Levels of the chains and of the trees that are captured, up to a drafter's limit: a plan uses the smallest capture
 #: that is deep enough. Then the nodes of lookup hits, alone and together with a tree.
-_CHAINS, _TREES, _FOUND, _BESIDE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
+_CHAINS, _TREES, _FOUND, _WITH_TREE = (2, 4, MODEL_LEVELS), (4, MODEL_LEVELS), (8, 32), 16
 #: The most nodes of these: of lookup hits alone, and together with a tree.
-MOST_FOUND, MOST_NODES = max(_FOUND), OPEN.nodes + _BESIDE - 1
+MOST_FOUND, MOST_NODES = max(_FOUND), OPEN.nodes + _WITH_TREE - 1
 
 
 def by_plan(
@@ -323,7 +323,7 @@ def by_plan(
             proposers += [Drafts(model, shape, size, vocab_size) for shape in shapes(most)]
         if looks and pinned is None:
             trees = [one for one in proposers if isinstance(one, Drafts) and one.shape.price is not None]
-            proposers += [Together(LookupHits(size, _BESIDE, device), tree) for tree in trees]
+            proposers += [Together(LookupHits(size, _WITH_TREE, device), tree) for tree in trees]
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made

@@ -48,7 +48,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         assert model.store.states is not None, "its layers are recurrent"
         self._store: StateStore = model.store.states
         self._texts: dict[str, TextState] = {}
-        self._places: dict[str, int] = {}  # the batch index of each sequence of the last passes
+        self._indices: dict[str, int] = {}  # the batch index of each sequence of the last passes
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         super()._grow(growing, apart)
-        self._places = {grown.sequence.id: place for place, grown in enumerate(growing)}
+        self._indices = {grown.sequence.id: index for index, grown in enumerate(growing)}
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         text = self._texts[sequence.id]
@@ -116,11 +116,11 @@ class RecurrentDraftDrafter(DraftModelDrafter):
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Advance the state along the path's expanded nodes."""
-        grown, place = self._grown.get(sequence.id), self._places.pop(sequence.id, None)
+        grown, index = self._grown.get(sequence.id), self._indices.pop(sequence.id, None)
         super().committed(sequence, path)
         text, base = self._texts.get(sequence.id), sequence.table.length - len(path)
-        if grown is not None and place is not None and text is not None and text.at == base:
-            go_on(self._store, text, place, grown.rows_of(path)[: len(path) - 1])
+        if grown is not None and index is not None and text is not None and text.at == base:
+            go_on(self._store, text, index, grown.rows_of(path)[: len(path) - 1])
 
     def finished(self, sequence: SequenceState) -> None:
         """Its checkpoints stay for other requests."""

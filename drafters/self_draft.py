@@ -79,8 +79,11 @@ class SelfDrafter(TreeDrafter):
     ) -> None:
         super().__init__(SELF, dynamic, model.store.device, model.store.pool)
         self.model, self.before, self.lookup, self.windows = model, before, lookup, model.store.windows
-        self._told: Drafter | None = None if shared else before or lookup
-        self.recurrent, self.needs = model.store.states is not None, None if self._told is None else self._told.needs
+        self._informed: Drafter | None = None if shared else before or lookup
+        self.recurrent, self.needs = (
+            model.store.states is not None,
+            None if self._informed is None else self._informed.needs,
+        )
         self.beyond = -(-MAX_NODES // self._page_size)
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
@@ -105,7 +108,7 @@ class SelfDrafter(TreeDrafter):
         nodes = Nodes(self._known(roots), *self._roots[state.size])
         return self._logits(rows_of(state, nodes, live=True, store=self.model.store))
 
-    def next(self, growth: Growth, states: Tensor | None, places: Tensor | None) -> tuple[Tensor, None]:
+    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, None]:
         """A pass over the expanded nodes."""
         return self._logits(growth.rows(self.model.store, self._known))
 
@@ -120,11 +123,11 @@ class SelfDrafter(TreeDrafter):
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; a chain in stages names the drafter of each node."""
         trees = super().propose(sequences, shapes)
-        for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+        for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             if (chain := self._chains.get(sequence.id)) is not None:
                 sources = ["", *chain.sources, *[SELF] * len(tree)]
                 passes = max(1, len(tree) - len(chain.tokens)) if self.checks else 0
-                trees[place] = replace(tree, sources=tuple(sources[: len(tree)]), passes=passes)
+                trees[index] = replace(tree, sources=tuple(sources[: len(tree)]), passes=passes)
         return trees
 
     def check(self, sequence: SequenceState, found: DraftTree) -> None:
@@ -154,11 +157,11 @@ class SelfDrafter(TreeDrafter):
             for (grown, _), tree in zip(pairs, trees, strict=True)
         ]
         self.model.run(rows)
-        for place, ((grown, _), tree, verified) in enumerate(
+        for index, ((grown, _), tree, verified) in enumerate(
             zip(pairs, trees, self.model.verify([None] * len(pairs)), strict=True)
         ):
             assert verified is not None, "a token is drawn at each node"
-            self._lengthen(grown, place, verified, tree.sources or [tree.drafter] * len(tree))
+            self._lengthen(grown, index, verified, tree.sources or [tree.drafter] * len(tree))
 
     def _run_rounds(self, growing: Sequence[TreeBuilder], before: TreeDrafter) -> None:
         """Draft and verify short chains until all are long enough; a finished one takes no further part."""
@@ -170,23 +173,23 @@ class SelfDrafter(TreeDrafter):
         state.join([self._joined(sequence, state.recent.shape[1]) for sequence in sequences])
         while any(going):
             state.mark_live(going)
-            for place, (grown, verified) in enumerate(zip(growing, rounds.run(), strict=False)):
-                if going[place]:
-                    self._lengthen(grown, place, verified, [before.name] * (_AHEAD + 1))
-                    going[place] = not grown.over
+            for index, (grown, verified) in enumerate(zip(growing, rounds.run(), strict=False)):
+                if going[index]:
+                    self._lengthen(grown, index, verified, [before.name] * (_AHEAD + 1))
+                    going[index] = not grown.over
                     if state.states is not None:
-                        state.write_states(place, (NONE, self._chains[grown.sequence.id].page))
+                        state.write_states(index, (NONE, self._chains[grown.sequence.id].page))
         for sequence in sequences:
             before.began(sequence)
 
-    def _lengthen(self, grown: TreeBuilder, place: int, verified: Verified, sources: Sequence[str]) -> None:
-        """Extend the chain by the copy's samples. place: its index in the last pass. sources: each node's drafter."""
+    def _lengthen(self, grown: TreeBuilder, index: int, verified: Verified, sources: Sequence[str]) -> None:
+        """Extend the chain by the copy's samples. index: its index in the last pass. sources: each node's drafter."""
         (sampled, path), sequence, states = verified, grown.sequence, self.model.store.states
         text = sequence.table.state
         chain = self._chains.setdefault(sequence.id, _Chain(NONE if text is None else text.page))
         if states is not None and text is not None:
             fresh = not sequence.table.length and not chain.tokens
-            replay(states.layers, chain.page, text.spares[0], fresh, place, torch.tensor(path))
+            replay(states.layers, chain.page, text.spares[0], fresh, index, torch.tensor(path))
             chain.page = text.spares[0]
         chain.behind = len(chain.tokens)
         chain.sources += [*(sources[node] for node in path[1:]), SELF]
@@ -220,13 +223,13 @@ class SelfDrafter(TreeDrafter):
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Passed on to a head that reads features."""
-        if (reader := reader_of(self._told)) is not None:
+        if (reader := reader_of(self._informed)) is not None:
             reader.observe(sequence, features)
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to the drafter before it."""
-        if self._told is not None:
-            self._told.extend(sequence)
+        if self._informed is not None:
+            self._informed.extend(sequence)
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens that the drafter before it has no rows of, including the root."""
@@ -239,16 +242,16 @@ class SelfDrafter(TreeDrafter):
         chain = self._chains.pop(sequence.id, None)
         if self.before is not None and chain is not None:
             self.before.after_rounds(sequence, chain.behind, path)
-        if self._told is not None:
-            self._told.committed(sequence, [0, *(-1 for _ in path[1:])])
+        if self._informed is not None:
+            self._informed.committed(sequence, [0, *(-1 for _ in path[1:])])
 
     def finished(self, sequence: SequenceState) -> None:
         """Forget the sequence; passed on."""
         super().finished(sequence)
         for kept in (self._chains, self._found):
             kept.pop(sequence.id, None)
-        if self._told is not None:
-            self._told.finished(sequence)
+        if self._informed is not None:
+            self._informed.finished(sequence)
 
 
 class Rounds:
@@ -270,4 +273,4 @@ class Rounds:
         """One round: the sample at each node, and the path, whose last sample only the copy proposed."""
         self._replay()
         outcome = Outcome(self._step.out.cpu())
-        return [outcome.of(place, SELF)[1] for place in range(self.state.size)]
+        return [outcome.of(index, SELF)[1] for index in range(self.state.size)]

@@ -110,8 +110,8 @@ class TreeBuilder:
         price, depths = self.shape.price, range(1, self.shape.levels)
         return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
 
-    def add(self, tokens: list[int], level: Level, place: int) -> None:
-        """Add the next level, on the host. place: the sequence's index in it; tokens: the sequence's tokens there."""
+    def add(self, tokens: list[int], level: Level, index: int) -> None:
+        """Add the next level, on the host. index: the sequence's index in it; tokens: the sequence's tokens there."""
         if self.over:
             return
         if level.parents is None or level.scores is None:
@@ -119,10 +119,10 @@ class TreeBuilder:
             return
         assert level.children is not None and level.chances is not None, "a tree's level has them"
         # Copies, since the next tree grows in the same memory.
-        found = level.children[place].numpy().copy(), level.chances[place].numpy().astype(np.float64)
-        self._extend(tokens, level.parents[place].tolist(), level.scores[place].tolist(), *found)
+        found = level.children[index].numpy().copy(), level.chances[index].numpy().astype(np.float64)
+        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist(), *found)
         assert level.front is not None, "and scores of those that are expanded next"
-        if all(score == _NONE for score in level.front[place].tolist()):
+        if all(score == _NONE for score in level.front[index].tolist()):
             self.over = True
 
     def lengthen(self, token: int) -> None:
@@ -142,7 +142,7 @@ class TreeBuilder:
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
-        self.front = [first + place for place in going]
+        self.front = [first + index for index in going]
         self.over = self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:

@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
     from foresay.spec.errors import (
         ConfigurationError,
         ContextLengthExceeded,
@@ -45,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Completion": "foresay.server.host.completion",
+    "Completion": "foresay.server.host.text_stream",
     "ConfigurationError": "foresay.spec.errors",
     "ContextLengthExceeded": "foresay.spec.errors",
     "Engine": "foresay.server.host.local",

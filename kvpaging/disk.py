@@ -60,11 +60,11 @@ _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0)
 
 
 class Text(NamedTuple):
-    """A page as the prefix index identifies it. digest: of it and everything before. said: the parent's digest and the
-    page's tokens, which digest is the hash of. depth: pages before it."""
+    """A page as the prefix index identifies it. digest: of it and everything before. content: the parent's digest and
+    the page's tokens, which digest is the hash of. depth: pages before it."""
 
     digest: bytes
-    said: bytes
+    content: bytes
     depth: int
 
 
@@ -86,8 +86,8 @@ class _File(NamedTuple):
         for number, ((dtype, shape), size) in enumerate(zip(self.holds, self.sizes, strict=True)):
             tensors[f"{number}"] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [at, at + size]}
             at += size
-        said = sha256(text.said).hexdigest()
-        about = {"key": self.key, "kind": self.kind, "page": text.digest.hex(), "said": said, "sha256": found}
+        content = sha256(text.content).hexdigest()  # under the name that the first release gave it
+        about = {"key": self.key, "kind": self.kind, "page": text.digest.hex(), "said": content, "sha256": found}
         head = json.dumps({"__metadata__": about, **tensors}).encode()
         return (len(head) + -len(head) % 8).to_bytes(8, "little") + head + b" " * (-len(head) % 8)
 
@@ -345,8 +345,8 @@ def _taken(size: int) -> int:
 
 def _files_in(folder: Path, latest: int) -> Iterator[tuple[int, int, str]]:
     """Of all keys: time of last use, size on disk, path. latest: later times are of a wrong clock and count as 0."""
-    for place in os.scandir(folder):
-        for entry in os.scandir(place) if place.is_dir(follow_symlinks=False) else ():
+    for group in os.scandir(folder):
+        for entry in os.scandir(group) if group.is_dir(follow_symlinks=False) else ():
             with suppress(FileNotFoundError):
                 seen = entry.stat(follow_symlinks=False)
                 yield seen.st_mtime_ns * (seen.st_mtime_ns < latest), _taken(seen.st_size), entry.path

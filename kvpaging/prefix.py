@@ -34,7 +34,7 @@ _PATIENCE, _WRITING = 5.0, 0.002
 
 
 class _Entry(NamedTuple):
-    """A page, and what it says."""
+    """A page and its text."""
 
     page: int
     text: Text
@@ -154,9 +154,9 @@ class PrefixIndex:
                 self.pool.release(self.held.pop())
 
     def _read(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[Future[Any] | None]:
-        asked = deque(self._ask(disk, islice(texts, _AHEAD)))
-        while asked:
-            text, page, loading = asked.popleft()
+        loads = deque(self._begin_loading(disk, islice(texts, _AHEAD)))
+        while loads:
+            text, page, loading = loads.popleft()
             until = time.perf_counter() + _PATIENCE
             while not loading.done():
                 if time.perf_counter() > until:
@@ -167,10 +167,10 @@ class PrefixIndex:
             if text.digest not in self._entries:
                 return None
             self.fetched += 1
-            asked.extend(self._ask(disk, islice(texts, 1)))
+            loads.extend(self._begin_loading(disk, islice(texts, 1)))
         return None
 
-    def _ask(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
+    def _begin_loading(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
         """Allocate a page for each and start to load it, as long as there are free pages."""
         for text in texts:
             try:
@@ -216,7 +216,7 @@ class PrefixIndex:
         return None if entry is None else entry.page
 
     def _add(self, page: int, text: Text) -> _Entry:
-        assert page not in self._digests, "a page says one thing"
+        assert page not in self._digests, "a page has one text"
         self._entries[text.digest] = entry = _Entry(page, text)
         self._digests[page] = text.digest
         self._unkept[page] = None
@@ -242,8 +242,8 @@ def _texts(tokens: Sequence[int], page_size: int, parent: bytes, start: int, sto
     width = page_size * _TOKEN.itemsize
     data = np.asarray(tokens[start * page_size : stop * page_size], dtype=_TOKEN).tobytes()
     for depth, at in enumerate(range(0, len(data), width), start):
-        said = data[at : at + width]
-        yield (text := Text(_digest(parent, said), parent + said, depth))
+        content = data[at : at + width]
+        yield (text := Text(_digest(parent, content), parent + content, depth))
         parent = text.digest
 
 

@@ -156,13 +156,15 @@ class TextState:
 
     def reserve(self, steps: int = 1) -> bool:
         """Get pages to write to for as many steps: one each, and one for a boundary if there is room; False if the
-        first has none."""
+        first has too few. A prompt's last rows and its root are two commits of one pass: the second writes where the
+        first came from, unless the text has no page yet or shares it."""
         while len(self.spares) < 2 * steps and (page := self.pages.allocate()) != NONE:
             self.spares.append(page)
-        if not self.spares and self.mark[1] != NONE:
+        least = 1 + (self.page == NONE or self.pages.is_shared(self.page))
+        if len(self.spares) < least and self.mark[1] != NONE:
             self._set_mark((0, NONE))
             return self.reserve()
-        return bool(self.spares)
+        return len(self.spares) >= least
 
     def targets(self, ahead: int = 0) -> tuple[int, int, int]:
         """The state page that a step's commit on a device starts from, and those that it writes: after the whole path,
@@ -253,9 +255,10 @@ class TextState:
         apart = self.page == NONE or self.pages.is_shared(self.page)
         if not apart and self.at % self.pages.page_size:
             return self.page
-        page = self.spares.pop() if self.spares else self.pages.allocate()
-        assert page != NONE or not apart, "a page was reserved"
-        return page or self.page
+        if not self.spares:
+            self.reserve()
+        assert self.spares or not apart, "a page was reserved"
+        return self.spares.pop() if self.spares else self.page
 
     def _leave(self) -> None:
         """The state moves to another page: this one becomes the mark, or is released."""

@@ -76,7 +76,7 @@ def as_bytes(rows: Tensor) -> Tensor:
 
 
 def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) -> None:
-    """Move rows between slots in every layer, in place: all are read before any is written.
+    """Move rows between slots in every layer, in number: all are read before any is written.
 
     parts: of a store, [L, slots, ..] each. source, destination: int64 [N], destinations distinct. A destination may be
     another row's source, as when an accepted path 0, 2, 5 is moved down to 0, 1, 2.
@@ -187,7 +187,7 @@ class KVStore:
             alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
-        self._where = {layer: (arrays, place) for arrays, each in where for place, layer in enumerate(each)}
+        self._where = {layer: (arrays, number) for arrays, each in where for number, layer in enumerate(each)}
         self.states = self._states(states or pool.states)
         self.marks = [0] * pool.num_pages
         pool.attach(self)
@@ -206,8 +206,8 @@ class KVStore:
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and scales of one layer."""
-        arrays, place = self._where[index]
-        return arrays.layer(place)
+        arrays, number = self._where[index]
+        return arrays.layer(number)
 
     def is_windowed(self, index: int) -> bool:
         """Whether a layer keeps its rows in window pages."""

@@ -52,7 +52,7 @@ def _deepest_accepted(words: list[int], match: int) -> int:
 
 
 #: Depths that are reported; the last one includes all deeper ones.
-TOLD = 9
+SHOWN = 9
 #: A speed-up within this factor of plain decoding counts as none: texts differ by as much. compare.js has both numbers
 #: too.
 GAIN = 1.03
@@ -65,7 +65,7 @@ def tokens_per_step(tokens: int, steps: int) -> float | None:
     return tokens / steps if steps else None
 
 
-def by_place(counts: Iterable[Sequence[int]]) -> list[int]:
+def summed(counts: Iterable[Sequence[int]]) -> list[int]:
     """Elementwise sums of lists of different lengths."""
     return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
 
@@ -95,4 +95,4 @@ class ByDepth(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Both, for display: each share with two digits, up to depth nine."""
         named = {"cumulative": self.cumulative, "conditional": self.conditional}
-        return ", ".join(f"{name} {' '.join(f'{share:.2f}' for share in own[:TOLD])}" for name, own in named.items())
+        return ", ".join(f"{name} {' '.join(f'{share:.2f}' for share in own[:SHOWN])}" for name, own in named.items())

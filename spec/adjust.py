@@ -184,29 +184,29 @@ class _TokenCounts:
     def __init__(self, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         self._factors = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
         distinct = sorted(set(prompt)) if sampling.repetition_penalty != 1.0 else []
-        self._places = {token: place for place, token in enumerate(distinct)}
+        self._index = {token: at for at, token in enumerate(distinct)}
         self._ids, self._counts = torch.tensor(distinct, dtype=torch.int64), torch.zeros(len(distinct))
 
     def add(self, token: int) -> None:
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):
-            room = torch.zeros(max(64, place))
+        at = self._index.setdefault(token, len(self._index))
+        if at == len(self._ids):
+            room = torch.zeros(max(64, at))
             self._ids, self._counts = torch.cat((self._ids, room.long())), torch.cat((self._counts, room))
-        self._ids[place] = token
-        self._counts[place] += 1.0
+        self._ids[at] = token
+        self._counts[at] += 1.0
 
     def on(self, paths: Sequence[Path]) -> Penalties:
         """The penalties at nodes with these paths, counted as in plain decoding."""
         found = [(row, token, path.count(token)) for row, path in enumerate(paths) for token in dict.fromkeys(path)]
-        known = {token: self._said(token) for token in {token for _, token, _ in found}}
+        known = {token: self._count_of(token) for token in {token for _, token, _ in found}}
         rows, tokens = (torch.tensor([each[part] for each in found], dtype=torch.int64) for part in (0, 1))
         times = torch.tensor([known[token] + times for _, token, times in found])
-        seen = slice(len(self._places))
+        seen = slice(len(self._index))
         return Penalties(self._ids[seen], self._counts[seen], rows, tokens, times, *self._factors)
 
-    def _said(self, token: int) -> float:
-        place = self._places.get(token)
-        return 0.0 if place is None else float(self._counts[place])
+    def _count_of(self, token: int) -> float:
+        at = self._index.get(token)
+        return 0.0 if at is None else float(self._counts[at])
 
 
 class _Phrases:
@@ -223,9 +223,9 @@ class _Phrases:
         """Rows, and tokens that may not follow there."""
         tail, found = list(text[-self._longest :]), list[tuple[int, int]]()
         for row, path in enumerate(paths):
-            said = [*tail, *path]
-            ends = self._by_end.get(said[-1], ())
-            found += [(row, last) for start, last in ends if said[-len(start) :] == start]
+            before = [*tail, *path]
+            ends = self._by_end.get(before[-1], ())
+            found += [(row, last) for start, last in ends if before[-len(start) :] == start]
         return found
 
 

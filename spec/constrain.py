@@ -214,32 +214,32 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
 
 
 class _Graft:
-    """A tree in the making. origin: the proposed node of each; places: where each proposed node went."""
+    """A tree in the making. origin: the proposed node of each; nodes: where each proposed node went."""
 
     def __init__(self, root: int, forced: Sequence[int]) -> None:
         self.tokens = [root, *forced]
         self.parents = list(range(-1, len(forced)))
         self.origin = [0] + [-1] * len(forced)
-        self.places = {0: 0}
+        self.nodes = {0: 0}
         self._children = {(node, token): node + 1 for node, token in enumerate(forced)}
 
     def add(self, node: int, parent: int, token: int, most: int) -> None:
         """Add a proposed node, unless its parent was left out or the tree is full; if it is there already, map it to
         that one."""
-        if parent not in self.places:
+        if parent not in self.nodes:
             return
-        below = (self.places[parent], token)
-        place = self._children.get(below)
-        if place is None:
+        below = (self.nodes[parent], token)
+        found = self._children.get(below)
+        if found is None:
             if len(self.tokens) == most:
                 return
-            place = self._children[below] = len(self.tokens)
+            found = self._children[below] = len(self.tokens)
             self.tokens.append(token)
             self.parents.append(below[0])
             self.origin.append(node)
-        elif self.origin[place] < 0:
-            self.origin[place] = node
-        self.places[node] = place
+        elif self.origin[found] < 0:
+            self.origin[found] = node
+        self.nodes[node] = found
 
 
 class MaskThread:
@@ -248,10 +248,10 @@ class MaskThread:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
 
-    def begin(self, asked: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
+    def begin(self, parts: Sequence[tuple[Guarded, DraftTree] | None]) -> Future[list[Tensor | None]]:
         """Start computing the masks of each tree (None where there is no constraint); the result keeps their order."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         return self._thread.submit(
-            lambda: [part[0].masks(part[1].tokens, part[1].parents) if part else None for part in asked]
+            lambda: [part[0].masks(part[1].tokens, part[1].parents) if part else None for part in parts]
         )

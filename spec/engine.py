@@ -128,16 +128,16 @@ class Engine:
             raise InvalidRequest("prompt", " must hold at least one token")
         wanted = request.params.max_tokens
         if len(prompt) + (wanted or 1) > room:
-            asked = f" and max_tokens is {wanted}" if wanted else ""
+            limit = f" and max_tokens is {wanted}" if wanted else ""
             raise ContextLengthExceeded(
                 "max_tokens" if wanted and len(prompt) < room else "prompt",
-                f"the model holds {room} tokens, but the prompt has {len(prompt)}{asked}",
+                f"the model holds {room} tokens, but the prompt has {len(prompt)}{limit}",
             )
         return len(prompt) + wanted if wanted else room
 
     def cancel(self, request_id: str) -> None:
         """Stop a request at once; unknown ids (already finished ones) are no error."""
-        self.tell()
+        self.notify()
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._end(sequence, "cancelled")
@@ -147,7 +147,7 @@ class Engine:
 
         The last delta (reason "stop") is returned by the next step, unless the request has already ended.
         """
-        self.tell()
+        self.notify()
         sequence = self._sequences.get(request_id)
         if sequence is None:
             self._observers.note(lambda observer: observer.cut(request_id, at_token))
@@ -172,14 +172,14 @@ class Engine:
         """Do a piece of what more texts at once would wait for, tens of milliseconds; False if nothing is left."""
         return next(self._ahead, self) is not self
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify the observers of what happened. Call it once the step's deltas have been sent; otherwise it is done
         before anything else happens."""
-        self._observers.tell()
+        self._observers.notify()
 
     def step(self) -> list[Delta]:
         """Run one step for all sequences that can run; returns the deltas. ``trace`` describes the step afterwards."""
-        self.tell()
+        self.notify()
         self.trace = None
         begun, watch = time.perf_counter(), Stopwatch()
         batch = self.scheduler.plan()
@@ -192,12 +192,12 @@ class Engine:
         for scheduled in batch:
             scheduled.sequence.trace.started = scheduled.sequence.trace.started or begun
         results = self.runner.run(batch, watch)
-        seconds, place = watch.seconds, self._observers.noted
+        seconds, first = watch.seconds, self._observers.noted
         deltas += [delta for result in results if (delta := self._finalize(result, seconds)) is not None]
         self.scheduler.trim(self.runner.ahead)
         self.steps += 1
         self.trace = trace = self._trace(batch, results, seconds)
-        self._observers.note(lambda observer: observer.stepped(trace, results), place)
+        self._observers.note(lambda observer: observer.stepped(trace, results), first)
         return deltas
 
     def _finalize(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:

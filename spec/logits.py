@@ -135,13 +135,13 @@ def _early(sequence: SequenceState, depths: Sequence[int]) -> list[int]:
 def _why_banned(sequence: SequenceState) -> ForesayError:
     """Which fields of the request leave no token."""
     sampling = sequence.sampling
-    asked = {
+    causes = {
         "allowed_token_ids": sampling.allowed_token_ids is not None,
         "bad_words": bool(sampling.bad_words),
         "min_tokens": bool(_early(sequence, [0])),
         GRAMMAR: sequence.constraint is not None,
     }
-    names = [name for name, used in asked.items() if used]
+    names = [name for name, used in causes.items() if used]
     field = sequence.constraint.field if sequence.constraint is not None and names[0] == GRAMMAR else names[0]
     together = f" together with {' and '.join(names[1:])}" if names[1:] else ""
     return InvalidRequest(field, f"no token is allowed here: {names[0]}{together} leaves none")

@@ -30,8 +30,8 @@ def canonical(name: str) -> str:
 def together(names: Iterable[str]) -> str:
     """The name of several drafters in one tree, such as ``suffix+draft_model``; "" for none. Each may itself be such a
     name."""
-    return "+".join(sorted({one for name in names for one in name.split("+")} - {""}, key=_place))
+    return "+".join(sorted({one for name in names for one in name.split("+")} - {""}, key=_order))
 
 
-def _place(name: str) -> tuple[int, str]:
+def _order(name: str) -> tuple[int, str]:
     return (DRAFTERS.index(name) if name in DRAFTERS else len(DRAFTERS), name)

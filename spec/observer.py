@@ -1,6 +1,6 @@
 """Observers of the engine, which are notified when nothing waits for its tokens.
 
-The engine queues events and delivers them later: :meth:`Observers.tell` is called after the tokens of a step were sent.
+The engine queues events and delivers them later: :meth:`Observers.notify` is called after a step's tokens were sent.
 Events are delivered in order, and each sees the sequence as it was when the event happened: the engine delivers them
 before it changes anything again.
 """
@@ -42,26 +42,26 @@ class Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = list(observers)
-        self._untold: list[Callable[[Observer], None]] = []
+        self._queued: list[Callable[[Observer], None]] = []
 
-    def note(self, event: Callable[[Observer], None], place: int | None = None) -> None:
-        """Queue an event. place: the index in the queue; None: at the end."""
+    def note(self, event: Callable[[Observer], None], at: int | None = None) -> None:
+        """Queue an event. at: the index in the queue; None: at the end."""
         if self._observers:
-            self._untold.insert(len(self._untold) if place is None else place, event)
+            self._queued.insert(len(self._queued) if at is None else at, event)
 
     @property
     def noted(self) -> int:
         """How many events are not delivered yet."""
-        return len(self._untold)
+        return len(self._queued)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Deliver the queued events. An observer that fails is dropped: no text may end because of an observer."""
-        if self._untold:
-            events, self._untold = self._untold, []
+        if self._queued:
+            events, self._queued = self._queued, []
             for observer in list(self._observers):
-                self._tell(observer, events)
+                self._deliver(observer, events)
 
-    def _tell(self, observer: Observer, events: Sequence[Callable[[Observer], None]]) -> None:
+    def _deliver(self, observer: Observer, events: Sequence[Callable[[Observer], None]]) -> None:
         try:
             for event in events:
                 event(observer)

@@ -235,9 +235,9 @@ class Scheduler:
         """The sequence has ended: its pages go back to the pool (published ones stay in the prefix cache)."""
         if self._reading is not None and self._reading.of(sequence):
             self._reading.stop()
-        for place in (self.running, self.waiting, self.forks):
-            if sequence in place:
-                place.remove(sequence)
+        for queue in (self.running, self.waiting, self.forks):
+            if sequence in queue:
+                queue.remove(sequence)
         for fork in [fork for fork in self.forks if fork.leader is sequence]:
             self._queue_fork(fork)
         sequence.table.release()

@@ -149,8 +149,8 @@ class StepRunner:
         self, batch: list[ScheduledSequence], rows: list[Rows], watch: Stopwatch
     ) -> tuple[Forward, list[Tensor | None]]:
         """Run the pass, and meanwhile compute the grammar masks of each tree's nodes."""
-        asked = [_asked(scheduled, part) for scheduled, part in zip(batch, rows, strict=True)]
-        masks = self._masks.begin(asked) if any(asked) else None
+        constrained = [_constrained(scheduled, part) for scheduled, part in zip(batch, rows, strict=True)]
+        masks = self._masks.begin(constrained) if any(constrained) else None
         if masks is not None:
             watch.lap("mask")
         forward = self.verifier.run(rows, None if self.drafter is None else self.drafter.needs)
@@ -281,7 +281,7 @@ def _pruned(scheduled: ScheduledSequence, tree: DraftTree) -> DraftTree:
     return graft(constraint, scheduled.forced, tree, scheduled.nodes)
 
 
-def _asked(scheduled: ScheduledSequence, rows: Rows) -> tuple[Guarded, DraftTree] | None:
+def _constrained(scheduled: ScheduledSequence, rows: Rows) -> tuple[Guarded, DraftTree] | None:
     """The constraint and tree that need masks for sampling, or None."""
     constraint = scheduled.sequence.constraint
     return None if constraint is None or rows.tree is None else (constraint, rows.tree)

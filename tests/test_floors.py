@@ -19,15 +19,15 @@ FLOORS: dict[str, frozenset[str]] = {
     "kvpaging": frozenset({"torch", "numpy"}),
     "spec": frozenset({"torch", "numpy", "msgspec", "kvpaging"}),
     "verifier": frozenset(
-        {"torch", "numpy", "msgspec", "triton", "llvmlite", "regex", "safetensors", "tqdm", "huggingface_hub"}
+        {"torch", "numpy", "msgspec", "triton", "llvmlite", "regex", "safetensors", "huggingface_hub"}
         | {"spec", "kvpaging"}
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
     "drafters/training": frozenset(
-        {"torch", "jinja2", "tqdm", "transformers", "drafters", "verifier", "spec", "kvpaging"}
+        {"torch", "jinja2", "rich", "transformers", "drafters", "verifier", "spec", "kvpaging"}
     ),
     "server": frozenset(
-        {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "tqdm", "transformers"}
+        {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "transformers"}
         | {"prometheus_client", "prompt_toolkit", "markdown_it"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),

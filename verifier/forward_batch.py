@@ -121,8 +121,8 @@ class ForwardBatch:
     """What the host writes before a step's pass: rows of all kinds in the given order, their trees, and how tokens are
     sampled; in one buffer, which is sent in one copy.
 
-    A CPU's kernels compute positions and slots themselves, and read the number of rows. On a device the host writes the
-    place of each row; long chunks of text come last, since they have an attention kernel of their own. After the rows
+    A CPU's kernels compute positions and slots themselves, and read the number of rows. On a device the host writes
+    each row's position; long chunks of text come last, since they have an attention kernel of their own. After the rows
     of trees, and after those of texts, comes padding; a batch for a pass that runs op by op has none.
 
     windows: the window pages, if sliding-window layers keep their rows in those. states: the state pages, if there are
@@ -133,7 +133,7 @@ class ForwardBatch:
         tokens, words    int64[R]       of each row; ancestor words of tree nodes
         counts           int64[3]       rows, wanted rows, sequences
         nodes            int64[B]       nodes of each tree; 0 for only a root, and without a tree
-        parents, places  int64[B, N]    of each node, its parent, and its index among the wanted rows
+        parents, indices int64[B, N]    of each node, its parent, and its index among the wanted rows
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ForwardBatch:
             columns |= {_SAMPLE + name: ((sizes.wanted,), dtype) for name, dtype in SAMPLING.items()}
             columns |= {
                 "parents": (trees, torch.int64),
-                "places": (trees, torch.int64),
+                "indices": (trees, torch.int64),
                 "nodes": (sequences, torch.int64),
             }
         if windows is not None:
@@ -222,18 +222,18 @@ class ForwardBatch:
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees, then texts. tables: the column."""
-        there, (row, place) = self.tensors, self.sizes.of_trees
+        there, (row, number) = self.tensors, self.sizes.of_trees
         trees, texts = slice(0, row), slice(row, self.sizes.rows)
         of_trees, of_texts = (
             AttentionMetadata(there[tables][part], self._size, there["lengths"][part], offsets)
             for part, offsets in (
-                (slice(0, place), there["offsets"][: place + 1]),
-                (slice(place, None), there["text_offsets"]),
+                (slice(0, number), there["offsets"][: number + 1]),
+                (slice(number, None), there["text_offsets"]),
             )
         )
         of_trees.words, of_trees.depths = there["words"][trees], there["depths"][trees]
         groups = RowGroup(trees, of_trees), RowGroup(texts, of_texts)
-        return tuple(group for group, number in zip(groups, (place, self.sizes.texts), strict=True) if number)
+        return tuple(group for group, count in zip(groups, (number, self.sizes.texts), strict=True) if count)
 
     def write(self, rows: Sequence[Rows]) -> None:
         """Write the inputs of a pass, and of sampling after it. Most steps have the same layout as the one before."""
@@ -242,15 +242,15 @@ class ForwardBatch:
         if layout != self._layout:
             self._layout = layout
             self._lay_out(rows)
-        for index, (part, (place, row)) in enumerate(zip(rows, self._at, strict=True)):
+        for index, (part, (number, row)) in enumerate(zip(rows, self._at, strict=True)):
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens
-            to["lengths"][place] = part.base
+            to["lengths"][number] = part.base
             if not self._finds:
-                self._write_places(slice(row, end), part)
+                self._write_positions(slice(row, end), part)
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
-            self._tables.write(place, part.table.pages, part.base)
+            self._tables.write(number, part.table.pages, part.base)
             if (state := part.state or part.table.state) is not None:
                 self._write_states(index, part, state)
             if part.tree is not None:
@@ -268,30 +268,30 @@ class ForwardBatch:
         """Write where the rows of each sequence are, which are wanted, and which of those are its tree's."""
         to, trees = self._staged.arrays, [part.tree for part in rows]
         self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
-        self._sampled, self._at, self.starts, place, row = [None] * len(rows), [], [0], 0, 0
+        self._sampled, self._at, self.starts, number, row = [None] * len(rows), [], [0], 0, 0
         for name in () if self._finds else ("offsets", "tokens", "positions", *self._slots, "logits_indices"):
             to[name][:] = 0  # padding, where nothing is written
         for part in rows:
             text = not self._finds and is_text(part)
-            row, place = max((row, place), self.sizes.of_trees) if text else (row, place)
+            row, number = max((row, number), self.sizes.of_trees) if text else (row, number)
             end = row + len(part.tokens)
-            self._write_offset(part, place, end, text)
+            self._write_offset(part, number, end, text)
             first = {"all": row, "last": end - 1, "none": end}[part.wanted]
             self.starts.append(self.starts[-1] + end - first)
             to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)
-            self._at.append((place, row))
-            place, row = place + 1, end
+            self._at.append((number, row))
+            number, row = number + 1, end
         to["counts"][:] = row, self.starts[-1], len(rows)
         if self.sizes.wanted:
             self._lay_out_trees(trees)
 
-    def _write_offset(self, part: Rows, place: int, end: int, text: bool) -> None:
+    def _write_offset(self, part: Rows, number: int, end: int, text: bool) -> None:
         """Write where the rows of a sequence end, and so those after it, which are padding until they are written."""
         to, (first_row, first) = self._staged.arrays, self.sizes.of_trees
-        assert self._finds or text or place < first, "texts come last"
-        to["offsets"][place + 1 :], to["is_prefill"][place] = end, part.words is None
+        assert self._finds or text or number < first, "texts come last"
+        to["offsets"][number + 1 :], to["is_prefill"][number] = end, part.words is None
         if text:
-            to["text_offsets"][place - first + 1 :] = end - first_row
+            to["text_offsets"][number - first + 1 :] = end - first_row
 
     def _lay_out_trees(self, trees: Sequence[DraftTree | None]) -> None:
         """Write which of the wanted rows are nodes; a tree with only a root is left out of the walk."""
@@ -300,7 +300,7 @@ class ForwardBatch:
         for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):
             if tree is not None:
                 to["nodes"][index] = len(tree) if len(tree) > 1 else 0
-                to["places"][index, : len(tree)] = range(last - len(tree), last)
+                to["indices"][index, : len(tree)] = range(last - len(tree), last)
 
     def _write_states(self, index: int, part: Rows, state: TextState) -> None:
         """Write the state that a sequence continues from, and where the next states of its text are saved."""
@@ -326,7 +326,7 @@ class ForwardBatch:
             to["parents"][index, :count] = tree.parents
             to["words"][end - count : end] = signed(tree.ancestors)
 
-    def _write_places(self, at: slice, part: Rows) -> None:
+    def _write_positions(self, at: slice, part: Rows) -> None:
         """Write where the rows are. A short chunk is read like a tree: as a chain."""
         to = self._staged.arrays
         if part.words is None or part.nodes is None:

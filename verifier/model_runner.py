@@ -41,12 +41,12 @@ def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatc
     """Accept paths and move rows. sampled: int64[W], from each requested row. Returns int64[B, 1 + 2 N] for the host:
     the length of each path, the path, the sample at each node."""
     assert rows.logits_indices is not None, "logits are those of rows"
-    parents, places, nodes = (batch.tensors[name] for name in ("parents", "places", "nodes"))
+    parents, indices, nodes = (batch.tensors[name] for name in ("parents", "indices", "nodes"))
 
-    def of_nodes(column: Tensor, places: Tensor) -> Tensor:
-        return take_rows(column, places.flatten()).view_as(parents)
+    def of_nodes(column: Tensor, indices: Tensor) -> Tensor:
+        return take_rows(column, indices.flatten()).view_as(parents)
 
-    at_nodes, numbers = of_nodes(sampled, places), of_nodes(rows.logits_indices, places)
+    at_nodes, numbers = of_nodes(sampled, indices), of_nodes(rows.logits_indices, indices)
     slots = [each.slots for each in (rows, rows.windowed) if each is not None]
     columns = rows.tokens, batch.tensors["words"], *slots
     tokens, words, own, *windowed = (of_nodes(column, numbers) for column in columns)
@@ -80,17 +80,17 @@ def accept_and_move(
     return paths
 
 
-def go_on(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
-    """Replay the records of a path's nodes. place: the index of the sequence in the last pass."""
+def go_on(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
+    """Replay the records of a path's nodes. index: the index of the sequence in the last pass."""
     if store.layers.tails.device.type != "cpu":
-        return _go_on_there(store, state, place, path)
+        return _go_on_there(store, state, index, path)
     nodes = torch.tensor(path, dtype=torch.int64)
     for source, destination, count in state.moves(len(path)):
         done, nodes = nodes.split((count, len(nodes) - count))
-        replay(store.layers, source, destination, not state.at, place, done.contiguous())
+        replay(store.layers, source, destination, not state.at, index, done.contiguous())
 
 
-def _go_on_there(store: StateStore, state: TextState, place: int, path: Sequence[int]) -> None:
+def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
     """The same on a device, without waiting for it."""
     if not path:
         return
@@ -98,7 +98,7 @@ def _go_on_there(store: StateStore, state: TextState, place: int, path: Sequence
     numbers = torch.empty(5 + len(path), dtype=torch.int64, device=store.layers.tails.device)
     write(numbers, [*state.targets(), state.at, len(path), *path])
     targets, length, taken, nodes = numbers.split((3, 1, 1, len(path)))
-    replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, place)
+    replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, index)
     state.read(len(path))
 
 
@@ -112,7 +112,7 @@ class GraphRunner:
     def __init__(
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
     ) -> None:
-        self._decoder, self._store, self._asked, self.sizes = decoder, store, features, sizes
+        self._decoder, self._store, self._requested, self.sizes = decoder, store, features, sizes
         states = None if store.states is None else store.states.pages
         self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states)
         self._rows: Sequence[Rows] = ()
@@ -132,7 +132,7 @@ class GraphRunner:
         with torch.inference_mode():
             rows = self._batch.laid_out()
             self._spans.clear()
-            self._logits, self._features = forward(self._decoder, rows, self._store, self._asked, self._spans)
+            self._logits, self._features = forward(self._decoder, rows, self._store, self._requested, self._spans)
         yield
         if not self.sizes.wanted:
             return
@@ -154,9 +154,9 @@ class GraphRunner:
         own = {name: self._batch.without_padding(self._features[name]) for name in names}
         return Forward(self._logits, self._batch.starts, own, woken)
 
-    def place_of(self, table: PageTable) -> int:
+    def index_of(self, table: PageTable) -> int:
         """The index of this sequence in the last pass."""
-        return next(place for place, part in enumerate(self._rows) if part.table is table)
+        return next(index for index, part in enumerate(self._rows) if part.table is table)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
         """See :meth:`foresay.spec.protocols.Verifier.verify`."""
@@ -244,7 +244,7 @@ class ModelRunner:
     def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
         """A captured pass that has room for these; None to run them in eager mode."""
         if features is None and not self._replayed.get(None):  # one that returns features also serves passes without
-            features = next((asked for asked, passes in self._replayed.items() if passes), None)
+            features = next((requested for requested, passes in self._replayed.items() if passes), None)
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):
             need = Sizes.of(rows)
@@ -277,7 +277,7 @@ class ModelRunner:
         if not path:
             return
         assert self._last is not None, "there was a pass"
-        go_on(store, state, self._last.place_of(table), path)
+        go_on(store, state, self._last.index_of(table), path)
 
     def missing(self, table: PageTable) -> int:
         """Committed tokens without valid KV in this store."""

@@ -121,10 +121,10 @@ class _Reader:
     def __init__(self, model: ModelRunner, pool: PagePool) -> None:
         self.model, self.table = model, PageTable(pool)
 
-    def chain(self, tokens: Tensor, beside: _Reader | None = None) -> Tensor:
-        """fp32[R, V]: run committed tokens in one pass. beside: reads another text in the same pass, and allocates
+    def chain(self, tokens: Tensor, other: _Reader | None = None) -> Tensor:
+        """fp32[R, V]: run committed tokens in one pass. other: reads another text in the same pass, and allocates
         pages alternately."""
-        readers = [self] if beside is None else [self, beside]
+        readers = [self] if other is None else [self, other]
         rows = [reader._rows(tokens if reader is self else tokens.flip(0)) for reader in readers]
         logits = self.model.run(rows).of(0).clone()
         for reader in readers:

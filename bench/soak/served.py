@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from bench.serving import running
 from bench.soak.clients import session
-from foresay.server.host.spare import SPARE
+from foresay.server.host.child import SPARE
 
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0

@@ -86,9 +86,9 @@ class DFlashModel(nn.Module):
         """The quality of each guess of a block, on the unchanged text."""
         found = []
         for states, rows in self._guesses(lesson, 1):
-            wanted, guessed = lesson.wanted(rows), self.lm_head(lesson.taken(states, rows))
+            target_logits, guessed = lesson.target_logits(rows), self.lm_head(lesson.taken(states, rows))
             guessed = guessed if self._truncated else lesson.capped(guessed)
-            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
+            found.append(judge(spread(target_logits, self.token_ids, guessed), target_logits, generator))
         return found
 
     @property

@@ -72,7 +72,7 @@ class DraftModel(nn.Module):
         """Its quality, the same at any depth."""
         rows = slice(None)
         hidden = lesson.taken(self(lesson.tokens), rows)
-        return [judge(self.logits(hidden), lesson.wanted(rows), generator)]
+        return [judge(self.logits(hidden), lesson.target_logits(rows), generator)]
 
     def published(self) -> dict[str, Tensor]:
         """The tensors under transformers' names."""

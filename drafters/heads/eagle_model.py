@@ -80,9 +80,9 @@ class EagleModel(nn.Module):
         """The quality of each pass."""
         found = []
         for hidden, rows in self._passes(lesson, self.passes):
-            wanted = lesson.wanted(rows)
+            target_logits = lesson.target_logits(rows)
             guessed = self.lm_head(lesson.taken(hidden, rows))
-            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
+            found.append(judge(spread(target_logits, self.token_ids, guessed), target_logits, generator))
         return found
 
     @property

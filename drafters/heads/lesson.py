@@ -41,7 +41,7 @@ class Lesson:
         return torch.stack([(text.float() @ self.output.T).argmax(dim=-1) for text in self.features["final"]])
 
     @property
-    def places(self) -> Tensor:
+    def indices(self) -> Tensor:
         """int64[B, T]: the index of each row among all rows that count."""
         counted = torch.ones_like(self.tokens, dtype=torch.bool) if self.counted is None else self.counted
         return (counted.flatten().cumsum(0) - 1).view_as(counted)
@@ -52,9 +52,9 @@ class Lesson:
 
     def about(self, rows: slice) -> Tensor:
         """int64[N]: the indices of ``rows`` among all rows that count."""
-        return self.taken(self.places[:, rows], rows)
+        return self.taken(self.indices[:, rows], rows)
 
-    def wanted(self, rows: slice) -> Tensor:
+    def target_logits(self, rows: slice) -> Tensor:
         """fp32[N, V]: the target's logits in those of ``rows`` that count."""
         return self.capped(self.taken(self.features["final"][:, rows], rows).float() @ self.output.T)
 
@@ -63,9 +63,9 @@ class Lesson:
         and bool[N], whether the likeliest of all tokens is among ``ids``, unless these are all.
         """
         if ids is None or len(ids) == len(self.output):
-            return self.wanted(rows).softmax(dim=-1), None
+            return self.target_logits(rows).softmax(dim=-1), None
         if self.likeliest is None:
-            logits = self.wanted(rows)
+            logits = self.target_logits(rows)
             return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
         states = self.taken(self.features["final"][:, rows], rows).float()
         chances = self.capped(states @ self.output[ids].T).softmax(dim=-1)
@@ -99,29 +99,29 @@ class Judged:
         return {name: [round(getattr(depth, name), 3) for depth in self.depths] for name in ("greedy", "sampled")}
 
 
-def judge(logits: Tensor, wanted: Tensor, generator: torch.Generator) -> Depth:
+def judge(logits: Tensor, target_logits: Tensor, generator: torch.Generator) -> Depth:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed).
 
     generator: for the noise, on their device.
     """
-    if not len(wanted):
+    if not len(target_logits):
         return Depth(0.0, 0.0, 0.0)
-    logits, wanted = logits.float(), wanted.float()
-    uniform = torch.rand(wanted.shape, generator=generator, device=wanted.device).clamp_(1e-9, 1 - 1e-7)
+    logits, target_logits = logits.float(), target_logits.float()
+    uniform = torch.rand(target_logits.shape, generator=generator, device=target_logits.device).clamp_(1e-9, 1 - 1e-7)
     noise = -(-uniform.log()).log()
     known = logits.isfinite()
     log_chances = logits.log_softmax(dim=-1).masked_fill(~known, -30.0)
     return Depth(
-        loss=float(-(wanted.softmax(dim=-1) * log_chances).sum(dim=-1).mean()),
-        greedy=float((logits.argmax(dim=-1) == wanted.argmax(dim=-1)).float().mean()),
-        sampled=float(((logits + noise).argmax(dim=-1) == (wanted + noise).argmax(dim=-1)).float().mean()),
+        loss=float(-(target_logits.softmax(dim=-1) * log_chances).sum(dim=-1).mean()),
+        greedy=float((logits.argmax(dim=-1) == target_logits.argmax(dim=-1)).float().mean()),
+        sampled=float(((logits + noise).argmax(dim=-1) == (target_logits + noise).argmax(dim=-1)).float().mean()),
     )
 
 
-def spread(wanted: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
-    """Guesses for the tokens ``ids``, [N, V'], scattered to all: fp32 like ``wanted`` [N, V], -inf where not
+def spread(target_logits: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
+    """Guesses for the tokens ``ids``, [N, V'], scattered to all: fp32 like ``target_logits`` [N, V], -inf where not
     guessed."""
-    everything = torch.full_like(wanted, -torch.inf)
+    everything = torch.full_like(target_logits, -torch.inf)
     everything[:, ids] = guessed.float()
     return everything
 

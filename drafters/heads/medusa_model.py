@@ -58,7 +58,7 @@ class MedusaModel(nn.Module):
         for head in range(len(self.outputs)):
             rows = slice(1 + head, lesson.tokens.shape[1])
             hidden = lesson.taken(lesson.features["final"][:, : -1 - head], rows)
-            found.append(judge(self(hidden, head), lesson.wanted(rows), generator))
+            found.append(judge(self(hidden, head), lesson.target_logits(rows), generator))
         return found
 
     def published(self) -> dict[str, Tensor]:

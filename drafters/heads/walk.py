@@ -194,9 +194,9 @@ class TrainedLayer(nn.Module):
         """[B, T, Q D]. key, value: [B, Q, K, D]. seen: bool[T, K], the attention mask; None: causal."""
         node, window = self.node.attention, self.node.attention.window
         if seen is None and (window is not None or node.softcap is not None or node.sinks):
-            places = torch.arange(query.shape[2], device=query.device)
-            back = places[:, None] - places
-            seen = (back >= 0) & (back < (window or len(places)))
+            positions = torch.arange(query.shape[2], device=query.device)
+            back = positions[:, None] - positions
+            seen = (back >= 0) & (back < (window or len(positions)))
         query, key = query.to(value.dtype), key.to(value.dtype)
         if node.softcap is None and not node.sinks:
             mixed = functional.scaled_dot_product_attention(

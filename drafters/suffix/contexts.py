@@ -1,19 +1,19 @@
 """Where in a text the same context occurred before: a suffix tree of the reversed text, at most 16 tokens deep.
 
-A *place* is a position of the text; its context is the tokens before it, and what followed there is the token at it and
-those after it. The tree's edges are labelled from the last token of the context to the first; a node stands for all
-places whose contexts have the same end::
+A position's context is the tokens before it, and what followed there is the token at it and those after it. The tree's
+edges are labelled from the last token of the context to the first; a node is all positions whose contexts have the same
+end::
 
-    a b c a b d a b        below "b" is "b, before it a", which is all three: places 2 and 5 (what follows place 8 is
-                           not known yet)
+    a b c a b d a b        below "b" is "b, before it a", which is all three: positions 2 and 5 (what follows 8 is not
+                           known yet)
 
 Paths without a branch are one edge, and a context seen only once is a number in its parent's table, not a node. So each
 indexed token adds one entry, sometimes two and a node, however often the text repeats itself.
 
 How reliable earlier continuations are is learnt while drafting. A candidate's chance to come next, given that all
 before it was right, is looked up in a table: by how many tokens of context match (including those drafted so far), and
-by how many of the places with that context it followed. The table starts with roughly what was measured on two texts,
-and is updated with the outcome of every draft.
+by how many of the positions with that context it followed. The table starts with roughly what was measured on two
+texts, and is updated with the outcome of every draft.
 
 Earlier answers are looked up too: separately for each salt, bounded, the oldest dropped first. A salt's answers are
 concatenated to a text. Once that has half of the salt's limit, the next text is begun and the one before it dropped. If
@@ -31,30 +31,30 @@ from foresay.spec.budget.chance import Cells
 
 #: The longest context, in tokens.
 MOST_CONTEXT = 16
-#: How many of the latest places a node keeps.
-MOST_PLACES = 16
+#: How many of the latest positions a node keeps.
+MOST_POSITIONS = 16
 #: How many tables hold the tree's edges. A single one would take milliseconds whenever it is resized.
 _TABLES = 64
 #: Separates answers in a text; no token has this id.
 END = (1 << 31) - 1
 
-#: How many tokens match, and the places where they occurred before, the latest last.
+#: How many tokens match, and the positions where they occurred before, the latest last.
 Match = tuple[int, tuple[int, ...]]
 
 
 class Contexts:
-    """The places of a growing text by their contexts. tokens: the text, to which the caller may append.
+    """The positions of a growing text by their contexts. tokens: the text, to which the caller may append.
 
-    taken: places below this one are indexed.
+    taken: positions below this one are indexed.
     """
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.taken = tokens, 1
-        # By node << 32 | token, in table (node ^ token) % 64: the child node, or ~place if it is a single place.
+        # By node << 32 | token, in table (node ^ token) % 64: the child node, or ~position if it is a single position.
         self._below: list[dict[int, int]] = [{} for _ in range(_TABLES)]
         # Tuples, since the garbage collector traverses lists again and again.
         self._depths: list[int] = [0]
-        self._places: list[tuple[int, ...]] = [(0,)]
+        self._positions: list[tuple[int, ...]] = [(0,)]
 
     @property
     def behind(self) -> int:
@@ -64,13 +64,13 @@ class Contexts:
     def take(self, most: int) -> None:
         """Index the next ``most`` tokens, or as many as there are."""
         tokens, end = self.tokens, min(self.taken + most, len(self.tokens))
-        for place in range(self.taken, end):
-            if tokens[place] != END:
-                self._add(place)
+        for position in range(self.taken, end):
+            if tokens[position] != END:
+                self._add(position)
         self.taken = max(end, self.taken)
 
     def matches(self, text: list[int]) -> list[Match]:
-        """Suffixes of ``text`` that occurred before, from short to long, each at fewer places than the one before."""
+        """Suffixes of ``text`` that occurred before, from short to long, each at fewer positions than the last."""
         found: list[Match] = []
         node = depth = 0
         limit = min(len(text), MOST_CONTEXT)
@@ -79,9 +79,9 @@ class Contexts:
             child = self._below[(node ^ token) % _TABLES].get(node << 32 | token)
             if child is None:
                 break
-            places, deepest = ((~child,), ~child) if child < 0 else (self._places[child], self._depths[child])
-            depth = self._common(text, len(text), places[-1], depth + 1, min(deepest, limit))
-            found.append((depth, places))
+            positions, deepest = ((~child,), ~child) if child < 0 else (self._positions[child], self._depths[child])
+            depth = self._common(text, len(text), positions[-1], depth + 1, min(deepest, limit))
+            found.append((depth, positions))
             if child < 0 or depth < deepest:
                 break
             node = child
@@ -95,53 +95,53 @@ class Contexts:
                 table.popitem()
             if not table:
                 self._below.pop()
-        del self._places[-most:], self._depths[-most:]
+        del self._positions[-most:], self._depths[-most:]
 
     @property
     def disposed(self) -> bool:
         """Whether nothing is left."""
-        return not (self._below or self._places)
+        return not (self._below or self._positions)
 
-    def _add(self, place: int) -> None:
+    def _add(self, position: int) -> None:
         tables, tokens = self._below, self.tokens
-        limit = min(place, MOST_CONTEXT)
+        limit = min(position, MOST_CONTEXT)
         node = depth = 0
         while depth < limit:
-            token = tokens[place - 1 - depth]
+            token = tokens[position - 1 - depth]
             below, key = tables[(node ^ token) % _TABLES], node << 32 | token
             child = below.get(key)
             if child is None:
-                below[key] = ~place
+                below[key] = ~position
                 return
             if child < 0:
                 known: tuple[int, ...] = (~child,)
                 deepest = min(~child, MOST_CONTEXT)
             else:
-                known, deepest = self._places[child], self._depths[child]
-            depth = self._common(tokens, place, known[-1], depth + 1, min(deepest, limit))
+                known, deepest = self._positions[child], self._depths[child]
+            depth = self._common(tokens, position, known[-1], depth + 1, min(deepest, limit))
             if child < 0 or depth < deepest:
-                below[key] = self._branch(child, depth, known, place)
+                below[key] = self._branch(child, depth, known, position)
                 return
-            self._places[child] = (*known[1 - MOST_PLACES :], place)
+            self._positions[child] = (*known[1 - MOST_POSITIONS :], position)
             node = child
 
-    def _branch(self, child: int, depth: int, known: tuple[int, ...], place: int) -> int:
-        """Insert a node of this depth between a child and its parent, where another place branches off."""
-        node = len(self._places)
+    def _branch(self, child: int, depth: int, known: tuple[int, ...], position: int) -> int:
+        """Insert a node of this depth between a child and its parent, where another position branches off."""
+        node = len(self._positions)
         self._depths.append(depth)
-        self._places.append((*known[1 - MOST_PLACES :], place))
-        for at, below in ((known[-1], child), (place, ~place)):
+        self._positions.append((*known[1 - MOST_POSITIONS :], position))
+        for at, below in ((known[-1], child), (position, ~position)):
             if depth < min(at, MOST_CONTEXT):
                 token = self.tokens[at - 1 - depth]
                 self._below[(node ^ token) % _TABLES][node << 32 | token] = below
         return node
 
-    def _common(self, text: list[int], end: int, place: int, known: int, most: int) -> int:
-        """How many tokens before ``end`` of a text equal those before a place: at least ``known``, at most ``most``."""
+    def _common(self, text: list[int], end: int, position: int, known: int, most: int) -> int:
+        """How many tokens before ``end`` of a text equal those before one: at least ``known``, at most ``most``."""
         tokens = self.tokens
-        if text[end - most : end - known] == tokens[place - most : place - known]:
+        if text[end - most : end - known] == tokens[position - most : position - known]:
             return most
-        while text[end - 1 - known] == tokens[place - 1 - known]:
+        while text[end - 1 - known] == tokens[position - 1 - known]:
             known += 1
         return known
 

@@ -1,7 +1,7 @@
 """The suffix drafter: proposes what followed the text's longest known suffix, in the text or in earlier answers.
 
 Needs no model. Earlier occurrences of a sequence's last tokens, up to 16 of them, are looked up in its own text and in
-earlier answers of the same salt; the places found vote, and the draft is as long as its chance to be right is good
+earlier answers of the same salt; the positions found vote, and the draft is as long as its chance to be right is good
 (reference: algorithms, 3.10). Text is indexed in time slices, one each step, so that a long prompt delays no other
 request: what is not indexed yet is not found yet.
 """
@@ -77,7 +77,7 @@ class _LookedUp:
 
 
 class SuffixDrafter:
-    """Chains, and trees where places disagree; implements :class:`foresay.spec.protocols.Drafter`.
+    """Chains, and trees where positions disagree; implements :class:`foresay.spec.protocols.Drafter`.
 
     history: earlier answers, which are extended. slice_seconds: of each step, for indexing text. learning: False keeps
     the initial chances, for comparison.

@@ -1,9 +1,9 @@
-"""A draft from the earlier places of the text's suffix: a vote at every node, as long as the chances are good.
+"""A draft from the earlier positions of the text's suffix: a vote at every node, as long as the chances are good.
 
 ::
 
-    places     p     q     r           of the longest context, in the sequence itself and in earlier answers
-    runs       x a b x a c y a b       what followed there; the latest place counts most
+    positions     p     q     r           of the longest context, in the sequence itself and in earlier answers
+    runs       x a b x a c y a b       what followed there; the latest position counts most
     nodes      x: 2 of 3   y: 1 of 3   each node continues with the runs that agree so far
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from foresay.drafters.suffix.contexts import END, MOST_PLACES, SHORTER, Contexts, Match, cell_of, kind_of
+from foresay.drafters.suffix.contexts import END, MOST_POSITIONS, SHORTER, Contexts, Match, cell_of, kind_of
 from foresay.spec.budget.chance import Cells
 
-#: What followed a place.
+#: What followed a position.
 Run = list[int]
-#: The weights of votes: the latest place's, the one before it, and so on.
-_WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_PLACES))
+#: The weights of votes: the latest position's, the one before it, and so on.
+_WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_POSITIONS))
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class DraftNodes:
 @dataclass(slots=True)
 class Continuations:
     """What followed earlier occurrences of a text's suffix. lengths: of the contexts, the longest first; runs: for
-    each, at most ``MOST_PLACES`` from all texts, beginning with the first text's latest place."""
+    each, at most ``MOST_POSITIONS`` from all texts, beginning with the first text's latest position."""
 
     lengths: list[int]
     runs: list[list[Run]]
@@ -81,14 +81,14 @@ def _runs(texts: Sequence[Contexts], matches: Sequence[list[Match]], length: int
     for text, found in zip(texts, matches, strict=True):
         if not found or found[-1][0] < length:
             continue
-        places = next(places for known, places in found if known >= length)
-        runs += [_run(text.tokens, place, levels) for place in places[: len(runs) - MOST_PLACES - 1 : -1]]
+        positions = next(positions for known, positions in found if known >= length)
+        runs += [_run(text.tokens, position, levels) for position in positions[: len(runs) - MOST_POSITIONS - 1 : -1]]
     return runs
 
 
-def _run(text: list[int], place: int, levels: int) -> Run:
-    """``levels`` tokens from a place on; if the text ends, what followed is repeated."""
-    run = text[place : place + levels]
+def _run(text: list[int], position: int, levels: int) -> Run:
+    """``levels`` tokens from a position on; if the text ends, what followed is repeated."""
+    run = text[position : position + levels]
     return run if len(run) == levels else (run * levels)[:levels]
 
 

@@ -36,9 +36,9 @@ class Lessons:
 
     def at(self, step: int, seed: int) -> Lesson:
         """The lesson of a step: each epoch has all groups, in its own order."""
-        turn, place = divmod(step, len(self._groups))
+        turn, index = divmod(step, len(self._groups))
         generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
-        return self._of(int(torch.randperm(len(self._groups), generator=generator)[place]))
+        return self._of(int(torch.randperm(len(self._groups), generator=generator)[index]))
 
     def all(self) -> Iterator[Lesson]:
         """The lessons of all groups."""

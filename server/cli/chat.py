@@ -21,9 +21,8 @@ from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.names import NONE
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
     from foresay.spec.accept import ByDepth
     from foresay.spec.sampling import SamplingParams
     from foresay.spec.trace import ShadowReport, Statistics

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget
-from foresay.server.engine.machine import free_bytes, machine_bytes, may_have_gpu, multiplies_bf16
 from foresay.server.engine.memory import Demand, plan_cpu
-from foresay.server.engine.parameters import cpu_dtype, item_bytes, model_bytes, token_bytes
+from foresay.server.engine.parameters import (
+    cpu_dtype,
+    free_bytes,
+    item_bytes,
+    machine_bytes,
+    may_have_gpu,
+    model_bytes,
+    multiplies_bf16,
+    token_bytes,
+)
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words

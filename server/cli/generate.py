@@ -16,9 +16,8 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
     from foresay.spec.sampling import SamplingParams
 
 

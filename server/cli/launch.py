@@ -25,7 +25,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from foresay.server.catalog.agents import Agent, known_agents, models_for_agents
+from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
 from foresay.server.cli.command import base_url, command
 from foresay.server.cli.serve import answers
 from foresay.server.settings.config import ServeConfig

@@ -27,7 +27,6 @@ import foresay
 from foresay.server.cli import (
     bench,
     chat,
-    config,
     generate,
     keys,
     launch,
@@ -38,7 +37,6 @@ from foresay.server.cli import (
     serve,
     train,
 )
-from foresay.server.cli.check import command as check
 from foresay.server.cli.command import USAGE_ERROR, Command, command, report_error
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import load
@@ -71,9 +69,9 @@ def version(config: None, arguments: Namespace) -> int:
 #: The commands as the overview shows them: those for newcomers first.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
-    "choose one:": (models.show, pull.pull, check.run, pull.quantize),
+    "choose one:": (models.show, pull.pull, pull.check, pull.quantize),
     "make it faster:": (bench.bench, bench.selfcheck, train.run, replay.run),
-    "run a server:": (config.run, keys.run, serve.reload, serve.deploy, version),
+    "run a server:": (serve.show_config, keys.run, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
 }
 COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}

@@ -82,7 +82,7 @@ def _named(name: str) -> list[KnownTarget]:
 def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
     """A target for programs. memory: bytes by format of weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's
     includes its target. fits: the first format that fits here. disk_bytes: size of its files, 0 if some are missing."""
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import on_disk
     from foresay.server.cli.fits import fitting
     from foresay.verifier.model.hub import cached
 
@@ -131,7 +131,7 @@ def _size(directory: Path | None) -> int:
 
 def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
     """Print all targets by what fits, the smallest first, in 60 columns."""
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import on_disk
     from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
 
     out = console()
@@ -167,7 +167,7 @@ def _cells(words: Iterable[str]) -> str:
 
 def _show_one(target: KnownTarget, machine: Machine) -> None:
     """Print its memory alone and with each draft, and commands to copy."""
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import on_disk
     from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
 
     out, shape = console(), target.shape
@@ -194,7 +194,7 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
 
 def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
     """Print commands with the first draft if both fit, else without, else that it does not fit."""
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import on_disk
     from foresay.server.cli.fits import fitting, flags
 
     here = on_disk(target) is not None

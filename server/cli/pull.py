@@ -1,12 +1,16 @@
 """``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if requested.
-``foresay quantize TARGET --out DIR``: write a quantised model, so that it need not be quantised at each start.
+``foresay check TARGET``: whether a target and a drafter work together, and how to fix it if not. ``foresay quantize
+TARGET --out DIR``: write a quantised model, so that it need not be quantised at each start.
 """
 
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+import msgspec
 
 from foresay.server.cli.command import command
 from foresay.server.settings.config import EngineConfig
@@ -51,11 +55,10 @@ def pull(config: None, arguments: Namespace) -> int:
 
 def fetched(name: str) -> Path:
     """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
-    from foresay.server.catalog import fetch
-    from foresay.server.catalog.catalog import of_short_name
+    from foresay.server.catalog import catalog
 
-    if (known := of_short_name(name)) is not None:
-        return fetch.fetched(known, "NAME")
+    if (known := catalog.of_short_name(name)) is not None:
+        return catalog.fetched(known, "NAME")
     from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
     from foresay.verifier.model.gguf.file import LINK
     from foresay.verifier.model.hub import resolve
@@ -76,6 +79,36 @@ def _draft_of(name: str) -> tuple[str, str]:
     if target is None or not target.drafts:
         raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
     return target.drafts[0].id, target.drafts[0].setting
+
+
+# -- foresay check -----------------------------------------------------------------------------------------------------
+
+
+#: How long --probe measures, without loading.
+PROBE_SECONDS = 25.0
+
+
+def _add_check_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+
+
+@command(EngineConfig, _add_check_arguments)
+def check(config: EngineConfig, arguments: Namespace) -> int:
+    """Say whether a target and a drafter fit, and if not, what to change.
+
+    foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
+    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
+    """
+    from foresay.server.cli.check import pair
+    from foresay.server.cli.check.summary import show
+
+    report = pair.check(config, PROBE_SECONDS if arguments.probe else None)
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        show(report, sys.stdout)
+    return 0 if report.works else 1
 
 
 # -- foresay quantize --------------------------------------------------------------------------------------------------

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.drafters.training.prompts import Prompt
-from foresay.server.observe.selfcheck.answer import Difference, RecordedAnswer, difference
+from foresay.server.observe.selfcheck import Difference, RecordedAnswer, difference
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
 
 
 class Checked(msgspec.Struct, kw_only=True):

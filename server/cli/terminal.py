@@ -35,8 +35,7 @@ from rich.text import Text
 from foresay.server.cli.progress import stopping
 
 if TYPE_CHECKING:
-    from foresay.server.host.completion import Completion
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import Completion, TextStream
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between redraws of the growing block.

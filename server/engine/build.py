@@ -23,7 +23,6 @@ from foresay.server.engine.drafting import (
     capture_levels,
     capture_of,
     capture_passes,
-    pinned,
     runner_of,
 )
 from foresay.server.engine.memory import (
@@ -33,7 +32,7 @@ from foresay.server.engine.memory import (
     footprint,
     plan_cpu,
 )
-from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, quantized
+from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
 from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig

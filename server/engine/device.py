@@ -14,8 +14,14 @@ from typing import Protocol
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, StatePages
-from foresay.server.engine.machine import free_bytes, machine_bytes, multiplies_bf16
-from foresay.server.engine.parameters import kv_kind, state_pages, wanted_rows
+from foresay.server.engine.parameters import (
+    free_bytes,
+    kv_kind,
+    machine_bytes,
+    multiplies_bf16,
+    state_pages,
+    wanted_rows,
+)
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.errors import ForesayError

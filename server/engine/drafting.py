@@ -18,6 +18,7 @@ from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, by_plan, on_device
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
+from foresay.server.engine.parameters import pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
@@ -36,13 +37,6 @@ from foresay.verifier.model_runner import ModelRunner
 
 #: Draft length if the shape is fixed and no length is given.
 DEFAULT_TOKENS = 4
-
-
-def pinned(config: EngineConfig) -> TreeShape | None:
-    """The fixed shape that the settings request: a tree or a chain; None if they leave it open."""
-    if config.draft_tree is not None:
-        return TreeShape.parse(config.draft_tree)
-    return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,8 @@ import msgspec
 
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
-from foresay.server.engine.drafting import pinned
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
-from foresay.server.engine.parameters import item_bytes
+from foresay.server.engine.parameters import item_bytes, pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words
@@ -36,12 +35,15 @@ from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
-from foresay.verifier.ops.kernels.tree_attention import most_parts
+from foresay.verifier.ops.kernels.key_blocks import columns_of
+from foresay.verifier.ops.kernels.tree_attention import most_partials
 
 #: Default share of the memory for the engine.
 UTILIZATION = 0.9
 #: Reserve for captured graphs in addition to their tensors: an estimate, not measured yet.
 GRAPH_RESERVE = 1 << 29
+#: Compute capabilities whose multiprocessors have at most 99 KiB of shared memory for a program.
+_LITTLE_SHARED = ((7, 0), (7, 2), (7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
 #: Default maximum of KV tokens, unless sequences or flags need more: the host keeps records of all pages.
 _MOST_TOKENS = 1 << 22
 #: Shorter contexts are not suggested.
@@ -59,10 +61,11 @@ def plan_gpu(
     """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        lacking = {"experts": model.stack.experts is not None}
-        lacking["latents"] = any(isinstance(one, Latent) for one in model.stack.attentions)
-        for what in (name for name, has in lacking.items() if has):
-            fault = f"{device}: {what} ({model.architecture}) have no kernels for a GPU yet"
+        if model.stack.experts is not None:
+            fault = f"{device}: experts ({model.architecture}) have no kernels for a GPU yet"
+            raise CannotRun(fault, "--device cpu runs them")
+        if device.capability in _LITTLE_SHARED and any(isinstance(one, Latent) for one in model.stack.attentions):
+            fault = f"{device}: a block of latents ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
@@ -232,13 +235,25 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
         rows * _row_numbers(model) * item
         + 4 * rows * model.vocab_size  # logits
         + 4 * rows * (_linear_partials(model) + _recurrent_numbers(model))
-        + 4 * tree_rows * max(map(_attended, model.stack.attentions)) * most_parts(positions)
+        + 4 * max(_attended(each, tree_rows, positions) for each in model.stack.attentions)
     )
 
 
-def _attended(attention: Attention) -> int:
-    """fp32 numbers of one split of a row's attention: sums by head, maximum score and sum of weights."""
-    return attention.heads * (attention.head_dim + 2)
+def _attended(node: Attention, rows: int, positions: int) -> int:
+    """fp32 numbers of the partials of rows' attention: sums, and for each part of them maximum score and sum of
+    weights."""
+    value = node.latent if isinstance(node, Latent) else node.head_dim
+    parts = -(-value // columns_of(node.head_dim, value))
+    return most_partials(rows, node.heads, node.kv_heads, positions) * (value + 2 * parts)
+
+
+def _absorbed(node: Attention) -> int:
+    """Further numbers of one row over latents: its latent and what is beside it, narrower input and its norm, queries
+    before, through and after the heads' matrices, and output before them."""
+    if not isinstance(node, Latent):
+        return 0
+    of_head = node.plain + 2 * node.turning + 3 * node.latent
+    return node.head_dim + 2 * (node.rank or 0) + node.heads * of_head
 
 
 def _recurrent_numbers(model: ModelConfig) -> int:
@@ -249,7 +264,7 @@ def _recurrent_numbers(model: ModelConfig) -> int:
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
     """Bytes of the cosines and sines of ``positions`` positions, in the model's dtype."""
-    return 2 * item * positions * model.head_dim * sum(rope is not None for rope in model.ropes)
+    return 2 * item * positions * model.attention.turning * sum(rope is not None for rope in model.ropes)
 
 
 def _row_numbers(model: ModelConfig) -> int:
@@ -259,7 +274,8 @@ def _row_numbers(model: ModelConfig) -> int:
     for _, product in products(model):
         made |= Counter({product.name: product.outer})
         read |= Counter({product.name: product.inner})
-    return 3 * model.hidden_size + made[QKV] + made[GATE_UP] + 2 * read[OUTPUT] + read[DOWN]
+    beside = max(map(_absorbed, model.stack.attentions))
+    return 3 * model.hidden_size + made[QKV] + made[GATE_UP] + 2 * read[OUTPUT] + read[DOWN] + beside
 
 
 def _linear_partials(model: ModelConfig) -> int:

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from foresay.server.engine.parameters import (
+    item_bytes,
     model_bytes,
-    pinned_shape,
+    pinned,
     state_bytes,
     state_pages,
     token_bytes,
@@ -37,7 +38,7 @@ from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import MLP, Experts
+from foresay.verifier.model.nodes import Attention
 
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device  # imports torch
@@ -149,7 +150,7 @@ class Demand:
         for drafter in drafters:
             weights.update(drafter.weights(dtype, packed))  # adds: a chain may have one of a kind that is asked for too
         everywhere, seen = (token_bytes(target, dtype, config.kv_dtype, windowed) for windowed in (False, True))
-        recordings = recorded_bytes(config, target, drafters) if packed else 0
+        recordings = recorded_bytes(config, target, drafters, dtype) if packed else 0
         most_seen = _window_pages(config, target.sliding_window, chunk) if seen and target.sliding_window else 0
         models = [target, *(model for drafter in drafters for model in drafter.with_states(target))]
         return cls(
@@ -223,42 +224,38 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     return demand.plan(tokens, machine, others)
 
 
-def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[DrafterShapes]) -> int:
+def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[DrafterShapes], dtype: str) -> int:
     """Bytes of a CPU's recordings once all are made: for each model the rows of its largest pass, with logits for tree
     nodes; and for each draft model the logits of its levels, for 1, 2, 4 .. sequences, twice: for fixed trees, and for
     those that end early."""
-    shape, rows = pinned_shape(config), wanted_rows(config)
-    chosen = config.draft_tree is None and config.draft_tokens is None
-    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if chosen else shape.nodes)
+    shape, rows = pinned(config), wanted_rows(config)
+    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if shape is None else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
-    passes = _pass_bytes(target, MAX_CHUNK + rows, rows)
-    passes += sum(_pass_bytes(model, MAX_CHUNK, config.max_seqs) for model in drafting)
+    passes = _pass_bytes(target, dtype, MAX_CHUNK + rows, rows)
+    passes += sum(_pass_bytes(model, dtype, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
     return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
 
 
-def _pass_bytes(model: ModelConfig, rows: int, wanted: int) -> int:
-    """Bytes of logits and activations of a recorded pass, in fp32, as kernels write sums. wanted: rows with logits."""
+def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
+    """Bytes of a recorded pass: activations, of which recurrent layers', experts' sums and logits are fp32. dtype: of
+    the others. wanted: rows with logits."""
     queries = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
-    if (found := model.stack.recurrence) is not None:
-        widths += 4 * (found.record or found.channels)
-    widths += max((_copied(model, layer.inner) for layer in model.stack.layers), default=0)
-    beside = max((_over_latents(each) for each in model.stack.attentions if isinstance(each, Latent)), default=0)
-    return 4 * (wanted * model.vocab_size + rows * widths + beside) + _ANY_PASS
+    wide = 0 if (found := model.stack.recurrence) is None else 4 * (found.record or found.channels)
+    if (mixture := model.stack.experts) is not None:  # a row is copied for each of its experts
+        widths += mixture.chosen * (model.hidden_size + mixture.inner)
+        wide += (mixture.chosen + 1) * model.hidden_size
+    beside = max(map(_of_attention, model.stack.attentions), default=0)
+    return item_bytes(dtype) * rows * widths + 4 * (wanted * model.vocab_size + rows * wide + beside) + _ANY_PASS
 
 
-def _over_latents(node: Latent) -> int:
-    """fp32 numbers for the sums of spans, and, of each thread, for inputs and sums: they grow with heads and latents
-    (:mod:`foresay.verifier.ops.kernels.cpu.units`)."""
-    sums = node.heads * (node.latent + 16)
-    thread = _UNIT * (node.heads * (node.head_dim + _SPAN) + 2 * sums) + (_UNIT + _SPAN) * node.head_dim
-    return _PARTS * sums + max(os.cpu_count() or 1, 4) * thread
-
-
-def _copied(model: ModelConfig, inner: MLP | Experts | None) -> int:
-    """Of a row that is copied for each of its experts: what they read, and what they make of it."""
-    return inner.chosen * (2 * model.hidden_size + inner.inner) if isinstance(inner, Experts) else 0
+def _of_attention(node: Attention) -> int:
+    """fp32 numbers for the sums of spans, and, of each thread, for inputs and sums: they grow with heads and their
+    width (:mod:`foresay.verifier.ops.kernels.cpu.units`)."""
+    sums = node.heads * ((node.latent if isinstance(node, Latent) else node.head_dim) + 16)
+    inputs = _UNIT * node.heads * (node.head_dim + _SPAN) + (_UNIT + _SPAN * node.kv_heads) * node.head_dim
+    return _PARTS * sums + max(os.cpu_count() or 1, 4) * (inputs + 2 * _UNIT * sums)
 
 
 def _padded(count: int) -> int:

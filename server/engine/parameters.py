@@ -1,8 +1,12 @@
-"""Dtypes of a model's weights and KV cache, and the bytes that they take. Does not import torch."""
+"""Dtypes of a model's weights and KV cache, and the bytes that they take; this machine's memory, and its processor's
+abilities. Does not import torch."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
@@ -10,6 +14,43 @@ from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+
+#: Files with a container's memory limit (cgroup v2, v1); absent on bare machines.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+#: Device files of GPU drivers: NVIDIA's, NVIDIA's under WSL, AMD's.
+_GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+#: Instructions that multiply bf16, as LLVM names them.
+_BF16 = ("avx512bf16", "amx-bf16", "bf16")
+
+
+def machine_bytes() -> int:
+    """Most bytes that this process may hold: the machine's memory, or the container's limit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [physical]
+    for file in _LIMITS:
+        with suppress(OSError, ValueError):  # "max" means no limit
+            limits.append(int(Path(file).read_text()))
+    return min(limits)
+
+
+def free_bytes() -> int | None:
+    """Bytes free now, including the page cache; None if the system does not report them."""
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "none"))
+    return None
+
+
+def may_have_gpu() -> bool:
+    """Whether it is worth a second or two to let torch look for a GPU."""
+    return any(Path(name).exists() for name in _GPUS)
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor multiplies bf16 natively."""
+    return any(map(Processor.here().has, _BF16))
+
 
 #: State pages of a running text (its state, its mark and two spares), of a step that runs ahead of the host, and of
 #: checkpoints, if prefixes are reused.
@@ -125,11 +166,13 @@ def item_bytes(dtype: str) -> int:
 
 def wanted_rows(config: EngineConfig) -> int:
     """Most rows of a step that need logits: the roots and nodes of trees."""
-    if config.draft_tree is None and config.draft_tokens is None:
+    if (shape := pinned(config)) is None:
         return config.max_seqs + min(config.max_seqs, 4) * MAX_NODES
-    return config.max_seqs * pinned_shape(config).nodes
+    return config.max_seqs * shape.nodes
 
 
-def pinned_shape(config: EngineConfig) -> TreeShape:
-    """The fixed shape of drafts, if one is given; else only the root."""
-    return TreeShape.parse(config.draft_tree) if config.draft_tree else TreeShape.chain(config.draft_tokens or 0)
+def pinned(config: EngineConfig) -> TreeShape | None:
+    """The fixed shape that the settings request: a tree or a chain; None if they leave it open."""
+    if config.draft_tree is not None:
+        return TreeShape.parse(config.draft_tree)
+    return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.text.detokenize import Spelling
-from foresay.server.text.tekken import tokenizer_file, tokenizer_json
+from foresay.server.text.tokenizer import tokenizer_file, tokenizer_json
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 

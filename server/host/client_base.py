@@ -26,9 +26,15 @@ T = TypeVar("T")
 
 
 class Observed:
-    """Calls observers. An exception in an observer is logged the first time, and never propagates."""
+    """Calls observers. An exception in an observer is logged the first time, and never propagates.
+
+    observe, observe_shadow: called with every engine step, and with what its shadow drafter would have done; must not
+    block.
+    """
 
     def __init__(self) -> None:
+        self.observe: Callable[[StepTrace], None] | None = None
+        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._failed: set[object] = set()
 
     def _notify(self, observe: Callable[[T], None] | None, what: T) -> None:
@@ -150,17 +156,14 @@ class Supervised(Observed, ABC):
 class ChannelClient(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
-    observe, observe_shadow: called with every engine step, and with what its shadow drafter would have done; must not
-    block. most_losses: how many engines may die while running a request. Requests that moved to another engine belong
-    to it and are ended there.
+    most_losses: how many engines may die while running a request. Requests that moved to another engine belong to it
+    and are ended there.
     """
 
     status: EngineStatus
 
     def __init__(self, most_losses: int) -> None:
         Observed.__init__(self)
-        self.observe: Callable[[StepTrace], None] | None = None
-        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._in_flight = self._requests = InFlights(self._send, most_losses)
         self._channel: Channel | None = None
         self._steps = 0  # number of the latest step

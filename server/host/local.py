@@ -5,6 +5,7 @@ One thread steps the engine. Several streams may be open at once; reading any of
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,22 +17,62 @@ import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.observers import EngineObservers
-from foresay.server.host.arguments import is_one, of_arguments, sampling_of
-from foresay.server.host.completion import Completion
 from foresay.server.host.notebook import Progress, loading
-from foresay.server.host.text_stream import TextStream
+from foresay.server.host.text_stream import Completion, TextStream
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
+from foresay.server.settings.fields import nearest
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names, target_directory
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
-from foresay.server.text.options import checked_count, forked, typed
+from foresay.server.text.options import checked_count, forked, spelled_words, typed
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport
+
+FIELDS = SamplingParams.__struct_fields__
+#: Further keyword arguments of ``generate``.
+OTHER_ARGUMENTS = ("n", "stop", "structured_outputs")
+
+
+def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
+    """``params`` updated with ``fields``, types checked; bad words given as text become token ids."""
+    for name in fields:
+        if name not in FIELDS:
+            raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *OTHER_ARGUMENTS))}")
+    params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
+    return SamplingParams(
+        **{
+            field.name: typed(getattr(params, field.name), field.type, field.name)
+            for field in msgspec.structs.fields(SamplingParams)
+        }
+    )
+
+
+def _spelled(fields: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    words = typed(fields.get("bad_words", ()), list[str | list[int]], "bad_words")
+    texts = [word for word in words if isinstance(word, str)]
+    if not texts:
+        return dict(fields)
+    ids = tuple(tuple(word) for word in words if not isinstance(word, str))
+    return {**fields, "bad_words": ids + spelled_words(texts, tokenizer)}
+
+
+def is_one(prompt: str | list[Any]) -> bool:
+    """Whether this is a single prompt: text, or token ids."""
+    return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)
+
+
+def of_arguments(message: str) -> str:
+    """A message with flags renamed to Python arguments: ``--draft-tokens`` to ``draft_tokens``, ``TARGET`` to
+    ``target``."""
+    names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
+    of_flags = re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
+    return re.sub(r"\bTARGET\b", "target", of_flags)
+
 
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of :class:`StructuredOutputs`.
@@ -122,7 +163,7 @@ class Engine:
         self._closed = True
         for stream in list(self._streams.values()):
             stream.close()
-        self._engine.tell()
+        self._engine.notify()
         self._observers.close()
 
     @overload
@@ -234,7 +275,7 @@ class Engine:
                 if delta.finish_reason is not None:
                     del self._streams[delta.id]
                 stream.take(delta)
-        self._engine.tell()
+        self._engine.notify()
 
     def shadowed(self) -> list[ShadowReport]:
         """What the ``shadow`` drafter would have done for the requests that ended since the last call."""

@@ -80,7 +80,7 @@ class Loop:
 
     def _observe(self) -> None:
         """After the tokens are sent: run the observers, and report what a shadow would have had accepted."""
-        self._engine.tell()
+        self._engine.notify()
         for report in self._reports():
             self._link.send(frames.Shadowed(report))
 

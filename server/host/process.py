@@ -2,7 +2,7 @@
 
 Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD``: the
 server's process id, and descriptors. Over CONTROL it offers a spare, unless it is -1
-(:mod:`foresay.server.host.spare`). It imports the engine's modules before the first frame says which engine to build.
+(:mod:`foresay.server.host.child`). It imports the engine's modules before the first frame says which engine to build.
 It ends on a Stop frame, when the server dies, when the other end of its socket closes, or when a step raises (the
 server then starts a new one).
 """
@@ -19,9 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foresay.server.host import frames
+from foresay.server.host.child import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
 from foresay.server.host.frames import GONE, Link
 from foresay.server.host.imports import uncollected
-from foresay.server.host.spare import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo

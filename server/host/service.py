@@ -1,4 +1,5 @@
-"""The routes' view of one model: its engine and tokenizer, running requests, and whether new ones are taken."""
+"""The routes' view of one model: its engine and tokenizer, running requests, and whether new ones are taken; and what
+all models of a server share."""
 
 from __future__ import annotations
 
@@ -6,30 +7,80 @@ import asyncio
 import contextlib
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import TypeVar
 
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
 from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
 from foresay.server.host.imports import import_tokenizers
-from foresay.server.host.state import ServerState
-from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from foresay.server.observe.selfcheck import CheckedEngine, SelfCheck
+from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
-from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable
+from foresay.server.schemas.errors import EngineFailed, QueueFull, TooManyWaiting, Unavailable, going_away
 from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames
 from foresay.server.text.choice import Choice
-from foresay.server.text.last_prompts import LastPrompts
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
+from foresay.server.text.prompt_changes import LastPrompts
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
 from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
+
+#: How many bodies or messages of the largest size may be held at once, over all callers.
+MOST_BODIES = 64
+
+K = TypeVar("K")
+
+
+class ServerState:
+    """draining: no more requests are taken. bodies: bytes of received bodies and messages, until answered.
+    body_timeout: seconds that a body may take, in addition to an allowance by its size. created: in seconds since 1970.
+    reading: held while files are read, since not all libraries for that can be imported by two threads at once.
+    on_drain: called when the server shuts down, each for an open WebSocket."""
+
+    def __init__(self, *kept: object) -> None:
+        self.draining = False
+        self._kept: dict[type, object] = {type(one): one for one in kept}
+        self.on_drain: set[Callable[[], None]] = set()
+        self.bodies = Shared(0)
+        self.body_timeout = 30.0
+        self.connections = Connections()
+        self.created = int(time.time())
+        self.reading = asyncio.Lock()
+
+    def of(self, kind: type[K]) -> K:
+        """What an API keeps for all its connections, by its class; made on first use."""
+        kept = self._kept.get(kind)
+        if kept is None:
+            self._kept[kind] = kept = kind()
+        assert isinstance(kept, kind)
+        return kept
+
+    def drain(self) -> None:
+        self.draining = True
+        for drain in list(self.on_drain):
+            drain()
+
+    def allow_bodies(self, largest: int) -> None:
+        """Raise the limit of held bytes for bodies of this size, if it is lower."""
+        self.bodies.most = max(self.bodies.most, MOST_BODIES * largest)
+
+    def refusal(self) -> Unavailable | None:
+        """Why requests are refused, for any model; None if they are taken."""
+        return going_away() if self.draining else None
+
+    def crowded(self) -> TooManyWaiting:
+        """Why no more bytes can be taken from the caller now."""
+        held = f"{self.bodies.used:,} bytes of request bodies are held already, {self.bodies.own:,} of them yours"
+        return TooManyWaiting(f"{held}; try again when some of these requests are answered")
+
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000

@@ -1,17 +1,114 @@
-"""The text of one request of an in-process engine, as it is generated."""
+"""The text of one request of an in-process engine, as it is generated and when it is finished; notebooks show its
+tokens in the colours of their drafters."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import pairwise
 from typing import Protocol, Self
 
-from foresay.server.host.completion import Completion, drafters_of
+import msgspec
+
 from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
-from foresay.spec.request import Delta, EngineInfo, Request, TokenLogprobs
+from foresay.spec.names import GRAMMAR
+from foresay.spec.request import Delta, EngineInfo, Origin, Request, TokenLogprobs
+from foresay.spec.trace import Statistics
+
+#: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
+COLOURS = {
+    "prediction": "#706602",
+    "suffix": "#f153da",
+    "ngram": "#c08747",
+    "draft_model": "#137766",
+    "self": "#764034",
+    "medusa": "#671bb2",
+    "eagle": "#2f5272",
+    "eagle3": "#132864",
+    "peagle": "#8028f8",
+    "dflash": "#080030",
+    "dspark": "#b048b0",
+    "mtp": "#3a0902",
+    "grammar": "#522c1e",
+}
+OTHER = "#566173"
+#: Most characters of text in a repr.
+_SHORT = 60
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished text.
+
+    token_ids: the output, including the token that ended it; cut after the token in which a stop string ended.
+    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: reproduces
+    the text. logprobs, prompt_logprobs: an entry per token, if requested; of several choices for one prompt only the
+    first has prompt_logprobs. exact: whether this machine guarantees the same tokens with any drafter.
+    drafters: the drafter of each token; "" if the target sampled it. offsets: for each token, the characters of text
+    before it.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    seed: int
+    exact: bool
+    statistics: Statistics | None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafters: list[str] = []
+    offsets: list[int] = []
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHORT else f"{self.text[: _SHORT - 3]}..."
+        return f"Completion({text!r}, {len(self.token_ids)} tokens, {self.finish_reason}, seed={self.seed})"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, each drafted token in the colour of its drafter."""
+        words = "".join(_coloured(text, drafter) for text, drafter in self._spans())
+        names = sorted(set(self.drafters) - {""})
+        legend = [f"{len(self.token_ids)} tokens{self._cost()}", *(_coloured(name, name) for name in names)]
+        return (
+            f'<div style="white-space: pre-wrap">{words}</div>'
+            f'<div style="opacity: 0.8; font-size: 85%">{" &middot; ".join(legend)}</div>'
+        )
+
+    def _cost(self) -> str:
+        """Target passes and seconds from the request to the last token, if known."""
+        if (known := self.statistics) is None:
+            return ""
+        return f" in {known.steps} passes, {known.time_to_first_token + known.decode_seconds:.2f} s"
+
+    def _spans(self) -> Iterator[tuple[str, str]]:
+        """The text of each token, and its drafter."""
+        ends = pairwise([*self.offsets, len(self.text)])
+        return ((self.text[begin:end], drafter) for (begin, end), drafter in zip(ends, self.drafters, strict=True))
+
+
+def _coloured(text: str, drafter: str) -> str:
+    if not drafter or not text:
+        return escape(text)
+    colour = COLOURS.get(drafter, OTHER)
+    style = f"background: {colour}40; border-bottom: 2px solid {colour}"
+    return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
+
+
+def drafters_of(origin: Origin | None, kept: int) -> list[str]:
+    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
+    if origin is None:
+        return [""] * kept
+    names = [
+        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
+        for place, node in enumerate(origin.path[:kept])
+    ]
+    return names + [""] * (kept - len(names))
 
 
 class Steps(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,8 +32,8 @@ from foresay.server.api.openai import chat, completions, stored, tokens
 from foresay.server.api.responses import routes as responses
 from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
 from foresay.server.host.models.models import MODELS, Models
+from foresay.server.http import openapi
 from foresay.server.http.auth import AuthMiddleware, opens_socket
-from foresay.server.http.openapi import routes as openapi
 from foresay.server.observe.telemetry.log import Reporter
 from foresay.server.schemas.errors import ApiError, SlowBody
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
@@ -198,3 +199,7 @@ class _Shortened(logging.Filter):
 
 
 HTTP_LOG.addFilter(_Shortened())
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(openapi.encoded(ROUTE_MODULES))

@@ -23,8 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from aiohttp import web
 
 from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, Limits, RateLimiter, TokenBucket, serve
-from foresay.server.gateway.key_store import KeyStore
-from foresay.server.gateway.keys import HashedKey
+from foresay.server.gateway.keys import HashedKey, KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
 from foresay.server.settings.config import ServeConfig

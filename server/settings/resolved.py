@@ -15,7 +15,7 @@ from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MT
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
-from foresay.verifier.model.predicting import beside
+from foresay.verifier.model.predicting import mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Heads that come with the bundled target, and fit only it.
@@ -44,8 +44,7 @@ def target_directory(config: EngineConfig, flag: str = "TARGET") -> Path:
     """The target's local directory, downloaded first for a hub id or a short name of the catalog."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.server.catalog.fetch import fetched
+    from foresay.server.catalog.catalog import fetched, of_short_name
 
     known = of_short_name(config.target)
     return resolve(config.target if known is None else fetched(known, flag), flag=flag)
@@ -55,8 +54,7 @@ def cached_target(config: EngineConfig) -> Path | None:
     """The target's directory or file if all of it is on disk, without network access."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.server.catalog.fetch import on_disk
+    from foresay.server.catalog.catalog import of_short_name, on_disk
 
     known = of_short_name(config.target)
     return cached(config.target) if known is None else on_disk(known)
@@ -152,7 +150,7 @@ def _predicts(config: EngineConfig) -> bool:
         directory = None if place is None else resolve(place)
         if directory is None or not (names := header_names(directory)):
             return False
-        return beside(names, ModelConfig.from_directory(directory)) is not None
+        return mtp_layout(names, ModelConfig.from_directory(directory)) is not None
     except ModelError:  # loading it reports the error
         return False
 

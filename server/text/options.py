@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices, beyond, check_count
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.tokenizer import Tokenizer

@@ -1,14 +1,15 @@
 """The target's tokenizer: text to ids, ids to text, messages to a prompt.
 
 Everything here may run in other threads: the Rust tokenizer is shared and never reconfigured. It is called with batches
-of one, since only batches release the interpreter's lock.
+of one, since only batches release the interpreter's lock. For a checkpoint with only Mistral's ``tekken.json``,
+transformers reads its vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from inspect import signature
 from math import ceil
 from pathlib import Path
@@ -19,13 +20,38 @@ import msgspec
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room, most_characters
-from foresay.server.text.tekken import SPECIAL, tokenizer_file
 from foresay.server.text.time_limit import TimeIsUp, interrupted_after
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+#: Special tokens that templates and prompts expect, for lack of a tokenizer_config.json.
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+
+
+def tokenizer_file(directory: Path) -> Path | None:
+    """The file with a checkpoint's vocabulary; None if there is none."""
+    files = (directory / name for name in ("tokenizer.json", "tekken.json"))
+    return next((file for file in files if file.exists()), None)
+
+
+def tokenizer_json(directory: Path) -> str | None:
+    """The text of ``tokenizer.json``, or of ``tekken.json`` converted to it; None if a checkpoint has neither."""
+    file = tokenizer_file(directory)
+    if file is None or file.name == "tokenizer.json":
+        return None if file is None else file.read_text("utf-8")
+    return _converted(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _converted(file: Path, changed: int) -> str:
+    """Slow (seconds): merges are computed for all tokens. changed: the file's modification time, for the cache."""
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    return str(MistralConverter(str(file)).converted().to_str())
+
 
 #: CPU time, more than any reasonable template takes for a conversation that fits a request's body.
 RENDERING_SECONDS = 10.0

@@ -34,11 +34,11 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 _SPREAD = 16
 #: Drafts of each model before the measurements and priors of start-up are trusted, and how many of these in one text:
 #: texts differ, and the machine may be busy at start-up.
-_FIRST_ASKS, _IN_A_TEXT = 16, 4
+_FIRST_TRIES, _IN_A_TEXT = 16, 4
 #: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
-_LEAST_BESIDE = 0.05
+_LEAST_REMAINING = 0.05
 
 
 class Budget(Observer):
@@ -208,11 +208,11 @@ class Budget(Observer):
         self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
     ) -> CandidatePlan:
         """The best plan, or one that is explored."""
-        if self.timed and all(case.asked < _IN_A_TEXT for case in cases):
+        if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
             for way in ways:
-                if way.model and self._models[way.model].costs.learnt < _FIRST_ASKS:
+                if way.model and self._models[way.model].costs.learnt < _FIRST_TRIES:
                     for case in cases:
-                        case.asked += 1
+                        case.explored += 1
                     return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
@@ -223,8 +223,8 @@ class Budget(Observer):
         """Call the lookups for each of the sequences."""
         proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in cases]
         for name, member in self.members.items() if looks else ():
-            asked = [index for index, case in enumerate(cases) if member.looks and name in case.claims]
-            for index, chain in zip(asked, member.find([able[i] for i in asked]) if asked else (), strict=True):
+            indices = [index for index, case in enumerate(cases) if member.looks and name in case.claims]
+            for index, chain in zip(indices, member.find([able[i] for i in indices]) if indices else (), strict=True):
                 if chain is not None:
                     proposed[index].append((cases[index].claims[name], chain))
         for sequence, case, chains in zip(able, cases, proposed, strict=True):
@@ -248,7 +248,7 @@ class Budget(Observer):
             shape = self.pinned or TreeShape.chain(round(levels))
             if self.pinned is None and not way.chain:
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
-                pace = costs.pace / max(_LEAST_BESIDE, estimate.beside) if estimate.found else costs.pace
+                pace = costs.pace / max(_LEAST_REMAINING, estimate.remaining) if estimate.found else costs.pace
                 shape = OPEN.limited(self._models[way.model].levels)
                 shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
             shape = shape.limited(sequence.most_levels)

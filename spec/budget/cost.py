@@ -79,12 +79,12 @@ class PartCosts:
 
 class CostGroup:
     """Parts that are used together. A sum is given by how much of each part it has: [parts], or [sums, parts]. learnt:
-    how many sums it learnt from. told: the seconds of drafts computed last."""
+    how many sums it learnt from. drafts: the seconds of drafts computed last, and after which steps."""
 
     def __init__(self, parts: PartCosts, at: slice) -> None:
         self.parts, self.at, self.learnt, self._spent = parts, at, 0, 0.0
         self._last: dict[int, float] = {}
-        self.told: tuple[list[float], list[float]] | None = None
+        self.drafts: tuple[tuple[list[float], list[float]], tuple[int, int]] | None = None
 
     @property
     def now(self) -> Floats:
@@ -173,10 +173,11 @@ class DraftSeconds(NamedTuple):
     def of(cls, group: CostGroup, unread: float, hope: bool) -> DraftSeconds:
         """unread: tokens to catch up with."""
         row = float(group.now[2])
-        if group.told is None or group.parts.steps % _REREAD == 0 or group.learnt < _AT_FIRST:
+        known = group.parts.steps // _REREAD, min(group.learnt, _AT_FIRST)
+        if group.drafts is None or group.drafts[1] != known:
             chains, trees = group.seconds(_DRAFTS, hope).tolist()
-            group.told = chains, trees
-        return cls(row * unread, group.told, row)
+            group.drafts = (chains, trees), known
+        return cls(row * unread, group.drafts[0], row)
 
     def seconds(self, levels: float, nodes: float, grown: bool) -> float:
         """The seconds of one draft."""
@@ -216,8 +217,8 @@ class CostModel:
         self._per_token = np.array(points), np.maximum.accumulate(added)
         self._table: list[float] = []
         self._shares: dict[tuple[int, int, int, int], float] = {}
-        self._read_for, self._asked = (0, 0, 0), 0
-        self._beside, self._plain, self._paced = 0.0, (0.0, -math.inf), (0, 0.0)
+        self._read_for, self._calls = (0, 0, 0), 0
+        self._overhead, self._plain, self._paced = 0.0, (0.0, -math.inf), (0, 0.0)
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -227,7 +228,7 @@ class CostModel:
     def begun(self, root_seconds: float) -> None:
         """Set what a whole step of one sequence without drafts took at start-up; 0 if that was not measured."""
         if root_seconds > 0:
-            self._beside = max(0.0, root_seconds - float(self.parts.now[0]))
+            self._overhead = max(0.0, root_seconds - float(self.parts.now[0]))
             self._plain = self._pace, self._clock()
 
     def drafts(self, cost: DraftCost) -> CostGroup:
@@ -249,9 +250,9 @@ class CostModel:
     def table(self, sequences: int, context: int, most: int, hope: bool = False) -> list[float]:
         """Seconds of a step with 0, 1, .. ``most`` rows for so many sequences with so many tokens of context together,
         never decreasing; computed from time to time. hope: at the optimistic end."""
-        self._asked += 1
+        self._calls += 1
         read_for = sequences, most, context // _MOVED_TOKENS
-        if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._asked % _REREAD == 0:
+        if read_for != self._read_for or self.group.learnt < _AT_FIRST or self._calls % _REREAD == 0:
             added = self._added(np.arange(most + 1) / sequences, context)
             woken = np.zeros(most + 1) if self.experts is None else self.experts.chain(most, sequences)
             amounts = np.column_stack((_weights(self._rows, most), added, woken * self._of_one))
@@ -260,7 +261,7 @@ class CostModel:
             ordered = np.append(in_order(now, 1.0 / variances), self.group.now[-2:])
             self._table = np.maximum.accumulate(self.group.seconds(amounts, hope, ordered)).tolist()
             if self.experts is not None:
-                self.siblings = (self.experts.beside(woken) * self._of_one * ordered[-1]).tolist()
+                self.siblings = (self.experts.siblings(woken) * self._of_one * ordered[-1]).tolist()
         return self._table
 
     @property
@@ -296,13 +297,13 @@ class CostModel:
         the curve. context: tokens of all. phases: its seconds. woken: experts; kinds: of its rows
         (:func:`~foresay.spec.budget.experts.kinds`).
         """
-        own, told = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
+        own, plain = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET]), 0.0
         self.parts.steps += 1
         if not drafted:
             self._plain = self._pace, self._clock()
-            told = sum(phases.values()) - phases.get("propose", 0.0)  # a vain lookup is not plain decoding's time
+            plain = sum(phases.values()) - phases.get("propose", 0.0)  # a vain lookup is not plain decoding's time
         elif self._plain[1] > -math.inf:
-            told = own * self._share(rows, sequences, context, woken)
+            plain = own * self._share(rows, sequences, context, woken)
         if self.experts is not None and kinds is not None:
             self.experts.saw(kinds, woken)
         if self.group.due(own, bisect(self._rows, rows)):
@@ -310,7 +311,7 @@ class CostModel:
             first = rows <= self._rows[0] or len(self._rows) == 1 or rows >= self._rows[1]
             self.group.saw(self._amounts(rows, sequences, context, woken), own, first)
             self._shares.clear()
-        return told
+        return plain
 
     def _share(self, rows: int, sequences: int, context: int, woken: float) -> float:
         """The time without drafts over that of a step of so many rows that activated so many experts."""
@@ -319,7 +320,7 @@ class CostModel:
             each = (sequences, sequences, context), (rows, sequences, context, woken)
             pair = np.stack([self._amounts(*one) for one in each])
             plain, here = self.group.seconds(pair).tolist()
-            self._shares[key] = (plain + self._beside * math.exp(self._pace)) / here
+            self._shares[key] = (plain + self._overhead * math.exp(self._pace)) / here
         return self._shares[key]
 
     @property

@@ -62,7 +62,7 @@ class Experts:
         roots = np.minimum(rows, sequences)
         return self.woken(np.stack((rows - roots, zeros, np.maximum(roots - 1.0, zeros)), axis=1))
 
-    def beside(self, chain: Floats) -> Floats:
+    def siblings(self, chain: Floats) -> Floats:
         """How many more each row activates as a sibling than below another node. chain: see :meth:`chain`."""
         more: Floats = (self.shares[1] - self.shares[0]) * (self.count - chain) * -self._log
         return more

@@ -40,7 +40,7 @@ _PACE_KEPT = 0.9
 #: A text's pace starts as that of so many plain steps.
 _BEGUN = 8.0
 #: Which share of its expected tokens a model keeps where the found nodes are wrong: the two are mostly right together.
-_BESIDE = 0.65
+_NEXT_TO_HITS = 0.65
 
 
 @dataclass(slots=True, eq=False)
@@ -118,16 +118,16 @@ class Member:
 
         Which of its nodes are accepted is mostly luck, while the sum of their chances says nearly the same with less.
         """
-        told, first = len(tree.chances) == len(tree), self.first
-        if told:
+        known, first = len(tree.chances) == len(tree), self.first
+        if known:
             first = min(1.0, sum([c for c, p in zip(tree.chances, tree.parents, strict=True) if p == 0]))
         claims.saw(first, accepted > 0)
         if self.grows(part):
             self._trees += 1
             step = max(_MOVED, 1.0 / (_TREES + self._trees))
-            new = sum(tree.chances[1:]) if told else accepted, len(tree) - 1, part.levels
+            new = sum(tree.chances[1:]) if known else accepted, len(tree) - 1, part.levels
             self.brings = ExpectedTree(*(old + step * (n - old) for old, n in zip(self.brings, new, strict=True)))
-            self.first += step * ((first if told else accepted > 0) - self.first)
+            self.first += step * ((first if known else accepted > 0) - self.first)
 
     def find(self, sequences: Sequence[SequenceState]) -> list[DraftTree | None]:
         """What a lookup finds for each of them; None for nothing."""
@@ -199,14 +199,14 @@ NOTHING = Found()
 @dataclass(slots=True, eq=False)
 class SequenceStats:
     """One text. members: its possible drafters, by name; claims: of each. found: of the step planned; length: of the
-    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. asked: how
+    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. explored: how
     often models were only explored. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
-    asked: int = 0
+    explored: int = 0
     seconds: float = 0.0
     looked: bool = False
     came: float = 0.0
@@ -232,7 +232,7 @@ class SequenceStats:
         models = [(name, self.claims[name], of) for name, of in self.members.items() if not of.looks]
         trees = {name: of.tree(sequence, claims) for name, claims, of in models}
         chains = {name: of.chain(sequence, claims) for name, claims, of in models}
-        return Estimate(self.found.chances, trees, _BESIDE * (1.0 - self.found.first), chains)
+        return Estimate(self.found.chances, trees, _NEXT_TO_HITS * (1.0 - self.found.first), chains)
 
     def learn(self, result: VerifyResult) -> None:
         """Learn from all that was proposed, verified or not."""

@@ -57,9 +57,9 @@ class Why:
         chosen, *others = self.weighed
         if chosen.drafter == NONE and not others:
             return "Nothing is drafted now, since no drafter has anything to propose"
-        says = NOT_PAYING if chosen.drafter == NONE else f"Drafting with {chosen.drafter} now"
+        verdict = NOT_PAYING if chosen.drafter == NONE else f"Drafting with {chosen.drafter} now"
         against = f", against {' or '.join(map(str, others))}" if others else ""
-        return f"{says}: {chosen}{against}"
+        return f"{verdict}: {chosen}{against}"
 
 
 class Leader:

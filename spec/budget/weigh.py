@@ -35,11 +35,11 @@ NO_TREE = ExpectedTree()
 
 class Estimate(NamedTuple):
     """What could be drafted for one sequence: found nodes' chances, likeliest first; the tree and the chain of each
-    model, of a chain each node's chance. beside: the share of a tree's tokens that remains next to found nodes."""
+    model, of a chain each node's chance. remaining: the share of a tree's tokens that remains next to found nodes."""
 
     found: Sequence[float] = ()
     trees: Mapping[str, ExpectedTree] = {}
-    beside: float = 1.0
+    remaining: float = 1.0
     chains: Mapping[str, Sequence[float]] = {}
 
 
@@ -133,9 +133,7 @@ class StepCosts(NamedTuple):
         ways = []
         for nodes, tokens in _SIZES[: 3 if len(estimates) > 1 or any(found) else 1]:
             pairs = zip(estimates, found, strict=True)
-            shares = [
-                (one.trees.get(model, NO_TREE), tokens * (one.beside if beside else 1.0)) for one, beside in pairs
-            ]
+            shares = [(one.trees.get(model, NO_TREE), tokens * (one.remaining if hits else 1.0)) for one, hits in pairs]
             trees = [
                 ExpectedTree(share * t.tokens, nodes * t.nodes, max(nodes * t.levels, min(1.0, t.levels)))
                 for t, share in shares

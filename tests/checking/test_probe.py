@@ -99,7 +99,7 @@ def test_what_only_loading_tells_is_a_fault_then(models, tmp_path) -> None:
 
 
 def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("foresay.server.cli.check.command.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("foresay.server.cli.pull.PROBE_SECONDS", 0.2)
     config = SOUND["ngram"].config(models, tmp_path)
     flags = ["check", config.target, "--draft", "ngram", "--dtype", "float32", "--threads", "1", "--probe"]
     assert main(flags) == 0

@@ -19,14 +19,14 @@ from foresay.server.engine.build import fitting, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle
 from foresay.server.engine.drafters.registry import drafts
-from foresay.server.engine.machine import free_bytes, machine_bytes
 from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.parameters import free_bytes, machine_bytes
 from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.config import ModelConfig, parameters
-from foresay.verifier.model.weights import allocate, places
+from foresay.verifier.model.weights import allocate, destinations
 from tests.checking.pairs import make_model
 from tests.heads.writing import write_config
 from tests.verifier.published import PUBLISHED
@@ -71,7 +71,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = allocate(model, torch.bfloat16, "meta")
     write_sparse(
         root / "target" / "model.safetensors",
-        {name: tuple(location.shape) for name, location in places(model, weights)},
+        {name: tuple(location.shape) for name, location in destinations(model, weights)},
     )
     head = {**LLAMA_8B, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
     write_config(root / "head", head)
@@ -114,7 +114,7 @@ def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch)
     make_model(tmp_path, num_hidden_layers=1)
     write_config(tmp_path, PUBLISHED["Falcon-H1-0.5B-Instruct"][1])
     model = ModelConfig.from_directory(tmp_path)
-    stored = {of: tuple(place.shape) for of, place in places(model, allocate(model, torch.bfloat16, "meta"))}
+    stored = {of: tuple(into.shape) for of, into in destinations(model, allocate(model, torch.bfloat16, "meta"))}
     write_sparse(tmp_path / "model.safetensors", stored)
     report = check(EngineConfig(target=str(tmp_path), draft="suffix", dtype="bfloat16", device="cpu"))
     assert report.works, report.findings

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from foresay.server.api.about.dashboard import POLICY, assets
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served

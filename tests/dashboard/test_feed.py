@@ -15,7 +15,7 @@ import pytest
 
 from foresay.server.api.about import dashboard
 from foresay.server.api.about.dashboard import FEED, Feed
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from foresay.server.observe.selfcheck import check
+from foresay.server.observe import selfcheck
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
 from tests.selfcheck.checking import Diverging
@@ -21,7 +21,7 @@ ASK = {"prompt": "Tell", "max_tokens": 12, "ignore_eos": True}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "QUIET_SECONDS", 0.03)
+    monkeypatch.setattr(selfcheck, "QUIET_SECONDS", 0.03)
 
 
 async def shade(page: Page) -> str:

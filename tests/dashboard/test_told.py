@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from playwright.async_api import Page, expect
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.budget.cost import CHANGED

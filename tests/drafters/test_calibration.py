@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from foresay.drafters.calibration import (
-    DEPTHS,
     GROUPS,
     KINDS,
     REFRESH,
@@ -65,19 +64,6 @@ def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth
         calibration.step()
 
 
-def test_a_new_one_changes_little() -> None:
-    """Only first choices are taken for better than they say."""
-    calibration, rng = Calibration(), np.random.default_rng(0)
-    chances = np.stack([siblings(rng) for _ in range(7)])
-    for depth in (0, 3, DEPTHS, 40):
-        assert calibrated(calibration, 1, depth, chances) == pytest.approx(chances, abs=0.02)
-        for kind in (0, 2):
-            found = calibrated(calibration, kind, depth, chances)
-            assert found[:, 1:] == pytest.approx(chances[:, 1:], abs=0.02)
-            assert np.all(found[:, 0] > chances[:, 0])
-    assert calibration.chain(0, 3) == pytest.approx((0.55, 0.55**2, 0.55**3))
-
-
 @pytest.mark.parametrize(("slope", "shift"), [(1.0, 2.0), (0.6, 0.5), (1.5, -1.0)])
 def test_it_learns_how_often_candidates_are_hit(slope, shift) -> None:
     calibration = Calibration()
@@ -95,16 +81,6 @@ def test_a_depth_without_trials_follows_the_others() -> None:
     feed(calibration, 1.0, 2.0, 2000, depth=1)
     chances = np.log([[0.2]])
     assert calibrated(calibration, 2, 5, chances) == pytest.approx(calibrated(calibration, 2, 1, chances), abs=0.05)
-
-
-def test_few_trials_change_little() -> None:
-    calibration = Calibration()
-    for _ in range(16):
-        calibration.saw(2, 0, np.log([0.3, 0.2]), came(2, 0))
-        calibration.step()
-    first, second = np.exp(calibrated(calibration, 2, 0, np.log([[0.3, 0.2]]))[0])
-    assert 0.4 < first < 0.95
-    assert 0.01 < second < 0.2
 
 
 def test_what_a_judge_saw_is_where_chains_begin_and_is_not_lost_by_some_misses() -> None:
@@ -167,17 +143,6 @@ def test_a_chain_goes_by_how_often_first_choices_were_hit() -> None:
         calibration.step()
     assert calibration.chain(2, 3) == pytest.approx((0.8, 0.4, 0.1), abs=0.03)
     assert calibrated(calibration, 2, 0, np.log([[0.3]])) == calibrated(Calibration(), 2, 0, np.log([[0.3]]))
-
-
-def test_a_chain_goes_by_first_choices_below_first_choices_alone() -> None:
-    """Below second ones they come more seldom."""
-    calibration, rng = Calibration(), np.random.default_rng(1)
-    for _ in range(30 * REFRESH):
-        second = bool(rng.random() < 0.5)
-        calibration.saw(0, 0, np.log([0.5, 0.4]), came(2, int(second)), chain=True)
-        calibration.saw(0, 1, np.log([0.5, 0.4]), came(2, 0 if not second and rng.random() < 0.8 else -1), not second)
-        calibration.step()
-    assert calibration.chain(0, 2) == pytest.approx((0.5, 0.4), abs=0.05)
 
 
 def test_curves_are_made_anew_now_and_then_and_later_only_some_steps_are_learnt_from() -> None:

@@ -63,7 +63,7 @@ def test_trees_are_those_of_the_host(count: int, nodes: int, priced: bool) -> No
             assert made.tree.parents[index, :size].tolist() == tree.parents
             assert made.tree.depths[index, :size].tolist() == tree.depths
             assert made.tree.ancestors[index, :size].tolist() == signed(tree.ancestors).tolist()
-            assert made.places[index].tolist() == [node - 1 for node in kept[1:]] + [count] * (nodes - size)
+            assert made.candidates[index].tolist() == [node - 1 for node in kept[1:]] + [count] * (nodes - size)
             assert made.rows[index, :size].tolist() == [0, *(rows[node - 1] for node in kept[1:])]
 
 

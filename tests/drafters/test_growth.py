@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -48,11 +47,6 @@ def test_a_static_tree_keeps_so_many_of_each_level() -> None:
     # Level 1: 5, 7. Level 2: 5-1 (.60), 7-1 (.21), 5-2 (.11). Level 3: below 5-1.
     assert tree.tokens == [3, 5, 7, 1, 1, 2, 8]
     assert tree.parents == [-1, 0, 0, 1, 2, 1, 3]
-
-
-def test_a_dynamic_tree_takes_the_likeliest_paths() -> None:
-    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True).tree("x")
-    assert paths_of(tree.tokens, tree.parents) == {(5,), (5, 1), (5, 1, 8), (7,), (7, 1)}
 
 
 @pytest.mark.parametrize("nodes", [2, 5, 10, 21, 64])
@@ -106,11 +100,6 @@ def test_a_dynamic_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
     assert len(tree) == shape.nodes
     best = sorted(scores, key=scores.__getitem__, reverse=True)[: shape.nodes - 1]
     assert paths_of(tree.tokens, tree.parents) == set(best)
-
-
-def test_a_static_tree_keeps_its_widths() -> None:
-    g, _ = made_up(TreeShape((3, 4, 2)), dynamic=False)
-    assert Counter(g.tree("x").depths) == {0: 1, 1: 3, 2: 4, 3: 2}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -191,12 +180,6 @@ def test_what_was_accepted_is_learnt() -> None:
     s.tokens += [9, 9]
     g.learn([0, -1])
     assert seen[2:] == [(0, [False, False])]
-
-
-def test_equal_scores_keep_the_parent() -> None:
-    """A child that is certain is as likely as its parent."""
-    tree = independent([level(t4=0.4, t5=0.3, t6=0.3), level(t7=1.0)], TreeShape((2, 2)), dynamic=True).tree("x")
-    assert paths_of(tree.tokens, tree.parents) == {(4,), (4, 7), (5,), (6,)}
 
 
 def test_what_may_not_be_said_is_not_drafted() -> None:

@@ -27,11 +27,6 @@ def test_it_proposes_what_followed_the_last_time(text, drafted) -> None:
     assert proposed(NgramDrafter(), sequence(text)) == drafted
 
 
-@pytest.mark.parametrize(("levels", "drafted"), [(1, "c"), (2, "cd"), (3, "cde"), (9, "cdefgab")])
-def test_a_chain_is_as_deep_as_its_shape(levels, drafted) -> None:
-    assert proposed(NgramDrafter(), sequence("abcdefgab"), levels) == drafted
-
-
 @pytest.mark.parametrize(
     ("shortest", "longest", "drafted"),
     [(1, 1, "Z_ab"), (1, 2, "YcZ_"), (2, 2, "YcZ_"), (3, 3, "XbcY"), (2, 4, "XbcY"), (4, 4, "")],
@@ -40,15 +35,3 @@ def test_only_grams_of_the_sizes_asked_for_count(shortest, longest, drafted) -> 
     """The last time "c" was followed by Z, "bc" by Y and "abc" by X."""
     running = sequence("abcXbcYcZ_abc")
     assert proposed(NgramDrafter(shortest, longest), running) == drafted
-
-
-def test_the_index_grows_by_committed_text_alone() -> None:
-    """What was drafted and not taken is never looked up; what was taken instead is."""
-    drafter, running = NgramDrafter(), sequence("abcdXXab")
-    assert proposed(drafter, running) == "cdXX"
-    running.tokens += map(ord, "QRab")
-    assert proposed(drafter, running) == "QRab"
-    running.tokens += map(ord, "cd")
-    assert proposed(drafter, running) == "XXab"
-    running.tokens += map(ord, "_ab")
-    assert proposed(drafter, running) == "cd_a"

@@ -100,41 +100,6 @@ def test_it_is_back_within_a_few_tokens(change, length) -> None:
     assert total <= 20 * 2  # one letter says little, two nearly all
 
 
-def test_what_it_drafts_does_not_depend_on_how_often_it_was_asked() -> None:
-    said = "the dog sat on a worn mat, sneezed and then fell "
-    often = PredictionDrafter()
-    often.learning = False
-    sure = running("")
-    for token in letters(said):
-        sure.tokens.append(token)
-        tree = draft(often, sure, TreeShape.chain(6))
-        once = PredictionDrafter()
-        fresh = running("")
-        fresh.tokens = list(sure.tokens)
-        assert paths(draft(once, fresh, TreeShape.chain(6))) == paths(tree)
-
-
-def test_it_drafts_as_far_as_a_row_is_worth_its_price() -> None:
-    output, shape = running("the cat sat "), TreeShape.chain(32)
-    free = draft(PredictionDrafter(FREE), output, shape)
-    dear = draft(PredictionDrafter(DEAR), output, shape)
-    assert len(free) == 33
-    assert 1 < len(dear) < 6
-    assert free.expected > dear.expected
-
-
-def test_a_prediction_that_is_never_right_is_drafted_less_and_less() -> None:
-    """Every token is in it, none where it should be."""
-    rng, cost = random.Random(3), CostModel([1, 64], [1.0, 4.0])
-    drafter = PredictionDrafter(cost)
-    wrong = running("", "".join(rng.choice(string.ascii_letters) for _ in range(400)))
-    sizes = []
-    for _ in range(300):
-        wrong.tokens.append(ord(rng.choice(string.ascii_letters)))
-        sizes.append(len(draft(drafter, wrong, TreeShape.chain(32))) - 1)
-    assert sum(sizes[-100:]) < sum(sizes[:100]) / 4
-
-
 def test_it_learns_how_often_it_is_right() -> None:
     """Where every sixth token is replaced, less is drafted than where none is."""
     rng, cost = random.Random(5), CostModel([1, 64], [1.0, 12.0])

@@ -13,6 +13,7 @@ from foresay.spec.protocols import Forward, Rows
 from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree, TreeShape
+from tests.combinations import pairwise
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params
 from tests.same_tokens.witness import Witness, run
@@ -25,10 +26,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=["qwen3_5", "lfm2", "falcon_h1"])
-def alike(pair, request) -> Pair:
+FAMILIES = ["qwen3_5", "lfm2", "falcon_h1"]
+
+
+@pytest.fixture
+def alike(pair, family) -> Pair:
     """A target that drafts for itself: with the same noise it is never wrong, unless a state is."""
-    found: Pair = pair(request.param)
+    found: Pair = pair(family)
     return replace(found, draft=found.target)
 
 
@@ -58,8 +62,9 @@ class Compared(Witness):
         return trees
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["alone", "in too few pages", "together"])
-@pytest.mark.parametrize("shape", ["chain4", "3,2,1", "template", "dynamic 4,4,2,2,1"])
+@pytest.mark.parametrize(
+    ("family", "shape", "options"), pairwise(FAMILIES, ["chain4", "3,2,1", "template", "dynamic 4,4,2,2,1"], OPTIONS)
+)
 def test_a_target_that_drafts_for_itself_is_never_wrong(alike, shape, options) -> None:
     """At no node, taken or not. Twice, the second time with prefixes. (What top_p leaves is approximated for trees.)"""
     jobs = jobs_of(alike.vocab_size, LENGTHS, 40, ["greedy", "cool", "warm"])
@@ -84,6 +89,7 @@ def test_beside_a_model_of_attention_alone(pair, kinds, shape) -> None:
         assert_same(wanted, run(drafting(models, shape, {}, **options), jobs))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_that_others_begin_with_is_not_read_again(alike, monkeypatch) -> None:
     """From the first's end it is gone on with; what leaves it further in front is read once, and has a checkpoint."""
     (first,) = jobs_of(alike.vocab_size, (70,), 8, ["warm"])

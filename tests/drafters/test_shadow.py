@@ -87,7 +87,7 @@ def test_a_request_that_leaves_before_its_first_token_leaves_nothing() -> None:
     assert drafter._indices
     house.engine.cancel("gone")
     house.run()
-    house.engine.tell()
+    house.engine.notify()
     assert (shadow.reports(), drafter._indices, shadow._walks, shadow._seconds) == ([], {}, {}, {})
 
 

@@ -68,30 +68,9 @@ def test_a_chain_ends_where_it_is_hardly_right() -> None:
     assert 2 <= len(short) < len(long) <= 60
 
 
-def test_chances_fall_along_a_chain() -> None:
-    tree = draft(suffix(), sequence("abcdefghabcd"), TreeShape.chain(4))
-    assert tree.chances[0] == 1.0
-    assert list(tree.chances) == sorted(tree.chances, reverse=True)
-    assert 0 < tree.expected < 4
-
-
-def test_a_tree_holds_what_followed_each_time() -> None:
-    paths = children(suffix(), sequence("abXcabXcabYdab"), (4, 4, 4))
-    assert {"X", "Y", "Xc", "Yd", "Xca"} <= set(paths)
-    assert paths["X"] > paths["Y"] and paths["X"] > paths["Xc"]
-
-
 def test_a_tree_holds_what_followed_shorter_contexts_too() -> None:
     """The longest says 1; "c" alone was followed by 2."""
     assert set(children(suffix(), sequence("abc1_c2_abc"), (4,))) == {"", "1", "2"}
-
-
-@pytest.mark.parametrize("widths", [(3, 2), (1, 2, 1), (2, 2, 2, 2, 2)])
-def test_a_tree_is_at_most_as_large_as_its_shape(widths) -> None:
-    rng, drafter = random.Random(2), suffix()
-    running = sequence([rng.randrange(3) for _ in range(300)])
-    tree = draft(drafter, running, TreeShape(widths))
-    assert max(tree.depths) <= len(widths) and 2 < len(tree) <= 1 + sum(widths)
 
 
 def test_misses_make_it_draft_less_and_hits_more() -> None:
@@ -118,13 +97,6 @@ def test_choices_of_one_prompt_go_their_own_ways() -> None:
     drafter.finished(first)
     second.tokens += letters("cX")
     assert proposed(drafter, second, 2) == "ab", "as the other, which is over, went on"
-
-
-def test_an_answer_is_found_by_later_requests() -> None:
-    drafter = suffix()
-    answered(drafter, "??abcdef", prompt=2)
-    assert proposed(drafter, sequence("xyab")) == "cdef"
-    assert proposed(drafter, sequence("xyabZab", "other"), 1) == "Z", "its own text comes first"
 
 
 def test_an_answer_ends_where_it_ends() -> None:

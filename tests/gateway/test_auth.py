@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import OPEN_PATHS, AuthMiddleware, presented
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine

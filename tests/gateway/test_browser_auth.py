@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.main import main
-from foresay.server.gateway import key_store, keys
+from foresay.server.gateway import keys
 from foresay.server.gateway.caller import Caller, Limits
-from foresay.server.gateway.key_store import KeyStore
-from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing
+from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, KeyStore
 from foresay.server.schemas.errors import Unauthorized
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
@@ -245,14 +244,14 @@ def test_a_file_that_says_there_are_none_locks_everybody_out(file):
 
 
 async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
-    monkeypatch.setattr(key_store, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(keys, "LOOK_SECONDS", 0.01)
     chain, looks = KeyStore(file=str(file)), []
 
     def seen(path: Path) -> tuple[int, int, int]:
         looks.append(path)
         return (min(len(looks), 20), 0, 0)  # another one with every look, twenty times
 
-    monkeypatch.setattr(key_store, "_stamp", seen)
+    monkeypatch.setattr(keys, "_stamp", seen)
     read = []
     monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
     watching = asyncio.create_task(chain.watch())

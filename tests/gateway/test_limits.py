@@ -10,7 +10,7 @@ import pytest
 
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import Limits
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import re
 import aiohttp
 import pytest
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import ANY_NAME_PATHS, AuthMiddleware, Origins
 from foresay.server.settings.config import ServeConfig
 from tests.gateway.guarded import ALICE, ASK, bearer, guarded

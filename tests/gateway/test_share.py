@@ -16,9 +16,9 @@ import pytest
 
 from foresay.server.api.about import dashboard
 from foresay.server.api.common import route
-from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.api.responses.store import SocketLimits
 from foresay.server.gateway.caller import Caller, RateLimiter, Shared, serve
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.http.life import SharedThreads
@@ -180,7 +180,7 @@ async def test_one_key_cannot_have_all_sockets(tokenizer, keys, most):
     async with serving(saying(tokenizer), tokenizer, limits, auth=auth) as (http, service), AsyncExitStack() as opened:
         for _ in range(most):
             await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
-        await until(lambda: len(service.server.of(Responses).sockets) == most)
+        await until(lambda: len(service.server.on_drain) == most)
         full = await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(ALICE)))
         assert (await full.receive_json(timeout=60))["error"]["code"] == "websocket_connection_limit_reached"
         if len(keys) > 1:

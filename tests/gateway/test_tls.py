@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.service import Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.main import main
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, ASK, BOB, append, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine

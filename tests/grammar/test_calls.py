@@ -10,7 +10,7 @@ import pytest
 
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.calls import tool_call_grammar
+from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.spec.errors import InvalidRequest
 from tests.grammar.oracle import accepts, compiler
 

@@ -14,8 +14,14 @@ from bench.schemas import schemas
 from foresay.server.text.grammars import constraint as constraint_module
 from foresay.server.text.grammars.compiler import MOST_KEPT, GrammarCompiler, tokenizer_text
 from foresay.server.text.grammars.constraint import GrammarFailed, LlguidanceConstraint
-from foresay.server.text.grammars.fields import choice_grammar, lark_grammar, regex_grammar
-from foresay.server.text.grammars.schema import ANY_OBJECT, BOUNDED, schema_grammar
+from foresay.server.text.grammars.fields import (
+    ANY_OBJECT,
+    BOUNDED,
+    choice_grammar,
+    lark_grammar,
+    regex_grammar,
+    schema_grammar,
+)
 from foresay.spec.constrain import Constraint
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar

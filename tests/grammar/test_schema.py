@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foresay.server.text.grammars.schema import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
+from foresay.server.text.grammars.fields import ANY_OBJECT, BOUNDED, COMPACT, FLEXIBLE, MOST_PROPERTIES, schema_grammar
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar
 from tests.grammar.oracle import accepts, compiler

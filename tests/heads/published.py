@@ -59,16 +59,10 @@ def _write_vllm(
     directory: Path, plain: Weights, layout: str, heads: int, vocab: int, width: int
 ) -> tuple[Weights, Tensor | None]:
     config: dict[str, Any] = {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "hidden_size": width,
-        "vocab_size": vocab,
-        "num_heads": heads,
-        "num_hidden_layers": BLOCKS,
-        "medusa_fc_bias": True,
-        "truncated_vocab_size": vocab,
+        "model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": width, "vocab_size": vocab,
+        "num_heads": heads, "num_hidden_layers": BLOCKS, "medusa_fc_bias": True, "truncated_vocab_size": vocab,
         "original_lm_head": layout == "vllm_shared",
-    }
+    }  # fmt: skip
     token_map, stored = None, {}
     if layout == "vllm_truncated":
         token_map = torch.arange(3, vocab, 4)

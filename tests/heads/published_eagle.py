@@ -100,18 +100,10 @@ def make_eagle(directory: Path, target: Decoder, layout: str, layers: list[int] 
     form, generator = LAYOUTS[layout], torch.Generator().manual_seed(11)
     vocab, width = target.config.vocab_size, target.config.hidden_size
     layer = {
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": width // 4,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000.0,
-        **form.keys,
-    }
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": 2 * width,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width // 4, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, **form.keys,
+    }  # fmt: skip
     features = (len(layers or []) or 3) if form.aux else 1
     weights = _weights(generator, form, layer, features)
     draft = vocab // 2 if form.vocab == "half" and form.generation == 3 else vocab
@@ -179,14 +171,10 @@ def _layer(generator: torch.Generator, form: Layout, layer: dict[str, Any], numb
     width, inner, dim = layer["hidden_size"], layer["intermediate_size"], layer["head_dim"]
     read = 2 * width if form.generation == 3 and not number else width
     shapes = {
-        "self_attn.q_proj": (4 * dim, read),
-        "self_attn.k_proj": (2 * dim, read),
-        "self_attn.v_proj": (2 * dim, read),
-        "self_attn.o_proj": (width, 4 * dim),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
+        "self_attn.q_proj": (4 * dim, read), "self_attn.k_proj": (2 * dim, read), "self_attn.v_proj": (2 * dim, read),
+        "self_attn.o_proj": (width, 4 * dim), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
         "mlp.down_proj": (width, inner),
-    }
+    }  # fmt: skip
     weights = {f"{name}.weight": noise(generator, *shape, scale=1.5) for name, shape in shapes.items()}
     if form.biases:
         attention = [name for name in shapes if name.startswith("self_attn")]

@@ -40,12 +40,12 @@ def test_what_is_said_takes_the_place_of_what_was_not_for_longest(directory, dty
     assert drafted.token_ids.tolist() == [*range(63), 299]
     x = torch.randn(3, target.config.hidden_size).to(dtype)
     whole = target.head.wide(x)
-    for said, there in (
+    for emitted, there in (
         ([], {*range(63), 299}),
         ([100, 5, 100, 101], {*range(61), 100, 101, 299}),
         ([*range(200, 262), 5], {*range(200, 262), 5, 101}),
     ):
-        drafted.said(said)
+        drafted.emitted(emitted)
         assert set(drafted.token_ids.tolist()) == there
         assert torch.equal(drafted.head.wide(x), whole[:, drafted.token_ids])
 

@@ -18,7 +18,7 @@ from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_beside
+from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.hub import resolve
@@ -51,7 +51,7 @@ def directory(family, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_states_are_those_of_transformers_parts_and_are_fed_back(directory, family) -> None:
     """Of the state behind the target's last norm, the embedding first; and once more of its own states."""
     target, tokens = load_decoder(directory), random_tokens(random.Random(1), 40, 300)
-    reader, head = Reader(target), EagleHead(*read_beside(directory, target), 512)
+    reader, head = Reader(target), EagleHead(*read_mtp(directory, target), 512)
     table = reader.open()
     passed = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True))
     hidden, embedded, oracle = passed.features["final"].clone(), target.embedding[tokens[1:]], Mtp(family=family).eval()
@@ -71,7 +71,7 @@ def test_the_same_tokens(directory, shape) -> None:
     jobs = jobs_of(300, LENGTHS, 40)
     later = [replace(job, id=f"{job.id} again") for job in jobs]
     wanted = plain(target, [*jobs, *later])
-    head = EagleHead(*read_beside(directory, target), 576)
+    head = EagleHead(*read_mtp(directory, target), 576)
 
     def make(pool: PagePool) -> MtpDrafter:
         return MtpDrafter(head, pool, True, "mtp")
@@ -97,7 +97,7 @@ def test_in_a_gguf_file(tmp_path, monkeypatch, family, heads) -> None:
     found = []
     for place in (tmp_path / "plain", made):
         reader, target = Reader(load_decoder(place)), load_decoder(place)
-        table, head = reader.open(), EagleHead(*read_beside(place, target), 512)
+        table, head = reader.open(), EagleHead(*read_mtp(place, target), 512)
         hidden = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True)).features["final"].clone()
         store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
         store.clear(table.slots(0, 1))

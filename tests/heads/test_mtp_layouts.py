@@ -21,7 +21,7 @@ from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.spec.protocols import Rows
 from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_beside
+from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, witnessed
@@ -134,7 +134,7 @@ def predicted(model: Any, layer: Any, tokens: list[int], hidden: Tensor) -> tupl
 def test_states_are_those_of_transformers_and_are_fed_back(published, name) -> None:
     directory, model, layer = published(name)
     target, tokens, raw = load_decoder(directory), random_tokens(random.Random(1), 40, 300), LAYOUTS[name].raw
-    reader, head = Reader(target), EagleHead(*read_beside(directory, target), 512)
+    reader, head = Reader(target), EagleHead(*read_mtp(directory, target), 512)
     assert head.config.needs.final != raw
     table = reader.open()
     passed = reader.model.run([reader.rows(table, tokens)], head.config.needs)

@@ -20,7 +20,8 @@ from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 @dataclass(frozen=True)
 class Variant:
     """What the kernels are compiled for anew. group: query heads of a kv head. sequences: of the batch. stored: what
-    keys and values are quantised to. sinks: whether heads have some.
+    keys and values are quantised to. sinks: whether heads have some. latent: how many of a key's numbers are its value;
+    0: values are apart.
     """
 
     width: int
@@ -32,24 +33,26 @@ class Variant:
     stored: torch.dtype | None = None
     softcap: float | None = None
     sinks: bool = False
+    latent: int = 0
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
         shape = f"{self.width}-group{self.group}-page{self.page_size}-window{self.window}-{kind}-{self.sequences}"
-        more = [self.stored, self.softcap and f"cap{self.softcap:g}", "sinks" if self.sinks else None]
+        more = [self.stored, self.softcap and f"cap{self.softcap:g}", "sinks" if self.sinks else None, self.latent]
         return "-".join(map(str, (shape, *filter(None, more))))
 
     def arguments(self, rows: int, *, text: bool) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata, float]:
         def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        store = blank(64 * self.page_size, 8, self.width, dtype=self.stored or self.dtype)
+        groups = 1 if self.latent else 8
+        store = blank(64 * self.page_size, groups, self.width, dtype=self.stored or self.dtype)
         count = self.sequences
         tables, lengths, offsets = blank(count, 63), blank(count), blank(count + 1)
         where = AttentionMetadata(tables, self.page_size, lengths, offsets)
         if not text:
             where.words, where.depths = blank(rows, dtype=torch.int64), blank(rows)
-        return blank(rows, 8 * self.group, self.width, dtype=self.dtype), store, store, where, 0.1
+        return blank(rows, groups * self.group, self.width, dtype=self.dtype), store, store, where, 0.1
 
     def compiled(self, folder: Path, capability: int) -> dict[str, Compiled]:
         """Both launches of large trees and the one of chunks."""
@@ -58,6 +61,7 @@ class Variant:
             "scales": torch.empty(64 * self.page_size, 2, 8, device="meta") if self.stored else None,
             "softcap": self.softcap,
             "sinks": torch.empty(8 * self.group, device="meta") if self.sinks else None,
+            "shared": self.latent,
         }
 
         def call() -> None:
@@ -75,6 +79,8 @@ VARIANTS = [
     Variant(128, 4, 16, None, torch.bfloat16, 1, torch.int8),
     Variant(64, 3, 16, None, torch.float16, 1, torch.float8_e4m3fn),
     Variant(64, 8, 16, 128, torch.bfloat16, 1, softcap=50.0, sinks=True),
+    Variant(576, 16, 16, None, torch.bfloat16, 1, latent=512),
+    Variant(576, 128, 16, None, torch.float16, 1, latent=512),
 ]
 
 
@@ -118,7 +124,7 @@ def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability,
     assert len(re.findall(r"ld\.global", asked)) >= 2 * 3 * tree_attention.DEPTH, (
         "the next partials are asked for first"
     )
-    if capability == 90 and variant.width <= 128:
+    if capability == 90 and (variant.latent or variant.width <= 128):
         assert made["tree_partials"].stack == 0, "the kernel of every decoding step spills no register"
 
 
@@ -147,9 +153,10 @@ def waits(kernel: Compiled) -> list[int]:
 
 
 def expected(variant: Variant, capability: int) -> set[str]:
-    """Scores over 64 keys, sums over 16 columns of ones, values over at most 128 columns."""
+    """Scores over 64 keys, sums over 16 columns of ones, values over at most 128 columns. Over latents half the warps
+    have half of each, and of 256 columns."""
     kind = {torch.float16: "f16", torch.bfloat16: "bf16"}[variant.dtype]
     if capability == 80:
         return {f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"}
-    columns = {64, 16, 64 if variant.width == 64 else 128}
+    columns = {32, 8, 128} if variant.latent else {64, 16, 64 if variant.width == 64 else 128}
     return {f"wgmma.mma_async.sync.aligned.m64n{count}k16.f32.{kind}.{kind}" for count in columns}

@@ -27,7 +27,7 @@ def blank(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def calls(dtype: torch.dtype, rows: int) -> list[Callable[[], Tensor]]:
-    """A layer's four products in an 8B model's shapes; the first and third have a bias too."""
+    """A layer's four products in an 8B model's shapes, the first and third with a bias too; and one of each head."""
 
     def of(*shape: int) -> Tensor:
         return blank(*shape, dtype=dtype)
@@ -38,6 +38,7 @@ def calls(dtype: torch.dtype, rows: int) -> list[Callable[[], Tensor]]:
         lambda: linear.linear(x, of(4096, 4096)),
         lambda: linear.gated_linear(x, of(28672, 4096), of(28672)),
         lambda: linear.linear(wide, of(4096, 14336)),
+        lambda: linear.head_product(of(rows, 20 * 192), BlockedWeight.of(of(20 * 512, 192)), dtype),
     ]
 
 

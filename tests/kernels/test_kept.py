@@ -17,6 +17,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, Launcher
 from foresay.verifier.ops.kernels.cpu.walk import walker
+from tests.verifier.gguf_files import read_only
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +144,12 @@ def test_without_a_place_kernels_are_compiled_each_time(tmp_path, compilations, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     assert doubled() == doubled() == 42
     assert len(compilations) == 2
+
+
+def test_a_read_only_folder_is_used(folder, compilations, monkeypatch) -> None:
+    assert doubled() == 42
+    monkeypatch.setattr(os, "utime", read_only)
+    assert doubled() == 42 and len(compilations) == 1
 
 
 def test_without_xdg_it_is_below_home(tmp_path, monkeypatch) -> None:

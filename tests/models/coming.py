@@ -16,19 +16,21 @@ from foresay.spec.request import Footprint
 CAPACITY = 100
 
 
-class Comer:
-    """A :class:`~foresay.server.host.models.resident.Loadable` that takes ``size`` of its device.
+class Comer(Resident):
+    """A resident that takes ``size`` of its device.
 
     happened: what became of all of them, in order. loaded: those that are loaded now, by device; none may ever be more
     than there is room for. known: whether its footprint is known before it was loaded once. wrong: why it does not
     load, or cannot even be prepared.
     """
 
+    footprint: Footprint | None = None
     happened: list[str]
     loaded: dict[str, int]
 
     def __init__(self, name: str, size: int = 60, device: str = "cpu", known: bool = True) -> None:
-        self.name, self.size, self.device = name, size, device
+        super().__init__(name)
+        self.size, self.device = size, device
         self.footprint = Footprint(size, CAPACITY, device) if known else None
         self.wrong: ForesayError | None = None
         self.unprepared: ForesayError | None = None
@@ -71,7 +73,8 @@ class World:
         self.loaded: dict[str, int] = {}
         for comer in comers:
             self._know(comer)
-        self.residents = {comer.name: Resident(comer.name, comer, keep) for comer in comers}
+            comer.enter(keep, "out")
+        self.residents: dict[str, Resident] = {comer.name: comer for comer in comers}
         self.residency = Residency(list(self.residents.values()), most, lambda: self.now)
         self._numbers = itertools.count()
 
@@ -113,7 +116,7 @@ class World:
             self.residents[name] = next
             self.happened.append(f"{one.name} > {next.name}")
 
-        await self.residency.renew(self.residents[name], Resident(comer.name, comer), beside, follow, moves)
+        await self.residency.renew(self.residents[name], comer, beside, follow, moves)
 
     def pass_by(self, seconds: float) -> None:
         """Time goes by, and somebody looks."""

@@ -11,8 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.models.models import Models
-from foresay.server.host.service import Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -34,7 +33,7 @@ class ComingModel(Staying):
         self.engine.status, self.engine.info = EngineStatus("unloaded"), None
         self._text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = {"model": name, "target": f"/models/{name}", **options}
-        self.service = service_of(self.engine, server=server, **settings)
+        super().__init__(service_of(self.engine, server=server, **settings))
         self.footprint: Footprint | None = None
         self.seconds, self.wrong = 0.0, ""
         self.loads = self.unloads = 0
@@ -83,7 +82,7 @@ class Serving:
     async def settle(self, name: str, state: str) -> None:
         """Until the model stands so."""
         async with asyncio.timeout(60):
-            while self.models.find(name).resident.state != state:
+            while self.models.find(name).state != state:
                 await asyncio.sleep(0.005)
 
 

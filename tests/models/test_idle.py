@@ -10,7 +10,7 @@ from typing import Any
 import ollama
 import pytest
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.models.serving import Serving, serving
 
@@ -64,7 +64,7 @@ async def test_a_reload_that_fails_is_told_and_tried_again(tokenizer):
         assert (health.status, told["status"]) == (503, "failed")
         assert "the disk is gone" in told["message"]
         server.by_name["fox"].wrong = ""
-        server.models.find("fox").resident.refused_until = 0.0
+        server.models.find("fox").refused_until = 0.0
         assert (await server.json("/v1/completions", model="fox", prompt="x"))["choices"][0]["text"] == FOX
 
 

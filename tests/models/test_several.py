@@ -336,7 +336,7 @@ def choice(tokenizer, id: str, prompt: list[int], **params: Any) -> Choice:
 async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
     """The engine has no more to do for it, so another model may have its place."""
     async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
-        resident = server.models.find("fox").resident
+        resident = server.models.find("fox")
         async with service.generation([choice(tokenizer, "deaf", [5, 6], max_tokens=20)]) as generation:
             assert resident.leases == 1
             answer = await server.json("/v1/completions", model="org/owl-1.5:q", prompt="x")
@@ -349,7 +349,7 @@ async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
 
 async def test_choices_hold_it_until_the_last_of_them_is_done(tokenizer):
     async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
-        resident = server.models.find("fox").resident
+        resident = server.models.find("fox")
         server.by_name["fox"].engine.pause = 0.01
         lengths = {"short": 2, "long": 20}
         choices = [choice(tokenizer, id, [5], max_tokens=most, ignore_eos=True) for id, most in lengths.items()]

@@ -49,6 +49,19 @@ def _fed(parser: ScriptParser, text: str, special: dict[int, str]) -> list[Part]
     return parts
 
 
+def parts_of(told: Sequence[str | tuple[str, ...]]) -> list[Part]:
+    """Texts, and calls as name, arguments and the id if the output has one."""
+    parts, index = list[Part](), 0
+    for one in told:
+        if isinstance(one, str):
+            parts.append(TextPart(one))
+        else:
+            name, arguments, id = (*one, f"id{index}")[:3]
+            parts.append(ToolCallPart(index=index, id=id, name=name, arguments=arguments))
+            index += 1
+    return parts
+
+
 def text_of(parts: Sequence[Part]) -> str:
     """All text."""
     return "".join(part.text for part in parts if isinstance(part, TextPart))

@@ -15,7 +15,7 @@ from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.calls import strict_grammar, tool_call_grammar
+from foresay.server.text.grammars.answers import strict_grammar, tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import ToolCallPart, joined
 from foresay.server.text.tokenizer import Tokenizer

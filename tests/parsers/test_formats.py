@@ -4,116 +4,107 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart
-from tests.parsers.reading import THINK, calls_of, read, text_of
+from foresay.server.text.parts import ReasoningPart, TextPart
+from tests.parsers.reading import THINK, calls_of, parts_of, read, text_of
 
 PARIS = '{"city": "Paris", "days": 3}'
 
 
-def call(index, name, arguments):
-    return ToolCallPart(index=index, id=f"id{index}", name=name, arguments=arguments)
-
-
 HERMES = {
     # one call, as Qwen 2.5 and Hermes 2 Pro write it
-    f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>': [call(0, "get_weather", PARIS)],
+    f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>': [("get_weather", PARIS)],
     # two calls in a row, text before and behind
     f'Let me look.\n<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>\n<tool_call>\n'
     '{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n\nDone.': [
-        TextPart("Let me look."),
-        call(0, "get_weather", PARIS),
-        call(1, "add", '{"a": 1}'),
-        TextPart("Done."),
+        "Let me look.",
+        ("get_weather", PARIS),
+        ("add", '{"a": 1}'),
+        "Done.",
     ],
     # Hermes puts the arguments first
-    '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>': [call(0, "add", '{"a": 1}')],
+    '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>': [("add", '{"a": 1}')],
     # the tags and brackets inside of a string are its text
     '<tool_call>{"name": "f", "arguments": {"code": "</tool_call> }] \\" \\\\"}}</tool_call>': [
-        call(0, "f", '{"code": "</tool_call> }] \\" \\\\"}')
+        ("f", '{"code": "</tool_call> }] \\" \\\\"}')
     ],
     # no arguments
-    '<tool_call>{"name": "f"}</tool_call>': [call(0, "f", "{}")],
-    '<tool_call>{"name": "f", "arguments": null}</tool_call>': [call(0, "f", "{}")],
-    '<tool_call>{"name": "f", "arguments": {}}</tool_call>': [call(0, "f", "{}")],
+    '<tool_call>{"name": "f"}</tool_call>': [("f", "{}")],
+    '<tool_call>{"name": "f", "arguments": null}</tool_call>': [("f", "{}")],
+    '<tool_call>{"name": "f", "arguments": {}}</tool_call>': [("f", "{}")],
     # arguments as a string that holds JSON
-    '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\"}"}</tool_call>': [call(0, "f", '{"a": "é"}')],
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\"}"}</tool_call>': [("f", '{"a": "é"}')],
     # other keys beside them
     '<tool_call>{"id": 12, "type": "function", "name": "f", "x": [{}], "arguments": {"a": 1}}</tool_call>': [
-        call(0, "f", '{"a": 1}')
+        ("f", '{"a": 1}')
     ],
     # the last brace is missing
-    '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call> And': [call(0, "f", '{"a": 1}'), TextPart("And")],
+    '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call> And': [("f", '{"a": 1}'), "And"],
     # text only, with what could be a tag
-    "1 < 2, <tool, <tool_calls> \n ": [TextPart("1 < 2, <tool, <tool_calls> \n ")],
+    "1 < 2, <tool, <tool_calls> \n ": ["1 < 2, <tool, <tool_calls> \n "],
     "": [],
 }
 HERMES_BROKEN = {
-    "<tool_call>not JSON</tool_call>": [TextPart("<tool_call>not JSON</tool_call>")],
-    '<tool_call>\n{"name": 5, "arguments": {}}': [TextPart('<tool_call>\n{"name": 5, "arguments": {}}')],
-    '<tool_call>{"arguments": {"a": 1}}</tool_call>': [TextPart('<tool_call>{"arguments": {"a": 1}}</tool_call>')],
-    '<tool_call>{"name": "f", "arguments": 5}': [TextPart('<tool_call>{"name": "f", "arguments": 5}')],
-    '<tool_call>{"name": "f" "arguments": {}}': [TextPart('<tool_call>{"name": "f" "arguments": {}}')],
-    '<tool_call>{"name": "\\x", "arguments": {}}': [TextPart('<tool_call>{"name": "\\x", "arguments": {}}')],
-    '<tool_call>{"name": "", "arguments": {}}': [TextPart('<tool_call>{"name": "", "arguments": {}}')],
+    "<tool_call>not JSON</tool_call>": ["<tool_call>not JSON</tool_call>"],
+    '<tool_call>\n{"name": 5, "arguments": {}}': ['<tool_call>\n{"name": 5, "arguments": {}}'],
+    '<tool_call>{"arguments": {"a": 1}}</tool_call>': ['<tool_call>{"arguments": {"a": 1}}</tool_call>'],
+    '<tool_call>{"name": "f", "arguments": 5}': ['<tool_call>{"name": "f", "arguments": 5}'],
+    '<tool_call>{"name": "f" "arguments": {}}': ['<tool_call>{"name": "f" "arguments": {}}'],
+    '<tool_call>{"name": "\\x", "arguments": {}}': ['<tool_call>{"name": "\\x", "arguments": {}}'],
+    '<tool_call>{"name": "", "arguments": {}}': ['<tool_call>{"name": "", "arguments": {}}'],
     # the second one is a call
     'So: <tool_call>{"name" <tool_call>{"name": "f", "arguments": {}}</tool_call>': [
-        TextPart('So: <tool_call>{"name"'),
-        call(0, "f", "{}"),
+        'So: <tool_call>{"name"',
+        ("f", "{}"),
     ],
     # it was a call already
-    '<tool_call>{"name": "f", "arguments": {"a": ]}}': [call(0, "f", '{"a": '), TextPart("]}}")],
-    '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}': [call(0, "f", '{"a": 1}'), TextPart("oops}")],
+    '<tool_call>{"name": "f", "arguments": {"a": ]}}': [("f", '{"a": '), "]}}"],
+    '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}': [("f", '{"a": 1}'), "oops}"],
     # what takes so long to say whom it calls is no call
-    '<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}': [
-        TextPart('<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}')
-    ],
+    '<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}': ['<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}'],
 }
 HERMES_CUT = {
-    '<tool_call>{"name": "get_weather", "arguments": {"city": "Par': [call(0, "get_weather", '{"city": "Par')],
-    '<tool_call>{"name": "get_weather", "argu': [call(0, "get_weather", "")],
-    '<tool_call>{"name": "get_wea': [TextPart('<tool_call>{"name": "get_wea')],
-    '<tool_call>{"name": "f", "arguments": "{\\"a': [call(0, "f", '"{\\"a')],
-    '<tool_call>{"arguments": {"a": 1': [TextPart('<tool_call>{"arguments": {"a": 1')],
-    '<tool_call>{"name": "f", "arguments": {}}\n</tool': [call(0, "f", "{}")],
-    "Well \n<tool_c": [TextPart("Well \n<tool_c")],
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "Par': [("get_weather", '{"city": "Par')],
+    '<tool_call>{"name": "get_weather", "argu': [("get_weather", "")],
+    '<tool_call>{"name": "get_wea': ['<tool_call>{"name": "get_wea'],
+    '<tool_call>{"name": "f", "arguments": "{\\"a': [("f", '"{\\"a')],
+    '<tool_call>{"arguments": {"a": 1': ['<tool_call>{"arguments": {"a": 1'],
+    '<tool_call>{"name": "f", "arguments": {}}\n</tool': [("f", "{}")],
+    "Well \n<tool_c": ["Well \n<tool_c"],
 }
 LLAMA3 = {
-    f'{{"name": "get_weather", "parameters": {PARIS}}}': [call(0, "get_weather", PARIS)],
-    f'<|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}': [call(0, "get_weather", PARIS)],
+    f'{{"name": "get_weather", "parameters": {PARIS}}}': [("get_weather", PARIS)],
+    f'<|python_tag|>{{"name": "get_weather", "parameters": {PARIS}}}': [("get_weather", PARIS)],
     f'\n{{"name": "add", "parameters": {{"a": 1}}}}; {{"name": "get_weather", "parameters": {PARIS}}}': [
-        call(0, "add", '{"a": 1}'),
-        call(1, "get_weather", PARIS),
+        ("add", '{"a": 1}'),
+        ("get_weather", PARIS),
     ],
     '{"type": "function", "name": "f", "parameters": {"a": "b;c"}}\n{"name": "f", "parameters": {}}': [
-        call(0, "f", '{"a": "b;c"}'),
-        call(1, "f", "{}"),
+        ("f", '{"a": "b;c"}'),
+        ("f", "{}"),
     ],
     # JSON that calls nobody who was offered is an answer
-    '{"name": "Ann", "parameters": {"age": 3}}': [TextPart('{"name": "Ann", "parameters": {"age": 3}}')],
-    '{"colour": "red"}': [TextPart('{"colour": "red"}')],
-    'See {"name": "f", "parameters": {}}': [TextPart('See {"name": "f", "parameters": {}}')],
-    '<|python_tag|>brave_search.call(query="x")': [TextPart('<|python_tag|>brave_search.call(query="x")')],
-    '{"name": "f", "parameters": {}}; so': [call(0, "f", "{}"), TextPart("; so")],
+    '{"name": "Ann", "parameters": {"age": 3}}': ['{"name": "Ann", "parameters": {"age": 3}}'],
+    '{"colour": "red"}': ['{"colour": "red"}'],
+    'See {"name": "f", "parameters": {}}': ['See {"name": "f", "parameters": {}}'],
+    '<|python_tag|>brave_search.call(query="x")': ['<|python_tag|>brave_search.call(query="x")'],
+    '{"name": "f", "parameters": {}}; so': [("f", "{}"), "; so"],
 }
 MISTRAL = {
-    f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {PARIS}}}]': [call(0, "get_weather", PARIS)],
+    f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {PARIS}}}]': [("get_weather", PARIS)],
     f'Hm. [TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "f", "arguments": {{}}}}]': [
-        TextPart("Hm."),
-        call(0, "get_weather", PARIS),
-        call(1, "f", "{}"),
+        "Hm.",
+        ("get_weather", PARIS),
+        ("f", "{}"),
     ],
-    f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]add[ARGS]{{}}": [
-        call(0, "get_weather", PARIS),
-        call(1, "add", "{}"),
-    ],
-    f"[TOOL_CALLS]get_weather{PARIS}": [call(0, "get_weather", PARIS)],
-    "[TOOL_CALLS]f[CALL_ID]Xy3456789[ARGS]{}": [ToolCallPart(index=0, id="Xy3456789", name="f", arguments="{}")],
-    '[TOOL_CALLS][{"arguments": {"a": "]"}, "name": "f"}]': [call(0, "f", '{"a": "]"}')],
-    "[TOOL_CALLS] [] none": [TextPart("[TOOL_CALLS] [] none")],
-    "[TOOL_CALLS] of it": [TextPart("[TOOL_CALLS] of it")],
-    '[TOOL_CALLS][{"name": "f", "arguments": {}}, and': [call(0, "f", "{}"), TextPart(", and")],
-    '[TOOL_CALLS][{"name": "f", "arguments": {"a": "cu': [call(0, "f", '{"a": "cu')],
-    "[TOOL_CALLS]get_wea": [TextPart("[TOOL_CALLS]get_wea")],
+    f"[TOOL_CALLS]get_weather[ARGS]{PARIS}[TOOL_CALLS]add[ARGS]{{}}": [("get_weather", PARIS), ("add", "{}")],
+    f"[TOOL_CALLS]get_weather{PARIS}": [("get_weather", PARIS)],
+    "[TOOL_CALLS]f[CALL_ID]Xy3456789[ARGS]{}": [("f", "{}", "Xy3456789")],
+    '[TOOL_CALLS][{"arguments": {"a": "]"}, "name": "f"}]': [("f", '{"a": "]"}')],
+    "[TOOL_CALLS] [] none": ["[TOOL_CALLS] [] none"],
+    "[TOOL_CALLS] of it": ["[TOOL_CALLS] of it"],
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}, and': [("f", "{}"), ", and"],
+    '[TOOL_CALLS][{"name": "f", "arguments": {"a": "cu': [("f", '{"a": "cu')],
+    "[TOOL_CALLS]get_wea": ["[TOOL_CALLS]get_wea"],
 }
 
 
@@ -124,30 +115,30 @@ def xml(name: str, **values: str) -> str:
 
 
 XML = {
-    xml("get_weather", city="Paris", days="3"): [call(0, "get_weather", PARIS)],
+    xml("get_weather", city="Paris", days="3"): [("get_weather", PARIS)],
     "Let me look.\n" + xml("f") + "\n" + xml("get_weather", days="3") + "\nDone.": [
-        TextPart("Let me look."),
-        call(0, "f", "{}"),
-        call(1, "get_weather", '{"days": 3}'),
-        TextPart("Done."),
+        "Let me look.",
+        ("f", "{}"),
+        ("get_weather", '{"days": 3}'),
+        "Done.",
     ],
     # text is text, whatever it looks like; a line end next to a tag is the tag's
-    xml("get_weather", city='"5" <b>\n\\</x>'): [call(0, "get_weather", '{"city": "\\"5\\" <b>\\n\\\\</x>"}')],
-    xml("get_weather", city="\na\n"): [call(0, "get_weather", '{"city": "\\na\\n"}')],
-    xml("get_weather", city=""): [call(0, "get_weather", '{"city": ""}')],
-    "<tool_call><function=f><parameter=a>x</parameter></function></tool_call>": [call(0, "f", '{"a": "x"}')],
+    xml("get_weather", city='"5" <b>\n\\</x>'): [("get_weather", '{"city": "\\"5\\" <b>\\n\\\\</x>"}')],
+    xml("get_weather", city="\na\n"): [("get_weather", '{"city": "\\na\\n"}')],
+    xml("get_weather", city=""): [("get_weather", '{"city": ""}')],
+    "<tool_call><function=f><parameter=a>x</parameter></function></tool_call>": [("f", '{"a": "x"}')],
     # other types are JSON, or Python's words for it, or text if they are neither
     xml("get_weather", exact="True", list="[1, {}]", more="three", days="3.5"): [
-        call(0, "get_weather", '{"exact": true, "list": [1, {}], "more": "three", "days": 3.5}')
+        ("get_weather", '{"exact": true, "list": [1, {}], "more": "three", "days": 3.5}')
     ],
-    xml("unknown", days="3"): [call(0, "unknown", '{"days": "3"}')],
-    "<tool_call>\n<function=f": [TextPart("<tool_call>\n<function=f")],
-    "<tool_call>\n<function=f>\n<parameter=ci": [call(0, "f", "")],
-    '<tool_call>{"name": "f"}</tool_call>': [TextPart('<tool_call>{"name": "f"}</tool_call>')],
-    "<tool_call><function=f>oops</tool_call>": [TextPart("<tool_call><function=f>oops</tool_call>")],
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar": [call(0, "get_weather", '{"city": "Par')],
-    "<tool_call>\n<function=get_weather>\n<parameter=days>\n1": [call(0, "get_weather", '{"days": 1')],
-    "<tool_call><function=f><parameter=a>x</parameter>oops": [call(0, "f", '{"a": "x"'), TextPart("oops")],
+    xml("unknown", days="3"): [("unknown", '{"days": "3"}')],
+    "<tool_call>\n<function=f": ["<tool_call>\n<function=f"],
+    "<tool_call>\n<function=f>\n<parameter=ci": [("f", "")],
+    '<tool_call>{"name": "f"}</tool_call>': ['<tool_call>{"name": "f"}</tool_call>'],
+    "<tool_call><function=f>oops</tool_call>": ["<tool_call><function=f>oops</tool_call>"],
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar": [("get_weather", '{"city": "Par')],
+    "<tool_call>\n<function=get_weather>\n<parameter=days>\n1": [("get_weather", '{"days": 1')],
+    "<tool_call><function=f><parameter=a>x</parameter>oops": [("f", '{"a": "x"'), "oops"],
 }
 OUTPUTS = [
     *(("qwen3_coder", text, parts) for text, parts in XML.items()),
@@ -159,6 +150,7 @@ OUTPUTS = [
 
 @pytest.mark.parametrize(("family", "text", "parts"), OUTPUTS)
 def test_an_output_is_read_alike_in_one_piece_and_in_characters(family, text, parts):
+    parts = parts_of(parts)
     assert read(family, text) == parts
     assert read(family, text, cuts=range(len(text))) == parts
 
@@ -182,7 +174,7 @@ REASONING = {
     ("  \n", False): [TextPart("  \n")],
     ('<think>\n<tool_call>{"name": "f"}\n</think>\n<tool_call>{"name": "f"}</tool_call>', False): [
         ReasoningPart('<tool_call>{"name": "f"}'),
-        call(0, "f", "{}"),
+        *parts_of([("f", "{}")]),
     ],
 }
 
@@ -207,7 +199,7 @@ def test_a_marker_token_is_a_tag_and_its_spelling_too():
 def test_a_marker_in_a_wrong_place_ends_a_call_and_stays_visible():
     special = {1: "[TOOL_CALLS]", 2: "[ARGS]"}
     parts = read("mistral", 'a\ue002b \ue001f\ue002{"a": \ue001f\ue002{}', special=special)
-    assert parts == [TextPart("a[ARGS]b"), call(0, "f", '{"a": '), call(1, "f", "{}")]
+    assert parts == parts_of(["a[ARGS]b", ("f", '{"a": '), ("f", "{}")])
 
 
 @pytest.mark.parametrize(

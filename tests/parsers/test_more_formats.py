@@ -10,24 +10,20 @@ import pytest
 from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.calls import tool_call_grammar
+from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
-from foresay.server.text.parts import PlainText, ReasoningPart, TextPart, ToolCallPart
+from foresay.server.text.parts import PlainText, ReasoningPart, TextPart
 from tests.grammar.oracle import accepts
 from tests.parsers.families import TEMPLATES, family_tokenizer
-from tests.parsers.reading import calls_of, read, text_of
+from tests.parsers.reading import calls_of, parts_of, read, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PARIS = '{"city": "Paris", "days": 3}'
 
 
-def call(index, name, arguments, id=None):
-    return ToolCallPart(index=index, id=id or f"id{index}", name=name, arguments=arguments)
-
-
 def text(said):
     """No call at all."""
-    return said, [TextPart(said)]
+    return said, [said]
 
 
 SEED = "<seed:tool_call>\n<function=f>\n{}</function>\n</seed:tool_call>"
@@ -41,62 +37,62 @@ CASES = {
         (
             "Let me look.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
             "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>\n" + SEED.format("") + "\nDone.",
-            [TextPart("Let me look."), call(0, "get_weather", PARIS), call(1, "f", "{}"), TextPart("Done.")],
+            ["Let me look.", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
         # a value is all that is between the tags
-        (SEED.format("<parameter=a>\nx\n</parameter>"), [call(0, "f", '{"a": "\\nx\\n"}')]),
-        (SEED.format("<parameter=a>1 < 2 </par</parameter>"), [call(0, "f", '{"a": "1 < 2 </par"}')]),
+        (SEED.format("<parameter=a>\nx\n</parameter>"), [("f", '{"a": "\\nx\\n"}')]),
+        (SEED.format("<parameter=a>1 < 2 </par</parameter>"), [("f", '{"a": "1 < 2 </par"}')]),
         text("<seed:tool_call>get_weather</seed:tool_call>"),
-        (SEED.format("<parameter=a>x</parameter>o")[:-18], [call(0, "f", '{"a": "x"'), TextPart("o</function>")]),
-        ("<seed:tool_call><function=get_weather><parameter=city>Par", [call(0, "get_weather", '{"city": "Par')]),
+        (SEED.format("<parameter=a>x</parameter>o")[:-18], [("f", '{"a": "x"'), "o</function>"]),
+        ("<seed:tool_call><function=get_weather><parameter=city>Par", [("get_weather", '{"city": "Par')]),
     ],
     "minimax_m2": [
         (
             'So:<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
             '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="f">\n</invoke></minimax:tool_call>Done.',
-            [TextPart("So:"), call(0, "get_weather", PARIS), call(1, "f", "{}"), TextPart("Done.")],
+            ["So:", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
-        (MINIMAX.format('<parameter name="a">line\n</parameter>\n'), [call(0, "f", '{"a": "line\\n"}')]),
+        (MINIMAX.format('<parameter name="a">line\n</parameter>\n'), [("f", '{"a": "line\\n"}')]),
         text('<minimax:tool_call>\n<invoke name="f>\n</invoke>'),
         text("<minimax:tool_call></minimax:tool_call>"),
-        ('<minimax:tool_call><invoke name="f">\n<param', [call(0, "f", "")]),
+        ('<minimax:tool_call><invoke name="f">\n<param', [("f", "")]),
     ],
     "glm45": [
         (
             "Sure.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
             "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
-            [TextPart("Sure."), call(0, "get_weather", PARIS), call(1, "f", "{}")],
+            ["Sure.", ("get_weather", PARIS), ("f", "{}")],
         ),
         # GLM-4.7 has no line ends; types are the schema's
         (
             "<tool_call>get_weather<arg_key>list</arg_key><arg_value>[1, {}]</arg_value><arg_key>more</arg_key>"
             "<arg_value>three</arg_value><arg_key>exact</arg_key><arg_value>true</arg_value></tool_call>",
-            [call(0, "get_weather", '{"list": [1, {}], "more": "three", "exact": true}')],
+            [("get_weather", '{"list": [1, {}], "more": "three", "exact": true}')],
         ),
-        ("<tool_call>f<arg_key>a</arg_key><arg_value></arg_value></tool_call>", [call(0, "f", '{"a": ""}')]),
+        ("<tool_call>f<arg_key>a</arg_key><arg_value></arg_value></tool_call>", [("f", '{"a": ""}')]),
         text('<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
         text("<tool_call>not a call</tool_call>"),
-        ("<tool_call>f<arg_key>a</arg_key>1</tool_call>", [TextPart("<tool_call>f<arg_key>a</arg_key>1</tool_call>")]),
-        ("<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", [call(0, "get_weather", '{"days": 1')]),
+        ("<tool_call>f<arg_key>a</arg_key>1</tool_call>", ["<tool_call>f<arg_key>a</arg_key>1</tool_call>"]),
+        ("<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", [("get_weather", '{"days": 1')]),
     ],
     "phi4_mini": [
         (
             'Yes. <|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "add"}'
             "<|/tool_call|> Done.",
-            [TextPart("Yes."), call(0, "f", '{"a": 1}'), call(1, "add", "{}"), TextPart("Done.")],
+            ["Yes.", ("f", '{"a": 1}'), ("add", "{}"), "Done."],
         ),
         (
             f'<|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "f"}}]<|/tool_call|>',
-            [call(0, "get_weather", PARIS), call(1, "f", "{}")],
+            [("get_weather", PARIS), ("f", "{}")],
         ),
         text("<|tool_call|>f()<|/tool_call|>"),
         text("<|tool_call|>[]<|/tool_call|>"),
-        ('<|tool_call|>{"name": "f", "arguments": {"a', [call(0, "f", '{"a')]),
+        ('<|tool_call|>{"name": "f", "arguments": {"a', [("f", '{"a')]),
     ],
     "granite3": [
         (
             f'Hm. <|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "f", "arguments": {{}}}}]',
-            [TextPart("Hm."), call(0, "get_weather", PARIS), call(1, "f", "{}")],
+            ["Hm.", ("get_weather", PARIS), ("f", "{}")],
         ),
         text('<|tool_call|>{"name": "f"}'),
     ],
@@ -104,76 +100,83 @@ CASES = {
         (
             "Ok. " + KIMI.format(ASKED + ASKED.replace("7", "8")) + " Done.",
             [
-                TextPart("Ok."),
-                call(0, "get_weather", PARIS, "functions.get_weather:7"),
-                call(1, "get_weather", PARIS, "functions.get_weather:8"),
-                TextPart("Done."),
+                "Ok.",
+                ("get_weather", PARIS, "functions.get_weather:7"),
+                ("get_weather", PARIS, "functions.get_weather:8"),
+                "Done.",
             ],
         ),
         (
             KIMI.format(ASKED).replace("<|tool_call_argument", " <|tool_call_argument"),
-            [call(0, "get_weather", PARIS, "functions.get_weather:7")],
+            [("get_weather", PARIS, "functions.get_weather:7")],
         ),
         text(KIMI.format("")),
         text(KIMI.format(ASKED.replace(":7", ""))),
         text(KIMI.format(ASKED)[:70]),
-        (
-            KIMI.format(ASKED).partition("ys")[0],
-            [call(0, "get_weather", '{"city": "Paris", "da', "functions.get_weather:7")],
-        ),
+        (KIMI.format(ASKED).partition("ys")[0], [("get_weather", '{"city": "Paris", "da', "functions.get_weather:7")]),
     ],
     "deepseek_v3": [
         (
             "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>\n"
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            [TextPart("Ok."), call(0, "f", "{}"), call(1, "add", "{}")],
+            ["Ok.", ("f", "{}"), ("add", "{}")],
         ),
         text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
     ],
     "deepseek_v31": [
         (
-            "Ok. " + V31.format(f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
-                                "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>") + " Done.",
-            [TextPart("Ok."), call(0, "get_weather", PARIS), call(1, "f", "{}"), TextPart("Done.")],
+            "Ok. "
+            + V31.format(
+                f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜>"
+                "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            )
+            + " Done.",
+            ["Ok.", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
         text(V31.format("f{}")),
         text(V31.format("<｜tool▁call▁begin｜>f<｜tool▁sep｜>1<｜tool▁call▁end｜>")),
-        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [call(0, "f", '{"a": [1')]),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [("f", '{"a": [1')]),
     ],
     "cohere": [
         (
             "Ok." + COHERE.replace("{}", ',\n    {"tool_call_id": "1", "tool_name": "add", "parameters": {}}'),
-            [TextPart("Ok."), call(0, "f", '{"a": 1}'), call(1, "add", "{}")],
+            ["Ok.", ("f", '{"a": 1}'), ("add", "{}")],
         ),
-        ("<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", [TextPart("It is sunny.")]),
-        ("<|START_TEXT|>1 <|START_TEX", [TextPart("1 <|START_TEX")]),
+        ("<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", ["It is sunny."]),
+        ("<|START_TEXT|>1 <|START_TEX", ["1 <|START_TEX"]),
         text('<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>'),
-        (COHERE.replace("{}", ", so"), [call(0, "f", '{"a": 1}'), TextPart(", so\n]<|END_ACTION|>")]),
+        (COHERE.replace("{}", ", so"), [("f", '{"a": 1}'), ", so\n]<|END_ACTION|>"]),
     ],
     "olmo3": [
         (
             'Ok. <function_calls>get_weather(city="Paris", days=3)\nf()</function_calls> Done.',
-            [TextPart("Ok."), call(0, "get_weather", PARIS), call(1, "f", "{}"), TextPart("Done.")],
+            ["Ok.", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
         # Python's literals and JSON's
         (
             "<function_calls>f(a=True, b=null, c=(1, -2e3,), d={'k': [None, 'it\\'s \"x\"'],}, e='\\u00e9\\n\\d')",
-            [call(0, "f", '{"a": true, "b": null, "c": [1, -2e3], "d": {"k": [null, "it\'s \\"x\\""]}, '
-                          '"e": "\\u00e9\\n\\\\d"}')],
+            [
+                (
+                    "f",
+                    '{"a": true, "b": null, "c": [1, -2e3], "d": {"k": [null, "it\'s \\"x\\""]}, '
+                    '"e": "\\u00e9\\n\\\\d"}',
+                )
+            ],
         ),
-        ("<function_calls>f(a=word)</function_calls>", [call(0, "f", '{"a": "word"}')]),
+        ("<function_calls>f(a=word)</function_calls>", [("f", '{"a": "word"}')]),
         text('<function_calls>f("Paris")</function_calls>'),
         text("<function_calls>f(1, a=2)</function_calls>"),
         text("<function_calls></function_calls>"),
-        ("<function_calls>f(a=[1)</function_calls>", [call(0, "f", '{"a": [1')]),
-        ('<function_calls>get_weather(city="Par', [call(0, "get_weather", '{"city": "Par')]),
-        ("<function_calls>f(days=1", [call(0, "f", '{"days": 1')]),
+        ("<function_calls>f(a=[1)</function_calls>", [("f", '{"a": [1')]),
+        ('<function_calls>get_weather(city="Par', [("get_weather", '{"city": "Par')]),
+        ("<function_calls>f(days=1", [("f", '{"days": 1')]),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("family", "said", "parts"), [(family, *case) for family in CASES for case in CASES[family]])
 def test_an_output_is_read_alike_at_every_split(family, said, parts):
+    parts = parts_of(parts)
     assert read(family, said) == parts
     assert read(family, said, range(len(said))) == parts
     for cut in range(1, len(said)):
@@ -183,7 +186,7 @@ def test_an_output_is_read_alike_at_every_split(family, said, parts):
 @pytest.mark.parametrize("family", CASES)
 def test_the_first_call_is_the_end_where_there_may_be_one(family):
     said, parts = CASES[family][0]
-    assert calls_of(read(family, said, parallel=False)) == calls_of(parts)[:1]
+    assert calls_of(read(family, said, parallel=False)) == calls_of(parts_of(parts))[:1]
 
 
 @pytest.mark.parametrize("family", TOOL_FORMATS)
@@ -197,7 +200,7 @@ def test_special_tokens_are_the_tags_they_spell():
     special = dict(enumerate(TOOL_FORMATS["deepseek_v31"].tags))
     for id, tag in special.items():
         said = said.replace(tag, chr(0xE000 + id))
-    assert read("deepseek_v31", said, special=special) == parts
+    assert read("deepseek_v31", said, special=special) == parts_of(parts)
 
 
 @pytest.mark.parametrize(("opens", "closes"), REASONING.values())
@@ -223,7 +226,7 @@ def test_a_format_is_one_entry(monkeypatch):
     way = Way("{name}({parameters})", "<|python_start|>[", ", ", "]<|python_end|>", "{key}={value}")
     monkeypatch.setitem(TOOL_FORMATS, "llama4", ToolFormat("<|python_start|>", (way,)))
     said = '<|python_start|>[get_weather(city="Paris", days=3), f()]<|python_end|>'
-    assert read("llama4", said) == [call(0, "get_weather", PARIS), call(1, "f", "{}")]
+    assert read("llama4", said) == parts_of([("get_weather", PARIS), ("f", "{}")])
     tokenizer = family_tokenizer("plain")
     tokenizer._templates.chat_template = "<|python_start|>{{ tools }}"
     assert ChatFormat.of(tokenizer).calls == "llama4"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foresay.server.api.common.items import Item, Items
+from foresay.server.api.common.answer import Item, Items
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 PARTS: list[Part] = [

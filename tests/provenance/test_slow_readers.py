@@ -12,11 +12,11 @@ import pytest
 from foresay.server.api.common.streaming import delivery
 from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.api.responses.events import OutputTextDelta
-from foresay.server.api.responses.send_queue import SendQueue
+from foresay.server.api.responses.queues import SendQueue
 from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
 from foresay.server.host.service import AnswerOrigin
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request

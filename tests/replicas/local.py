@@ -11,10 +11,10 @@ from typing import Self
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import generate
+from foresay.server.host.child import Spares
 from foresay.server.host.client_base import Progress
 from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.host.replicas.hosted import Address, Hosted
-from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams

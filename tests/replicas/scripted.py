@@ -14,9 +14,8 @@ from foresay.server.engine.generation import ServedEngine
 from foresay.server.host import frames
 from foresay.server.host.client_base import Progress
 from foresay.server.host.frames import Channel, unpack_up
-from foresay.server.host.replicas.admission import admit
 from foresay.server.host.replicas.fleet import Fleet
-from foresay.server.host.replicas.hosted import Address
+from foresay.server.host.replicas.hosted import Address, admit
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta

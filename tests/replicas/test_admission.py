@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from foresay.server.host.replicas import admission
-from foresay.server.host.replicas.admission import NONCE, PROOF, admit, introduce
+from foresay.server.host.replicas import hosted
+from foresay.server.host.replicas.hosted import NONCE_BYTES, PROOF_BYTES, admit, introduce
 from foresay.server.schemas.errors import EngineFailed
 
 SECRET = os.urandom(32)
@@ -61,10 +61,10 @@ async def test_who_does_not_know_it_is_not(gate):
 
 
 async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
-    monkeypatch.setattr(admission, "HANDSHAKE_SECONDS", 0.2)
-    silent = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(admission.MOST_UNAUTHENTICATED)]
+    monkeypatch.setattr(hosted, "HANDSHAKE_SECONDS", 0.2)
+    silent = [socket.create_connection(("127.0.0.1", gate.port)) for _ in range(hosted.MOST_UNAUTHENTICATED)]
     for each in silent[::2]:
-        each.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(NONCE + PROOF))
+        each.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(NONCE_BYTES + PROOF_BYTES))
     with await introduce("127.0.0.1", gate.port, SECRET):
         while not gate.let_in:
             await asyncio.sleep(0.01)
@@ -75,9 +75,9 @@ async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
 
 async def test_what_does_not_know_the_secret_is_not_told_anything():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(os.urandom(NONCE))
-        asked.append(await reader.readexactly(NONCE + PROOF))
-        writer.write(os.urandom(PROOF))
+        writer.write(os.urandom(NONCE_BYTES))
+        asked.append(await reader.readexactly(NONCE_BYTES + PROOF_BYTES))
+        writer.write(os.urandom(PROOF_BYTES))
         writer.close()
 
     asked: list[bytes] = []

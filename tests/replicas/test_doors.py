@@ -17,8 +17,7 @@ from foresay.server.host import frames
 from foresay.server.host.child import Spawned
 from foresay.server.host.frames import pack, unpack_down, unpack_up
 from foresay.server.host.replicas import hosted
-from foresay.server.host.replicas.admission import introduce
-from foresay.server.host.replicas.hosted import Hosted
+from foresay.server.host.replicas.hosted import Hosted, introduce
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, EngineInfo, Request
 from foresay.spec.sampling import SamplingParams

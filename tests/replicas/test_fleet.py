@@ -12,8 +12,8 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import Generation
+from foresay.server.host.child import Spares
 from foresay.server.host.replicas.fleet import Fleet
-from foresay.server.host.spare import Spares
 from foresay.server.schemas.errors import KillsEngine
 from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written

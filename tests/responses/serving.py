@@ -12,8 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
 from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.host.service import Service, Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.parsers.chat_format import ChatFormat

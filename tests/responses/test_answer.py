@@ -13,9 +13,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
+from foresay.server.api.responses.items import Toolbox
 from foresay.server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
 from foresay.server.api.responses.schemas import TextOptions as ResponseText
-from foresay.server.api.responses.tools import Toolbox
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.errors import EngineFailed, described
 from foresay.server.text.choice import Choice, ChoiceOptions, Piece

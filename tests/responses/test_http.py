@@ -248,6 +248,7 @@ async def test_a_tenant_sees_only_its_own(tokenizer):
     ("path", "param"),
     [
         ("?stream=true&starting_after=x", "starting_after"),
+        ("?stream=true&starting_after=--1", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
         ("/input_items?order=up", "order"),

@@ -10,7 +10,7 @@ from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
 from foresay.server.api.responses.store import MOST_EVENTS, SocketLimits
-from foresay.server.host.state import MOST_BODIES
+from foresay.server.host.service import MOST_BODIES
 from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
 from tests.responses import transcript

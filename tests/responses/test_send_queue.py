@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresay.server.api.responses.events import ArgumentsDelta, OutputTextDelta, OutputTextDone, ReasoningTextDelta
-from foresay.server.api.responses.send_queue import SendQueue, decoded
+from foresay.server.api.responses.queues import SendQueue, decoded
 from foresay.spec.errors import InvalidRequest
 
 

@@ -52,7 +52,7 @@ async def test_a_reader_that_stops_is_closed_with_1013_and_its_request_cancelled
     ):
         for lane in range(60):
             await bare.create(input="Tell", max_output_tokens=400, stream_id=f"{lane:0200}")
-        await until(lambda: not service.server.of(Responses).sockets)
+        await until(lambda: not service.server.on_drain)
         await until(lambda: not service.server.of(Responses).running)
         assert await bare.close_code() == 1013
         assert (await http.get("/health")).status == 200
@@ -94,7 +94,7 @@ async def test_the_socket_too_many_is_told_and_closed_with_1013(tokenizer):
             assert (error["status"], error["error"]["code"]) == (429, "websocket_connection_limit_reached")
             assert await closed_with(third) == 1013
             assert said(await answer(one, {"input": "Tell"})) == STORY
-        await until(lambda: not service.server.of(Responses).sockets)
+        await until(lambda: not service.server.on_drain)
 
 
 async def test_a_draining_server_finishes_what_runs_and_closes_with_1012(tokenizer):
@@ -134,7 +134,7 @@ async def test_a_message_too_big_closes_with_1009(tokenizer):
         async with http.ws_connect(PATH) as socket:
             await socket.send_json({"type": "response.create", "input": "x" * 5000})
             assert await closed_with(socket) == 1009
-        await until(lambda: not service.server.of(Responses).sockets)
+        await until(lambda: not service.server.on_drain)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_cancels_what_it_asked_for(tokenizer, leave):
             await bare.create(input="Tell", stream_id=lane)
         await until(lambda: len(engine.requests) == 2)
         leave(bare)
-        await until(lambda: not service.server.of(Responses).sockets and not service.server.of(Responses).running)
+        await until(lambda: not service.server.on_drain and not service.server.of(Responses).running)
         assert len(engine.cancelled) == 2 and len(engine.requests) == 2
 
 
@@ -177,7 +177,7 @@ async def test_pings_come_and_silence_ends_the_socket(tokenizer):
         opcodes = []
         while PING not in opcodes:
             opcodes.append((await bare.read())[0])
-        await until(lambda: not service.server.of(Responses).sockets)
+        await until(lambda: not service.server.on_drain)
         assert len(engine.cancelled) == 1
 
 

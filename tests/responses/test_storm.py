@@ -14,9 +14,9 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from foresay.server.api.responses.store import Responses
+from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.host.service import Service, Text
-from foresay.server.host.spare import Spares
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig
@@ -209,7 +209,7 @@ async def test_a_thousand_messages(real, seed):
             events += one.events
             codes[one.code] += 1
     async with asyncio.timeout(60):
-        while service.server.of(Responses).sockets or service.server.of(Responses).running or service.running:
+        while service.server.on_drain or service.server.of(Responses).running or service.running:
             await asyncio.sleep(0.01)
         while left := {task for task in asyncio.all_tasks() - before if not task.done()}:
             await asyncio.sleep(0.01)

@@ -9,8 +9,8 @@ import msgspec
 import openai
 import pytest
 
+from foresay.server.api.responses.items import Toolbox, arguments_of, spoken_input
 from foresay.server.api.responses.schemas import FunctionTool
-from foresay.server.api.responses.tools import Toolbox, arguments_of, spoken_input
 from foresay.server.text.tokenizer import Tokenizer
 from tests.responses.serving import asking, saying, serving
 from tests.routes.conftest import AGENT_TEMPLATE

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.text.last_prompts import FEW, LONG, MOST_PROMPTS, LastPrompts
+from foresay.server.text.prompt_changes import FEW, LONG, MOST_PROMPTS, LastPrompts
 from tests.routes.test_warnings import found
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served

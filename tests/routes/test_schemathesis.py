@@ -21,7 +21,7 @@ from schemathesis.checks import (
 
 from foresay.server.api.common.route import Route
 from foresay.server.http.app import ROUTE_MODULES
-from foresay.server.http.openapi.routes import document
+from foresay.server.http.openapi import document
 from foresay.server.schemas.shared import NOT_DONE
 from tests.routes.running import scripted_server
 from tests.server.live import LiveServer

@@ -12,7 +12,7 @@ from foresay.kvpaging import PagePool
 from foresay.server.engine.build import build_engine
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_beside
+from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.mtp import Mtp
 from tests.same_tokens import options
@@ -92,7 +92,7 @@ def test_drafters_as_a_server_builds_them(models, draft) -> None:
 def test_mtp_under_every_option(models, half) -> None:
     """Grammars, penalties, bans, other choices; the truth is whispered into its trees."""
     jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[half::2])
-    texts, head = plain(models.target, jobs), EagleHead(*read_beside(models.directory, models.target), 576)
+    texts, head = plain(models.target, jobs), EagleHead(*read_mtp(models.directory, models.target), 576)
 
     def make(pool: PagePool) -> MtpDrafter:
         return MtpDrafter(head, pool, True, "mtp")

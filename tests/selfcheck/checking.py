@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine
-from foresay.server.observe.selfcheck.check import CheckedEngine, SelfCheck
+from foresay.server.observe.selfcheck import CheckedEngine, SelfCheck
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.observe.selfcheck import check
+from foresay.server.observe import selfcheck
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle time begins soon."""
-    monkeypatch.setattr(check, "QUIET_SECONDS", 0.03)
+    monkeypatch.setattr(selfcheck, "QUIET_SECONDS", 0.03)

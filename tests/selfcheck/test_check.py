@@ -9,8 +9,8 @@ import random
 import pytest
 
 from foresay.server.engine.generation import Sink
-from foresay.server.observe.selfcheck import check
-from foresay.server.observe.selfcheck.answer import MOST_ANSWERS
+from foresay.server.observe import selfcheck
+from foresay.server.observe.selfcheck import MOST_ANSWERS
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import EngineFailed, Unavailable
 from foresay.spec.request import Request
@@ -113,7 +113,7 @@ async def test_it_waits_until_nobody_needs_the_engine() -> None:
 
 
 def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "QUIET_SECONDS", 0.4)
+    monkeypatch.setattr(selfcheck, "QUIET_SECONDS", 0.4)
     engine = ScriptedEngine(TOKENS, run=9)
 
     async def play() -> None:
@@ -127,7 +127,7 @@ def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.Monkey
     clock.run(play())
 
 
-@pytest.mark.parametrize("times", [1, check.MOST_TRIES])
+@pytest.mark.parametrize("times", [1, selfcheck.MOST_TRIES])
 async def test_a_request_that_comes_ends_the_re_run_first_and_it_is_made_later(times: int) -> None:
     engine = ScriptedEngine(TOKENS, run=1, pause=0.005)
     async with checking(engine) as place:
@@ -141,7 +141,7 @@ async def test_a_request_that_comes_ends_the_re_run_first_and_it_is_made_later(t
             assert engine.requests[-1].id == f"b{number}"
             await reader.over.wait()
             place.idle.set()
-        given_up = times == check.MOST_TRIES
+        given_up = times == selfcheck.MOST_TRIES
         await place.settled(times + 1)
     tokens = times * 2 + (0 if given_up else 60)
     assert place.counts == SelfCheckCounts(
@@ -226,7 +226,7 @@ async def test_what_another_model_wrote_is_not_checked_by_the_one_that_followed_
         place.engine.finish("late", 60)
         await late.over.wait()
         assert before.cancelled == ["left"] and len(late.tokens) < 100, "what runs is the business of its engine"
-        place.engine = check.CheckedEngine(place.check, after)
+        place.engine = selfcheck.CheckedEngine(place.check, after)
         await place.ask(request("new", max_tokens=4))
         await place.settled(2)
         before.pause = after.pause = 0.01

@@ -30,7 +30,7 @@ def run(engine: Engine, length: int) -> None:
     engine.add(Request(id=str(length), prompt=prompt, params=SamplingParams(max_tokens=2, ignore_eos=True)))
     while engine.has_work:
         engine.step()
-    engine.tell()
+    engine.notify()
 
 
 def main(target: str) -> None:

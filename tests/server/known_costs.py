@@ -17,7 +17,7 @@ from foresay.server.cli.main import main
 from foresay.server.engine.costs import Costs
 from foresay.server.host import client
 from foresay.server.host.child import Spawned
-from foresay.server.host.engine_process import EngineProcess
+from foresay.server.host.client import EngineProcess
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.names import DRAFTERS

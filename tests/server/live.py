@@ -18,7 +18,7 @@ from typing import Self
 import aiohttp
 import openai
 
-from foresay.server.host.spare import SPARE
+from foresay.server.host.child import SPARE
 
 START_SECONDS = 600.0
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.server.host.spare import Spares
+from foresay.server.host.child import Spares
 
 #: Whenever nothing runs, the engine proves its page ledger; if it does not add up, the process ends.
 CHECKING = """

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import Models
-from foresay.server.host.service import Service, Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.models.resident import Resident
+from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames
 from foresay.spec.request import EngineInfo, Footprint
@@ -22,6 +22,7 @@ class Staying(Model):
     footprint: Footprint | None = None
 
     def __init__(self, service: Service) -> None:
+        Resident.__init__(self, service.names.own)
         self.service = service
 
     @property

@@ -21,8 +21,7 @@ from foresay.server.api.common.validation import refused_fields
 from foresay.server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from foresay.server.api.openai.tokens import TokenizeRequest
 from foresay.server.api.responses.schemas import ResponseRequest
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.tokenizer import Tokenizer
 from tests.routes.apis import FUNCTION, SCHEMA, TURN

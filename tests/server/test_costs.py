@@ -19,8 +19,8 @@ from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.host import frames
+from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
-from foresay.server.host.spare import Spares
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Request

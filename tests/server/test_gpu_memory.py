@@ -245,3 +245,26 @@ def test_without_graphs_it_may_fit() -> None:
     error = refused(RTX_4090, max_model_len=8192, kv_tokens=most + 512)
     assert "--no-graphs" in remedies(error)
     assert planned(RTX_4090, max_model_len=8192, kv_tokens=most + 512, graphs=False).tokens == most + 512
+
+
+DEEPSEEK = {
+    **LLAMA_1B,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 768,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1024, "first_k_dense_replace": 16, "n_shared_experts": 1,
+}  # fmt: skip
+
+
+def test_latents_are_planned_as_they_are_kept() -> None:
+    """A key of a token alone, partials as wide as a value; where a program has too little shared memory, refused."""
+    model = ModelConfig.of(Fields(DEEPSEEK, ""))
+    found = planned(H200, model)
+    assert found.kv_bytes == found.pages * 16 * 16 * 576 * 2
+    rows, trees, positions = 128, 64, 131072 + 64
+    partials = trees * 16 * (512 + 2 * 2) * 4 * (131136 // 512 + 8 + 2)
+    row = 576 + 2 * 768 + 16 * (128 + 64 + 512 + 64 + 576 + 512 + 128)  # latent, narrower input, queries, output
+    least = rows * 128256 * 4 + partials + rows * row * 2
+    assert least < workspace_bytes(model, 2, positions, rows, trees) < 1.1 * least
+    assert rope_bytes(model, 2, positions) == positions * 64 * 2 * 2
+    assert "latents" in refused(RTX_4090, model).fault

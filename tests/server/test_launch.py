@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.serving import free_port
-from foresay.server.catalog.agents import known_agents, models_for_agents
-from foresay.server.catalog.catalog import known_targets
+from foresay.server.catalog.catalog import known_agents, known_targets, models_for_agents
 from foresay.server.cli import launch
 from foresay.server.cli.main import main
 from foresay.spec.errors import ForesayError

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.child import Spawned
+from foresay.server.host.child import Spares, Spawned
 from foresay.server.host.models.models import MODELS, Models
-from foresay.server.host.spare import Spares
 from foresay.server.http.app import create_app
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
@@ -74,7 +73,7 @@ async def test_it_waits_for_the_next_engine_and_new_ones_are_refused(serving: tu
     right = await ask(client, PROMPT)
     assert right[0] == 200
     early = [asyncio.create_task(ask(client, PROMPT)) for _ in range(3)]
-    while entry.resident.leases < len(early):
+    while entry.leases < len(early):
         await asyncio.sleep(0)
     os.kill(started.processes[0], signal.SIGKILL)
     while entry.service.engine.status.state == "ready":

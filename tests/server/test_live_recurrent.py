@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from foresay.server.engine.generation import generate
+from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
-from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

@@ -16,11 +16,10 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.child import Spawned, spawn
+from foresay.server.host.child import Spares, Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.models.models import Models
 from foresay.server.host.models.resident import Heartbeat
-from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
@@ -69,7 +68,7 @@ class Served:
 
     @property
     def engine(self) -> EngineClient:
-        engine = self.models.first.model.engine
+        engine = self.models.first.engine
         assert isinstance(engine, EngineClient)
         return engine
 
@@ -176,13 +175,13 @@ async def test_what_does_not_get_ready_changes_nothing(
 
 async def test_one_that_is_not_loaded_has_the_settings_when_it_is_asked_for(served: Served) -> None:
     residency, starts = served.models.residency, served.engine.status.starts
-    residency.forget(served.models.first.resident)
+    residency.forget(served.models.first)
     async with asyncio.timeout(SECONDS):
         while served.models.first.loaded:
             await asyncio.sleep(0.01)
     assert await served.renew("ngram") == 0 and not served.models.first.loaded
     served.seen.clear()
-    (await residency.lease(served.models.first.resident, Heartbeat())).release()
+    (await residency.lease(served.models.first, Heartbeat())).release()
     info, status = served.engine.info, served.engine.status
     assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
     assert not any(one.cause for one in served.seen), "nothing was replaced"

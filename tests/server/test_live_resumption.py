@@ -17,8 +17,8 @@ import pytest_asyncio
 from bench.soak.clients import LONGEST_LINE, Received, visit
 from bench.soak.requests import SoakRequest
 from foresay.server.engine.generation import EngineStatus, generate
+from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
-from foresay.server.host.spare import Spares
 from foresay.server.schemas.errors import EngineFailed, KillsEngine
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.text.options import check_echoed
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import InvalidRequest

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,6 +37,12 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def noted(of: Callable[..., int], to: list[int], *asked: Any) -> int:
+    """What a function returns, also appended to a list."""
+    to.append(of(*asked))
+    return to[-1]
+
+
 @pytest.mark.parametrize(
     ("draft", "tree"),
     [
@@ -54,11 +60,6 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypatch) -> None:
     """Recurrent states, those of a draft model too, are as large as planned."""
     planned, states = list[int](), list[int]()
-
-    def noted(of: Callable[..., int], to: list[int], *asked: Any) -> int:
-        to.append(of(*asked))
-        return to[-1]
-
     monkeypatch.setattr(memory, "recorded_bytes", partial(noted, recorded_bytes, planned))
     monkeypatch.setattr(memory, "state_bytes", partial(noted, state_bytes, states))
     sizes: dict[str, Any] = {"max_seqs": 6, "max_model_len": 512, "kv_tokens": 4096, "prefix_cache": False}
@@ -80,6 +81,24 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
     assert 0 < held <= planned[-1] < 8 * held
     stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_are_planned_by_their_dtype(dtype, tmp_path, monkeypatch) -> None:
+    """What attention adds up is fp32, all else as wide as the engine computes: of heads as DeepSeek-V2-Lite's."""
+    planned = list[int]()
+    heads: dict[str, Any] = {"num_attention_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128}
+    make("deepseek_v2", tmp_path, **heads, qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=3)
+    monkeypatch.setattr(memory, "recorded_bytes", partial(noted, recorded_bytes, planned))
+    limits: dict[str, Any] = {"max_seqs": 2, "max_model_len": 512, "kv_tokens": 1024}
+    engine = build_engine(EngineConfig(target=str(tmp_path), draft="none", device="cpu", dtype=dtype, **limits))
+    while engine.prepare_one():
+        pass
+    engine.add(Request(id="", prompt=[token % 300 for token in range(400)], params=SamplingParams(max_tokens=2)))
+    while engine.has_work:
+        engine.step()
+    held = cast(ModelRunner, engine.runner.verifier).recorded_bytes
+    assert held <= planned[-1] < 1.3 * held, (held, planned)
 
 
 def test_a_pass_that_returns_features_does_where_none_are_wanted(recurrent) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from foresay.server.cli.main import main
-from foresay.server.host import spare
-from foresay.server.host.child import state_of
-from foresay.server.host.spare import SPARE, Spares
+from foresay.server.host import child
+from foresay.server.host.child import SPARE, Spares, state_of
 from tests.server.live import LiveServer, status_of
 
 
@@ -36,11 +35,11 @@ def children() -> set[str]:
 
 def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
     code = (
-        "import sys; from foresay.server.host import spare\n"
+        "import sys; from foresay.server.host import child\n"
         "def spawn(*given):\n"
         "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
         "    raise SystemExit\n"
-        "spare.spawn = spawn\n"
+        "child.spawn = spawn\n"
         "from foresay.server.cli.main import main; main(['serve'])"
     )
     *large, count = printed(code).split()
@@ -79,7 +78,7 @@ def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
 
 def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Iterator[Any] = iter(("first", "second", "third"))
-    monkeypatch.setattr(spare, "spawn", lambda *given: next(made))
+    monkeypatch.setattr(child, "spawn", lambda *given: next(made))
     with Spares(ahead=True) as spawn:
         assert next(made) == "second", "the first one is there already"
         assert [str(spawn()), str(spawn())] == ["first", "third"]
@@ -89,7 +88,7 @@ def test_where_none_can_be_started_it_is_tried_again_when_one_is_asked_for(monke
     def refused(*given: object) -> None:
         raise OSError("too many")
 
-    monkeypatch.setattr(spare, "spawn", refused)
+    monkeypatch.setattr(child, "spawn", refused)
     with Spares(ahead=True) as spawn, pytest.raises(OSError, match="too many"):
         spawn()
 
@@ -161,20 +160,20 @@ def test_a_server_that_ends_takes_its_spare_along(tmp_path: Path) -> None:
 def test_what_must_not_be_forked_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = "7f00 r-xp /usr/lib/x86_64-linux-gnu/libcuda.so.1"
     monkeypatch.setattr(os, "listdir", lambda path: ["1"])
-    assert spare._can_be_forked()
+    assert child._can_be_forked()
     monkeypatch.setattr(Path, "read_text", lambda path: maps)
-    assert not spare._can_be_forked()
+    assert not child._can_be_forked()
     monkeypatch.undo()
     done = threading.Event()
     threading.Thread(target=done.wait).start()
-    assert not spare._can_be_forked()
+    assert not child._can_be_forked()
     done.set()
 
 
 def test_where_orphans_are_not_adopted_each_is_started_as_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[object, ...]] = []
-    monkeypatch.setattr(spare, "prctl", lambda option, argument: False)
-    monkeypatch.setattr(spare, "spawn", lambda *arguments: given.append(arguments))
+    monkeypatch.setattr(child, "prctl", lambda option, argument: False)
+    monkeypatch.setattr(child, "spawn", lambda *arguments: given.append(arguments))
     with Spares() as spawning:
         spawning()
     assert given == [()]

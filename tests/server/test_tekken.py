@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from foresay.server.engine.vocabulary import overlap, tokenizer
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.calls import tool_call_grammar
+from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import Tokenizer

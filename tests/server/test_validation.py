@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from foresay.server.api.common import validation
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.text import conversation
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, inside, path_of, spelled

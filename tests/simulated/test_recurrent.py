@@ -130,14 +130,16 @@ def test_a_stop_inside_an_accepted_path(both) -> None:
             assert number < len(ends) or found[end.id].cached_tokens
 
 
-def test_texts_run_on_where_state_pages_are_few(pair, monkeypatch) -> None:
-    """Then one has a page for the state after its path, but none for a boundary inside; or none, and is preempted."""
+@pytest.mark.parametrize("max_seqs", [2, 3])
+def test_texts_run_on_where_state_pages_are_few(pair, max_seqs, monkeypatch) -> None:
+    """Then one has a page for the state after its path, but none for a boundary inside; or none, and is preempted. A
+    prompt that is one pass needs two, or it waits."""
     made = pair("lfm2")
     moved, jobs = there(made), jobs_of(made.vocab_size, (9, 17, 6), 20)
     attach = PagePool.attach_states
     monkeypatch.setattr(PagePool, "attach_states", lambda self, sequences, _: attach(self, sequences, 1 + 5))
     with simulated():
-        engine = captured_engine(moved, copy(moved), TREE, max_seqs=2, capture=captured, page_size=8)
+        engine = captured_engine(moved, copy(moved), TREE, max_seqs=max_seqs, capture=captured, page_size=8)
         assert_same(plain(made.target, jobs), run_freely(engine, jobs, careful=True))
 
 

@@ -143,7 +143,7 @@ class House:
     def step(self) -> list[Delta]:
         """One step, with the ledger proved and the deltas sorted to their answers."""
         deltas = self.engine.step()
-        self.engine.tell()
+        self.engine.notify()
         self.engine.check()
         for delta in deltas:
             self.answers[delta.id].deltas.append(delta)

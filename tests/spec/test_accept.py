@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 import torch
@@ -45,24 +44,6 @@ def test_the_path_the_draws_take(sampled: list[int], path: list[int], emitted: l
     assert [sampled[node] for node in path] == emitted
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 62, 63])
-def test_a_chain_is_accepted_up_to_the_first_other_draw(length: int) -> None:
-    tree = DraftTree.chain(list(range(length + 1)))
-    for agreed in {0, length // 2, length}:
-        sampled = [node + 1 if node < agreed else 1000 + node for node in range(length + 1)]
-        assert accept(tree, sampled) == list(range(agreed + 1))
-
-
-def test_the_64th_node_is_accepted_like_any_other() -> None:
-    tree = DraftTree.build(range(64), [-1] + [0] * 63)
-    for node in (1, 62, 63):
-        assert accept(tree, [node] + [99] * 63) == [0, node]
-    deep = DraftTree.build(range(64), [-1, *range(62), 31])  # the last node hangs in the middle of a chain of 63
-    sampled = [node + 1 for node in range(64)]
-    sampled[31] = 63
-    assert accept(deep, sampled) == [*range(32), 63]
-
-
 @pytest.mark.parametrize(("nodes", "vocab_size"), [(1, 3), (2, 2), (7, 3), (20, 3), (64, 3), (64, 12)])
 def test_random_trees_against_the_walk(nodes: int, vocab_size: int) -> None:
     rng = random.Random(nodes * vocab_size)
@@ -74,14 +55,6 @@ def test_random_trees_against_the_walk(nodes: int, vocab_size: int) -> None:
         assert (path, [sampled[node] for node in path]) == walk(tree.tokens, tree.parents, sampled)
         depths.add(len(path) - 1)
     assert len(depths) >= min(nodes, 4)
-
-
-def test_all_draws_of_a_small_tree_against_the_walk() -> None:
-    tokens, parents = [0, 0, 1, 1, 0, 1], [-1, 0, 0, 1, 2, 3]
-    tree = DraftTree.build(tokens, parents)
-    for sampled in product(range(3), repeat=len(tokens)):
-        path = accept(tree, sampled)
-        assert (path, [sampled[node] for node in path]) == walk(tokens, parents, sampled)
 
 
 class World:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -81,28 +80,6 @@ def test_who_counted_a_token_leaves_no_trace() -> None:
     edit_logits(alone, after.edits([*prompt, *path], [[]]))
     assert torch.equal(in_a_tree[9], alone[0])
     assert not torch.equal(in_a_tree[8], alone[0])
-
-
-def test_literal_values() -> None:
-    adjustment = Adjustment(SamplingParams(repetition_penalty=2.0), [0, 1], 4)
-    rows = torch.tensor([[3.0, -3.0, 5.0, 1.0]])
-    edit_logits(rows, adjustment.edits([0, 1], [[]]))
-    assert rows.tolist() == [[1.5, -6.0, 5.0, 1.0]]
-    adjustment = Adjustment(SamplingParams(frequency_penalty=0.5, presence_penalty=0.25), [0, 1], 4)
-    adjustment.count(2)
-    adjustment.count(2)
-    rows = torch.tensor([[3.0, -3.0, 5.0, 1.0]]).repeat(2, 1)
-    edit_logits(rows, adjustment.edits([0, 1, 2, 2], [[], [2, 3]]))
-    assert rows.tolist() == [[3.0, -3.0, 3.75, 1.0], [3.0, -3.0, 3.25, 0.25]]
-    adjustment = Adjustment(SamplingParams(logit_bias={1: 4.0}, bad_words=((3,), (0, 1, 2))), [0], 4)
-    rows = torch.tensor([[3.0, -3.0, 5.0, 1.0]]).repeat(2, 1)
-    edit_logits(rows, adjustment.edits([0], [[], [1]]))
-    assert rows.tolist() == [[3.0, 1.0, 5.0, -math.inf], [3.0, 1.0, -math.inf, -math.inf]]
-
-
-def test_nothing_is_made_where_nothing_is_asked() -> None:
-    assert Adjustment.of(SamplingParams(top_k=3, min_p=0.1, logprobs=3, min_tokens=2), [1], VOCAB) is None
-    assert Adjustment.of(SamplingParams(presence_penalty=0.0, logit_bias={}, bad_words=()), [1], VOCAB) is None
 
 
 def _requests(name: str) -> list[tuple[list[int], SamplingParams]]:

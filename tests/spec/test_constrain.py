@@ -56,14 +56,6 @@ def test_the_same_tokens_whoever_drafts(shape: tuple[int, ...], skill: float | N
     assert {answer.last.finish_reason for answer in answers} == {"stop", "length"}
 
 
-def test_forced_tokens_come_in_one_step_with_nobody_drafting() -> None:
-    model = TableModel(2)
-    answer = House(model).answer(PROMPT, _sampling(1), grammar=Automaton(1, VOCAB, forcing=1.0))
-    assert answer.plain == plain(model, PROMPT, _sampling(1), grammar=Automaton(1, VOCAB, forcing=1.0))
-    assert answer.runs == [1, 24]
-    assert answer.statistics.accepted == answer.statistics.drafted == answer.statistics.forced == 23
-
-
 def test_forced_tokens_fill_a_tree_and_no_more() -> None:
     model = TableModel(2)
     grammar = Automaton(1, VOCAB, forcing=1.0)
@@ -213,12 +205,6 @@ def test_a_narrow_mask_allows_nothing_past_its_end() -> None:
     assert masks is not None
     assert masks.shape == (2, 2)
     assert unpacked(masks, 40).nonzero().tolist() == [[0, token] for token in range(32)] + [[1, 0], [1, 2]]
-
-
-def test_a_grammar_that_stands_aside() -> None:
-    model = TableModel(1)
-    answer = House(model).answer(PROMPT, _sampling(1), grammar=Odd(masks=None))
-    assert answer.plain == plain(model, PROMPT, _sampling(1))
 
 
 class _Hurried(Automaton):

@@ -32,21 +32,6 @@ def now(cost: CostModel, rows: int) -> float:
     return cost.table(1, 0, 64)[rows]
 
 
-def test_steps_correct_the_curve_most_of_all_near_their_rows() -> None:
-    cost = CostModel([1, 8, 64], [1.0, 1.0, 4.0])
-    saw(cost, 1, 1.0, 50)
-    for _ in range(50):
-        saw(cost, 8, 2.0)
-        saw(cost, 1, 1.0)
-    assert now(cost, 8) == pytest.approx(2.0, rel=0.05)
-    assert now(cost, 1) == pytest.approx(1.0, rel=0.05)
-    assert now(cost, 64) < 6.0
-    saw(cost, 1, 3.0, 200)
-    assert now(cost, 8) >= now(cost, 1) == pytest.approx(3.0, rel=0.05)
-    assert cost.points == [(1, 1.0), (8, 1.0), (64, 4.0)]
-    assert cost.seconds(8) == 1.0, "as it was measured"
-
-
 def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
     cost = CostModel([1, 8, 64], [1.0, 1.5, 4.0])
     for _ in range(20):  # not the first steps any more
@@ -60,20 +45,6 @@ def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
     assert now(cost, 64) > 6.5
 
 
-def test_what_slows_steps_down_slows_drafts_at_rest_too() -> None:
-    cost = CostModel([1, 8], [1.0, 1.5])
-    draft = cost.drafts(DraftCost(0.1, 0.2, 0.01))
-    saw(cost, 1, 1.0, 30)
-    saw(cost, 1, 2.0, 60)
-    assert float(draft.seconds(of_draft(2))) == pytest.approx(1.0, rel=0.25)
-
-
-def test_what_was_never_measured_is_what_the_first_draft_takes() -> None:
-    parts = PartCosts().group(astuple(DraftCost()))
-    parts.saw(of_draft(3), 0.4)
-    assert float(parts.seconds(of_draft(3))) == pytest.approx(0.4)
-
-
 def test_one_step_that_was_held_up_hardly_counts() -> None:
     cost = CostModel([1, 8], [1.0, 2.0])
     draft = cost.drafts(DraftCost(0.1, 0.1))
@@ -84,15 +55,6 @@ def test_one_step_that_was_held_up_hardly_counts() -> None:
     assert now(cost, 1) < 1.15
     draft.saw(of_draft(4), 1000.0)
     assert float(draft.seconds(of_draft(4))) < 0.7
-
-
-def test_levels_are_told_from_what_a_draft_takes_anyway() -> None:
-    """Three times too dear the one, three times too cheap the other: drafts of two lengths show it."""
-    parts = PartCosts().group(astuple(DraftCost(0.3, 0.1)))
-    for _ in range(20):
-        parts.saw(of_draft(1, grown=False), 0.1 + 0.3)
-        parts.saw(of_draft(4, grown=False), 0.1 + 1.2)
-    assert float(parts.seconds(of_draft(8, grown=False))) == pytest.approx(2.5, rel=0.1)
 
 
 def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_long() -> None:
@@ -117,11 +79,6 @@ def test_a_sum_that_was_seen_is_sure_though_none_of_its_parts_is() -> None:
     hoped, grown = DraftSeconds.of(parts, 0.0, hope=True), True
     assert hoped.seconds(1, 1, grown) == pytest.approx(0.3, rel=0.05)
     assert hoped.seconds(12, 12, grown) < 0.9 * float(parts.seconds(of_draft(12)))
-
-
-def test_context_adds_to_a_step_and_more_to_more_rows() -> None:
-    cost = CostModel([1, 2], [1.0, 1.0], context=[(1, 0.0011), (2, 0.0012)])
-    assert cost.table(1, 1000, 4)[1:] == pytest.approx([2.1, 2.2, 3.3, 4.4])
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
@@ -204,15 +161,6 @@ def test_what_a_step_would_have_taken_without_drafts_goes_with_the_machine(pace:
     machine.cost.begun(ROOT)
     machine.pace = pace
     machine.run(2000, 2, 5, 9, 16)
-    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.25)
-
-
-def test_a_curve_that_was_mismeasured_is_right_once_plain_steps_came_by_themselves() -> None:
-    machine = Machine(wrong=2.0)
-    machine.cost.begun(ROOT)
-    machine.run(400, 1, 5, 5, 5)
-    machine.told = []
-    machine.run(400, 5)
     assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.25)
 
 

@@ -102,17 +102,6 @@ def test_the_models_end_anywhere_in_a_run(text: tuple[TableModel, SamplingParams
         _prove_numbers(answer)
 
 
-def test_a_stop_token_as_the_last_token_is_a_stop(text: tuple[TableModel, SamplingParams, list[int]]) -> None:
-    model, sampling, tokens = text
-    for most in (1, 5, 9):
-        house = House(model, Guesser(model, 1.0), (1,) * 4, eos=[tokens[most - 1]])
-        answer = house.answer(PROMPT, _changed(sampling, max_tokens=most))
-        assert answer.plain == Plain(tokens[:most], "stop", tokens[most - 1])
-        house = House(model, Guesser(model, 1.0), (1,) * 4, eos=[tokens[most]])
-        answer = house.answer(PROMPT, _changed(sampling, max_tokens=most))
-        assert answer.plain == Plain(tokens[:most], "length")
-
-
 @pytest.mark.parametrize("skill", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_keeps_stop_tokens_from_being_drawn(temperature: float, skill: float) -> None:
@@ -132,21 +121,6 @@ def test_min_tokens_keeps_stop_tokens_from_being_drawn(temperature: float, skill
         assert len(answer.tokens) > least
         lengths.append(len(answer.tokens))
     assert min(lengths) < 5
-
-
-@pytest.mark.parametrize("skill", [0.0, 1.0])
-def test_ignore_eos_goes_on_and_other_stops_still_stop(skill: float) -> None:
-    model = TableModel(12)
-    model.table[:, END] += 4.0
-    house = House(model, Guesser(model, skill), (2, 2), eos=[END])
-    sampling = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)
-    house.add("on", PROMPT, sampling)
-    house.add("stop", PROMPT, _changed(sampling, stop_token_ids=(END,)))
-    answers = house.run()
-    assert answers["on"].plain == plain(model, PROMPT, sampling, [END])
-    assert answers["on"].tokens.count(END) > 5
-    assert answers["stop"].plain == plain(model, PROMPT, _changed(sampling, stop_token_ids=(END,)))
-    assert answers["stop"].tokens[-1] == END
 
 
 @pytest.mark.parametrize("levels", [0, 1, 3])

@@ -69,15 +69,6 @@ def test_the_same_tokens_whoever_drafts(shape: str, skill: str) -> None:
     assert accepted > 20 or skill == "garbage"
 
 
-@pytest.mark.parametrize("shape", [(), (1, 1), (3, 2, 1)])
-def test_the_same_tokens_with_nobody_drafting(shape: tuple[int, ...]) -> None:
-    model, requests = TableModel(2), _requests(2, 6)
-    answers = _run(House(model, None, shape, max_model_len=60, eos=[END]), requests)
-    for answer, (prompt, sampling) in zip(answers, requests, strict=True):
-        assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=60)
-        assert answer.runs == [1] * len(answer.tokens)
-
-
 @pytest.mark.parametrize("first", range(0, 24, 6))
 def test_the_same_tokens_in_many_random_houses(first: int) -> None:
     for seed in range(first, first + 6):
@@ -210,19 +201,6 @@ def _request(id: str) -> Request:
     return Request(id=id, prompt=[1], params=SamplingParams(max_tokens=2, seed=1))
 
 
-@pytest.mark.parametrize("skill", SKILLS.values())
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_forced_draws_replace_the_models(temperature: float, skill: float) -> None:
-    model = TableModel(7)
-    recorded = [random.Random(3).randrange(32) for _ in range(20)]
-    house = House(model, Guesser(model, skill, full=True), (2, 2, 1), eos=[31])
-    sampling = SamplingParams(max_tokens=20, temperature=temperature, seed=1, ignore_eos=True)
-    answer = house.answer([1, 2, 3], sampling, forced=recorded)
-    assert answer.tokens == recorded
-    assert (answer.statistics.accepted > 10) == (skill > 0.0)
-    assert len(house.verifier.passes) == answer.statistics.steps  # every pass is computed all the same
-
-
 def test_forced_draws_run_out_and_may_stop() -> None:
     model = TableModel(7)
     sampling = SamplingParams(max_tokens=12, seed=1)
@@ -305,12 +283,3 @@ def test_what_the_observer_is_told() -> None:
     assert {trace.sequences for trace in house.traces} == {1}
     assert set(house.traces[2].seconds) == {"plan", "propose", "forward", "draw", "commit"}
     assert set(first.statistics.seconds) == {"queue", "prefill", "plan", "propose", "forward", "draw", "commit"}
-
-
-def test_nothing_to_do() -> None:
-    house = House(TableModel(9))
-    assert not house.engine.has_work
-    assert house.engine.step() == []
-    house.engine.cancel("nobody")
-    house.engine.finish("nobody", 3)
-    assert not house.engine.has_work

@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
 from foresay.spec.sample import Noise, gumbel_row
 from foresay.spec.sampling import derive_seed, mix64
@@ -60,12 +59,6 @@ def test_golden_bits() -> None:
     assert {key: random_bits(*key) for key in GOLDEN} == GOLDEN
 
 
-@pytest.mark.parametrize(("seed", "position", "token"), GOLDEN)
-def test_a_row_holds_the_values_made_of_the_golden_bits(seed: int, position: int, token: int) -> None:
-    row = gumbel_row(seed, position, max(token + 1, 5))
-    assert float(row[token]) == pytest.approx(noise_value(GOLDEN[seed, position, token]), rel=2e-6, abs=2e-6)
-
-
 @pytest.mark.parametrize("vocab_size", [1, 7, 97, 4096, 49152])
 def test_whole_rows_are_made_of_the_same_integers(vocab_size: int) -> None:
     for seed, position in product((0, 1, 2**40 + 3), (0, 5, 2**17)):
@@ -76,11 +69,6 @@ def test_whole_rows_are_made_of_the_same_integers(vocab_size: int) -> None:
             assert float(row[token]) == pytest.approx(
                 noise_value(random_bits(seed, position, token)), rel=2e-6, abs=2e-6
             )
-
-
-def test_a_value_depends_on_the_token_and_not_on_the_vocabulary() -> None:
-    # The logarithms of a vector's last few lanes may round otherwise, hence not bit for bit.
-    assert torch.allclose(gumbel_row(3, 9, 97), gumbel_row(3, 9, 4096)[:97], rtol=2e-6, atol=2e-6)
 
 
 def test_a_row_has_the_same_bits_each_time_and_whoever_asks() -> None:
@@ -112,38 +100,23 @@ def test_the_large_values_are_as_many_as_they_should_be() -> None:
         assert abs(int((values > threshold).sum()) - expected) < 5 * math.sqrt(expected) + 1, threshold
 
 
-def _rows(name: str) -> tuple[Tensor, Tensor]:
-    first = gumbel_row(100, 50, 151936)
-    others = {
-        "next position": gumbel_row(100, 51, 151936),
-        "far position": gumbel_row(100, 50 + 2**16, 151936),
-        "next seed": gumbel_row(101, 50, 151936),
-        "seed and position swapped": gumbel_row(50, 100, 151936),
-        "second choice of the request": gumbel_row(derive_seed(100, 1), 50, 151936),
-        "high half of the seed": gumbel_row(100 + 2**32, 50, 151936),
-        "next token": first.roll(1),
-        "token in the next page of ids": first.roll(4096),
-    }
-    return first, others[name]
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("seed", "position", "roll"),
     [
-        "next position",
-        "far position",
-        "next seed",
-        "seed and position swapped",
-        "second choice of the request",
-        "high half of the seed",
-        "next token",
-        "token in the next page of ids",
+        (100, 51, 0),
+        (100, 50 + 2**16, 0),
+        (101, 50, 0),
+        (50, 100, 0),
+        (derive_seed(100, 1), 50, 0),  # the second choice of the request
+        (100 + 2**32, 50, 0),
+        (100, 50, 1),
+        (100, 50, 4096),  # tokens in the next page of ids
     ],
 )
-def test_rows_are_not_correlated(name: str) -> None:
-    first, second = (row.double().argsort().argsort().double() for row in _rows(name))
-    correlation = torch.corrcoef(torch.stack((first, second)))[0, 1]
-    assert abs(float(correlation)) < 5 / math.sqrt(len(first))
+def test_rows_are_not_correlated(seed: int, position: int, roll: int) -> None:
+    rows = gumbel_row(100, 50, 151936), gumbel_row(seed, position, 151936).roll(roll)
+    correlation = torch.corrcoef(torch.stack([row.double().argsort().argsort().double() for row in rows]))[0, 1]
+    assert abs(float(correlation)) < 5 / math.sqrt(len(rows[0]))
 
 
 def test_seeds_of_choices() -> None:
@@ -153,7 +126,3 @@ def test_seeds_of_choices() -> None:
     assert len(set(seeds)) == 300
     assert all(0 <= seed < 2**64 for seed in seeds)
     assert derive_seed(-1, 3) == derive_seed(2**64 - 1, 3)
-
-
-def test_seeds_are_taken_modulo_two_to_the_64() -> None:
-    assert torch.equal(gumbel_row(-1, 4, 50), gumbel_row(2**64 - 1, 4, 50))

@@ -14,7 +14,6 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost, of_draft
 from foresay.spec.budget.members import GUESS, RESTING, Member
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share
-from foresay.spec.budget.weigh import ExpectedTree
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import StepTrace
@@ -252,9 +251,3 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
     assert float(member.costs.seconds(of_draft(2, grown=False))) == pytest.approx(0.6, rel=0.1)
     assert member.brings == GUESS and budget._cases[one.id].claims["model"].chance(0.8) > 0.8
     assert float(member.costs.seconds(of_draft(2))) < 1.3, "deciding is no part of a chain"
-
-
-def test_a_model_whose_trees_pay_for_deciding_grows_them() -> None:
-    budget = budget_of(Member.model(Chained("model", MODEL), DraftCost(0.1, 0.1, 0.01)))
-    budget.members["model"].brings = ExpectedTree(4.0, 4.0, 2.0)
-    assert model_share(budget.plan([sequence()])[0]).shape.price is not None

@@ -25,13 +25,6 @@ def test_as_many_nodes_are_worth_their_rows_as_bring_most(seed: int) -> None:
     assert price.keeps(chances) == max(1, nodes), "one is verified in any case"
 
 
-def test_the_price_is_what_would_come_in_the_time() -> None:
-    price = Price.of(10.0, 0.05, [1.0, 1.0, 1.2, 1.5], 2, 3)
-    assert price.level == pytest.approx(0.5)
-    assert price.rows == pytest.approx([0.0, 0.0, 2.0, 5.0])
-    assert (price.levels, price.nodes) == (2, 3)
-
-
 def test_a_level_is_drafted_where_what_hangs_below_it_is_worth_it() -> None:
     """Every node's children count for what they are expected to bring beyond their rows."""
     bar = Bar((0.5, 0.2), 0.1, 0.4)

@@ -13,44 +13,24 @@ import pytest
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.sampling import SamplingParams
 
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "temperature": [-0.1, 2.5, math.nan, math.inf],
+    "top_k": [-2],
+    "top_p": [0.0, -0.5, 1.01, math.nan],
+    "min_p": [-0.01, 1.01, math.nan],
+    "max_tokens": [0, -5],
+    "min_tokens": [-1],
+    "presence_penalty": [-2.01, 2.01, math.nan],
+    "frequency_penalty": [-2.01, math.inf],
+    "repetition_penalty": [0.0, -1.0, 100.5, math.nan],
+    "logprobs": [-1, 21],
+    "prompt_logprobs": [-1, 21],
+    "stop_token_ids": [(3, -1), (3, 50)],
+    "allowed_token_ids": [(3, -1), (3, 50)],
+}
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", 2.5),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("top_k", -2),
-        ("top_p", 0.0),
-        ("top_p", -0.5),
-        ("top_p", 1.01),
-        ("top_p", math.nan),
-        ("min_p", -0.01),
-        ("min_p", 1.01),
-        ("min_p", math.nan),
-        ("max_tokens", 0),
-        ("max_tokens", -5),
-        ("min_tokens", -1),
-        ("stop_token_ids", (3, -1)),
-        ("stop_token_ids", (3, 50)),
-        ("presence_penalty", -2.01),
-        ("presence_penalty", 2.01),
-        ("presence_penalty", math.nan),
-        ("frequency_penalty", -2.01),
-        ("frequency_penalty", math.inf),
-        ("repetition_penalty", 0.0),
-        ("repetition_penalty", -1.0),
-        ("repetition_penalty", 100.5),
-        ("repetition_penalty", math.nan),
-        ("logprobs", -1),
-        ("logprobs", 21),
-        ("prompt_logprobs", -1),
-        ("prompt_logprobs", 21),
-        ("allowed_token_ids", (3, 50)),
-        ("allowed_token_ids", (3, -1)),
-    ],
-)
+
+@pytest.mark.parametrize(("field", "value"), [(name, each) for name, bad in OUT_OF_RANGE.items() for each in bad])
 def test_values_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value}).validate(vocab_size=50)
@@ -102,35 +82,6 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
 )
 def test_values_in_range_are_taken(sampling: SamplingParams) -> None:
     sampling.validate(vocab_size=50)
-
-
-def test_stop_tokens_need_no_vocabulary_to_be_checked_for_sign() -> None:
-    SamplingParams(stop_token_ids=(10**9,)).validate()
-    with pytest.raises(InvalidRequest):
-        SamplingParams(stop_token_ids=(-1,)).validate()
-
-
-@pytest.mark.parametrize(
-    ("temperature", "greedy"), [(0.0, True), (-0.0, True), (1e-40, True), (1e-6, False), (1.0, False)]
-)
-def test_greedy_is_temperature_0(temperature: float, greedy: bool) -> None:
-    sampling = SamplingParams(temperature=temperature)
-    sampling.validate()
-    assert sampling.greedy is greedy
-
-
-@pytest.mark.parametrize(
-    ("sampling", "filtered"),
-    [
-        (SamplingParams(), False),
-        (SamplingParams(top_k=-1, top_p=1.0, min_p=0.0), False),
-        (SamplingParams(top_k=1), True),
-        (SamplingParams(top_p=0.99), True),
-        (SamplingParams(min_p=0.01), True),
-    ],
-)
-def test_filtered(sampling: SamplingParams, filtered: bool) -> None:
-    assert sampling.filtered is filtered
 
 
 def test_parameters_cross_the_wire_unchanged() -> None:

@@ -140,17 +140,6 @@ def test_a_prediction_beside_a_prompt_makes_nobody_wait_longer() -> None:
     assert 0 < read[0] == read[1] < 59
 
 
-def test_a_decoding_sequence_is_in_every_step() -> None:
-    model = TableModel(3)
-    house = House(model, None, cost=CostModel([1, 2], [1.0, 50.0]), max_seqs=3)
-    house.add("a", [1, 2], _sampling(1, 60))
-    house.step()
-    house.add("b", _prompt(1, 40), _sampling(1, 5))
-    for _ in range(45):
-        assert "a" in [delta.id for delta in house.step()]
-    assert house.run()["b"].plain == plain(model, _prompt(1, 40), _sampling(1, 5))
-
-
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize(("skill", "shape"), [(0.0, ()), (0.7, (1, 1, 1)), (0.9, (4, 4, 2))])
 def test_preemption_changes_no_token(skill: float, shape: tuple[int, ...], prefix: bool) -> None:
@@ -261,17 +250,6 @@ def test_running_sequences_share_a_prompt() -> None:
     for name, answer in house.run().items():
         assert answer.plain == plain(model, prompt, _sampling(int(name), 20))
         assert answer.statistics.cached_tokens == (32 if name != "0" else 0)
-
-
-def test_what_is_recomputed_after_preemption_was_not_cached() -> None:
-    """cached_tokens says what the request found when it came, not what it found of its own when it came back."""
-    model = TableModel(4)
-    house = House(model, None, pages=26, page_size=4, max_seqs=5, max_model_len=70)
-    for number in range(5):
-        house.add(str(number), _prompt(number, 20 + number), _sampling(number, 40))
-    answers = house.run()
-    assert {answer.statistics.cached_tokens for answer in answers.values()} == {0}
-    assert sum(answer.statistics.preemptions for answer in answers.values()) > 0
 
 
 def test_cancelling_at_any_stage() -> None:

@@ -56,32 +56,11 @@ def free() -> Steps:
     return Steps()
 
 
-def test_a_tree_that_grew_shows_what_its_nodes_promised(free: Steps) -> None:
-    plan, tree = free.step([3, 6, 1], 2)
-    assert plan.shape.widths == OPEN.widths
-    assert len(tree) == len(MODEL)
-    assert free.model.brings == pytest.approx(moved((sum(MODEL.chances[1:]), len(MODEL) - 1, 2)))
-    before = kept(free)
-    free.step([9], 0)
-    assert kept(free) < before, "nothing came of what was promised"
-
-
 def test_of_a_tree_that_was_cut_only_the_nodes_that_were_verified_count() -> None:
     dear = Steps(rows=0.1)
     _, tree = dear.step([3, 1], 1)
     assert 1 < len(tree) < len(MODEL)
     assert dear.model.brings == pytest.approx(moved((sum(tree.chances[1:]), len(tree) - 1, 2)))
-
-
-def test_one_that_says_no_chances_promises_what_came(free: Steps) -> None:
-    assert isinstance(free.model.drafter, Parrot)
-    free.model.drafter.tree = DraftTree.chain([7, 3, 6], "model")
-    free.step([3, 6, 1], 2)
-    brought = [free.model.brings]
-    free.step([9], 0)
-    brought.append(free.model.brings)
-    assert brought[0] == pytest.approx(moved((2, 2, 2)))
-    assert brought[1].tokens < brought[0].tokens
 
 
 @pytest.mark.parametrize("forced", [0, 1])

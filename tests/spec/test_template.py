@@ -1,35 +1,17 @@
-"""Templates: what a file may say, the numbers of the nodes, cutting, and the best one for measured accuracies."""
+"""Templates: what a file may say, cutting, and the best one for measured accuracies."""
 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.shape import MOST_PATHS, Template
+from foresay.spec.shape import Template
 from foresay.spec.tree import TreeShape
 
 DRAWN = [[0], [0, 0], [0, 1], [1]]
-
-
-def test_the_drawing_in_the_docstring() -> None:
-    template = Template.of(DRAWN)
-    assert template.parents == (-1, 0, 0, 1, 1)
-    assert template.ranks == (0, 0, 1, 0, 1)
-    assert template.paths == [(), (0,), (1,), (0, 0), (0, 1)]
-    assert [list(template.level(depth)) for depth in range(3)] == [[0], [1, 2], [3, 4]]
-    assert (template.levels, template.widths, sorted(template.inner)) == (2, (2, 2), [0, 1])
-    assert [template.reach(0), template.reach(1)] == [2, 2]
-
-
-def test_the_order_of_paths_does_not_matter() -> None:
-    paths = [[0], [2], [5], [0, 0], [2, 1], [2, 1, 7]]
-    for seed in range(5):
-        assert Template.of(random.Random(seed).sample(paths, len(paths))) == Template.of(paths)
-    assert [Template.of(paths).reach(depth) for depth in range(3)] == [6, 2, 8]
 
 
 def read(file: Path, content: object) -> TreeShape:
@@ -42,10 +24,6 @@ def test_a_file_of_paths_alone_or_under_choices(tmp_path, form) -> None:
     shape = read(tmp_path / "tree.json", form(DRAWN))
     assert shape.template == Template.of(DRAWN)
     assert (shape.widths, shape.levels, shape.nodes, shape.is_chain) == ((2, 2), 2, 5, False)
-
-
-def test_the_largest() -> None:
-    assert TreeShape.of(Template.of([[rank] for rank in range(MOST_PATHS)])).nodes == 64
 
 
 def test_first_choices_alone_are_a_chain(tmp_path) -> None:
@@ -94,8 +72,3 @@ def test_a_template_cut_to_fewer_levels(levels) -> None:
     left = [path for path in paths if len(path) <= levels]
     assert cut == (TreeShape.of(Template.of(left)) if left else TreeShape())
     assert cut.levels == max(0, min(levels, 4))
-
-
-def test_a_written_template_is_read_back(tmp_path) -> None:
-    template = Template.of([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
-    assert read(tmp_path / "tree.json", template.paths[1:]).template == template

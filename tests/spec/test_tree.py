@@ -1,4 +1,4 @@
-"""Trees: literal examples, the invariants on random ones, what a shape may say, and several as one."""
+"""Trees: the invariants on random ones, what a shape may say, and several as one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ import random
 import pytest
 
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape, merge
+from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
 from foresay.verifier.forward_batch import signed
 from tests.spec.trees import ancestors, random_parents, random_tree, walk
-
-
-def test_a_tree_with_two_branches() -> None:
-    tree = DraftTree.build([9, 8, 7, 6, 5, 4, 3], [-1, 0, 0, 1, 1, 2, 4], drafter="me")
-    assert tree.depths == [0, 1, 1, 2, 2, 2, 3]
-    assert tree.ancestors == [1, 3, 5, 11, 19, 37, 83]
-    assert tree.tokens == [9, 8, 7, 6, 5, 4, 3]
-    assert tree.parents == [-1, 0, 0, 1, 1, 2, 4]
-    assert (len(tree), tree.drafter, tree.is_chain) == (7, "me", False)
-
-
-def test_the_drawing_in_the_docstring() -> None:
-    tree = DraftTree.build([7, 3, 9, 5], [-1, 0, 0, 1])
-    assert tree.depths == [0, 1, 1, 2]
-    assert tree.ancestors == [0b1, 0b11, 0b101, 0b1011]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 63, 64])
@@ -47,12 +32,6 @@ def test_a_chain_of_64_uses_the_sign_bit() -> None:
     assert signed(words).tolist() == [*words[:63], -1]
 
 
-def test_bit_63_of_a_leaf_below_the_root() -> None:
-    tree = DraftTree.build(range(64), [-1] + [0] * 63)
-    assert tree.ancestors == [1 | 1 << node for node in range(64)]
-    assert signed(tree.ancestors)[63] == 1 - (1 << 63)
-
-
 @pytest.mark.parametrize("nodes", [1, 2, 3, 17, 64])
 def test_invariants_of_random_trees(nodes: int) -> None:
     rng = random.Random(nodes)
@@ -67,12 +46,6 @@ def test_invariants_of_random_trees(nodes: int) -> None:
         assert tree.is_chain == (parents == list(range(-1, nodes - 1)))
         # The parents can be read from the words: the last ancestor but oneself.
         assert [(word & ~(1 << node)).bit_length() - 1 for node, word in enumerate(words)] == parents
-
-
-def test_random_trees_have_different_siblings() -> None:
-    tree = random_tree(random.Random(3), 64, 4)
-    children = list(zip(tree.parents, tree.tokens, strict=True))
-    assert len(set(children)) == len(children) > 20
 
 
 @pytest.mark.parametrize("parents", [[-1, 1], [-1, 0, 2], [-1, -1], [-1, 0, 3, 0]])
@@ -109,13 +82,6 @@ def test_shapes_that_are_too_large(text: str) -> None:
         TreeShape.parse(text)
 
 
-def test_chains_and_the_root_alone() -> None:
-    assert TreeShape.chain(4) == TreeShape((1, 1, 1, 1))
-    assert TreeShape.chain(0) == ROOT_ONLY == TreeShape()
-    assert (ROOT_ONLY.levels, ROOT_ONLY.nodes) == (0, 1)
-    assert (TreeShape.chain(63).levels, TreeShape.chain(63).nodes) == (63, 64)
-
-
 @pytest.mark.parametrize(
     ("levels", "widths"), [(-1, ()), (0, ()), (1, (3,)), (2, (3, 2)), (3, (3, 2, 1)), (9, (3, 2, 1))]
 )
@@ -148,11 +114,6 @@ def test_what_would_be_accepted_is_the_path_that_a_walk_finds(nodes: int) -> Non
     assert nodes == 1 or len(lengths) > 1
 
 
-def test_what_would_be_accepted_of_a_chain() -> None:
-    chain = DraftTree.chain([9, 5, 6, 7])
-    assert [chain.accepted(coming) for coming in ([], [5], [5, 6, 7, 8], [5, 7], [6, 6])] == [0, 1, 3, 1, 0]
-
-
 def paths(tree: DraftTree) -> list[tuple[int, ...]]:
     """The tokens from below the root to each node."""
     found: list[tuple[int, ...]] = [()]
@@ -173,17 +134,6 @@ def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
     assert merged.tree.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
     assert merged.numbers == [[0, 1, 2], [0, 1, 3, 4], [0, 5]]
-
-
-def test_the_least_likely_nodes_go() -> None:
-    suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.6, 0.5))
-    model = DraftTree.chain([7, 4, 8], "model", (1.0, 0.55, 0.1))
-    merged = merge([suffix, model], most=4)
-    assert paths(merged.tree) == [(), (3,), (3, 5), (4,)]
-    assert merged.numbers == [[0, 1, 2], [0, 3, -1]]
-    cut = merge([merged.tree], most=3).tree
-    assert paths(cut) == [(), (3,), (4,)] or paths(cut) == [(), (3,), (3, 5)]
-    assert len(cut.sources) == 3
 
 
 def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered() -> None:

@@ -87,25 +87,6 @@ def test_a_tree_is_as_large_as_usual_or_smaller_where_rows_are_dear() -> None:
     assert many.tokens > 4 + 4 * 1.2 / 4, "the likeliest nodes are kept"
 
 
-def test_a_staircase_is_climbed_to_its_edge() -> None:
-    """Rows 5 to 8 cost the same: the fifth is worth little, all four together are."""
-    seconds = [1.0] * 5 + [1.5] * 4 + [9.0] * 20
-    assert weigh([Estimate([0.95 - 0.1 * n for n in range(9)])], costs(seconds, 1.5))[0].found == (7,)
-
-
-def test_nodes_go_where_the_next_one_is_worth_most() -> None:
-    estimates = [Estimate([0.9, 0.8, 0.7]), Estimate([0.6, 0.2]), Estimate()]
-    seconds = [1.0 + 0.5 * rows for rows in range(20)]
-    assert weigh(estimates, costs(seconds, 1.3))[0].found == (3, 0, 0)
-    assert weigh(estimates, costs(seconds, 1.0))[0].found == (3, 1, 0)
-
-
-def test_no_draft_is_always_weighed() -> None:
-    ways = weigh([Estimate([0.01])], costs([0.0, 1.0, 2.0], 1.0))
-    assert ways[0] == CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0)
-    assert weigh([Estimate(), Estimate()], costs([1.0, 1.0, 1.0], 2.0))[0].tokens == 2.0
-
-
 def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
     tree = {"small": ExpectedTree(1.0, 2.0, 2.0)}
     unsure = Estimate([0.5, 0.45], tree, 0.5)
@@ -166,10 +147,3 @@ def test_chains_of_several_are_drafted_together_each_as_long_as_it_may_be() -> N
     assert [tree.nodes for tree in way.trees] == [3, 1, 0]
     few = weigh([one, two], costs([1.0] * 5, 1.0, m=draft(0.1)))[0]
     assert few.nodes == 2, "no more rows than are known"
-
-
-def test_a_pinned_chain_brings_what_chains_do() -> None:
-    estimate = Estimate((), {"m": ExpectedTree(2.0, 9.0, 3.0)}, chains={"m": [0.5, 0.25, 0.125]})
-    seconds = [1.0] * 20
-    assert weigh_pinned([estimate], costs(seconds, 1.0, m=draft()), TreeShape.chain(2))[0].tokens == pytest.approx(1.75)
-    assert weigh_pinned([estimate], costs(seconds, 1.0, m=draft()), TreeShape((2, 1)))[0].tokens == pytest.approx(3.0)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from foresay.server.engine.trace import Session, TracedRequest, read
-from foresay.spec.accept import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, summed, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
 
@@ -137,7 +137,7 @@ def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
     page = ByDepth(**seen.state["snapshot"]["accepted_by_depth_hour"])
     traced = [told.counts() for told in seen.told]
     of_trace = ByDepth.of(
-        by_place(counts.accepted_per_depth for counts in traced),
+        summed(counts.accepted_per_depth for counts in traced),
         sum(drafted > 0 for counts in traced for drafted in counts.per_step_drafted),
     )
     positions = seen.scrape.by("foresay:spec_decode_num_accepted_tokens_per_pos_total", "position")

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram
-from foresay.server.observe.telemetry.drafting import Shape
+from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram, Shape
 from foresay.server.observe.telemetry.history import MINUTES, SECONDS, History
 from foresay.server.observe.telemetry.window import Window
 

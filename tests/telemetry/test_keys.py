@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.gateway.key_store import KeyStore
+from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware

@@ -7,8 +7,7 @@ from itertools import count
 
 import pytest
 
-from foresay.server.observe.telemetry.counts import Histogram
-from foresay.server.observe.telemetry.drafting import Shape, Shapes, unlink
+from foresay.server.observe.telemetry.counts import Histogram, Shape, Shapes, unlink
 from foresay.server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
 from foresay.server.observe.telemetry.views import nodes
 from foresay.server.text.choice import Piece

@@ -89,7 +89,7 @@ def test_a_text_cut_in_the_middle_of_a_run(tmp_path: Path, traced: Traced) -> No
     house.engine.finish("one", 3)
     house.run()
     house.engine.finish("two", 6)  # found when the engine had ended it by itself
-    house.engine.tell()
+    house.engine.notify()
     session = only_session(tmp_path / "trace")
     assert (session.requests["one"].kept, session.requests["two"].kept) == (3, 6)
     assert session.requests["one"].emitted > 3
@@ -172,7 +172,7 @@ def test_events_are_told_in_order_and_after_the_tokens() -> None:
     house.engine.step()
     assert order.seen == ["begun a", "step 1"]
     house.engine.cancel("a")
-    house.engine.tell()
+    house.engine.notify()
     assert order.seen == ["begun a", "step 1", "step 2", "ended a"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import sys
 
 import pytest
@@ -19,8 +20,8 @@ def test_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:
             now[0] += 4.0
             bar.to(done, f"loss {done / 10:.3f}")
     assert capsys.readouterr().err.splitlines() == [
-        "the head learns: 28 of 100 steps, 00:32 so far, about 04:48 left, loss 2.800",
-        "the head learns: 36 of 100 steps, 01:04 so far, about 04:16 left, loss 3.600",
+        "the head learns: 28 of 100 steps, 0:00:32 so far, about 0:04:48 left, loss 2.800",
+        "the head learns: 36 of 100 steps, 0:01:04 so far, about 0:04:16 left, loss 3.600",
     ]
 
 
@@ -40,12 +41,10 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch) -> None:
             bar.to(40, "loss 4.2")
         terminal.flush()
         shown = ""
-        while not shown.endswith("\n"):
+        while "40/40 texts loss 4.2" not in shown:
             shown += os.read(reader, 10_000).decode()
     os.close(reader)
-    assert "the target writes:  25%" in shown, "it begins where the run was"
-    assert "| 40/40 [" in shown
-    assert "texts/s, loss 4.2]" in shown
+    assert re.search("the target writes .* .{,5}25%", shown), "it begins where the run was"
 
 
 @pytest.mark.parametrize("done", [0, 5])

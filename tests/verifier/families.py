@@ -93,25 +93,13 @@ from transformers import (
 )
 
 SHAPE = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-}
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "pad_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LONG = {
     "rope_type": "longrope",
@@ -141,13 +129,9 @@ GEMMA2 = {
     "final_logit_softcapping": 3.0,
 }
 GRANITE = {
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.5,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 0.7,
-    "attention_bias": True,
-    "mlp_bias": True,
-}
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 0.7,
+    "attention_bias": True, "mlp_bias": True,
+}  # fmt: skip
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 OLMO3 = {
     "sliding_window": 24,
@@ -262,38 +246,20 @@ FALCON_H1 = {
 }
 #: Mixtures: experts are narrower than the model is wide, and one layer has none.
 QWEN3_MOE = {
-    "head_dim": 32,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 96,
-    "norm_topk_prob": True,
+    "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "norm_topk_prob": True,
     "mlp_only_layers": [1],
-}
+}  # fmt: skip
 LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}
 GLM4_MOE = {
-    **GLM4,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 96,
-    "n_group": 4,
-    "topk_group": 2,
-    "routed_scaling_factor": 1.8,
-    "use_qk_norm": True,
-}
+    **GLM4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 1.8, "use_qk_norm": True,
+}  # fmt: skip
 #: Latents: all widths differ, and queries of one family are narrowed first.
 LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 48,
-    "q_lora_rank": 40,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 20,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 96,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.8,
-}
+    "num_key_value_heads": 4, "kv_lora_rank": 48, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
+}  # fmt: skip
 MSCALE = {**YARN, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.8}
 GPT_OSS = {
     **LOCAL,

@@ -41,6 +41,11 @@ def cache_of_its_own(directory: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("XDG_CACHE_HOME", str(directory))
 
 
+def read_only(*_: object) -> None:
+    """What changes a file in a folder that is read-only."""
+    raise OSError(30, "Read-only file system")
+
+
 def all_of(kind: str) -> TypeOf:
     return lambda name: kind
 
@@ -100,23 +105,23 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     config, checkpoint = ModelConfig.from_directory(directory), Checkpoint.open(directory)
     writer, floats = writer_of(file, config, tokens), {}
     values = json.loads((directory / "config.json").read_text())
-    with checkpoint.opened(checkpoint.files[0]) as tensors:
-        names = [each for each in tensors.offset_keys() if each in checkpoint.tensors or each.startswith(PREDICTS)]
-        if any(name.startswith(PREDICTS) for name in names):
-            writer.add_block_count(config.num_layers + 1)
-            writer.add_nextn_predict_layers(1)
-        said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
-        all_of_them = {name: tensors.get_tensor(name).float() for name in names}
-        if isinstance(config.attention, Latent):
-            all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
-        if writer.arch == "granitehybrid":
-            all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
-        if writer.arch == "qwen3next":
-            all_of_them = _by_kind(directory, config, all_of_them)
-        for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
-            there = theirs(name, GgufFile(file, said, {}))
-            factor = _factor(values, name, tensor) if writer.arch == "falcon-h1" else 1.0
-            floats[name] = _added(writer, config, (name, there), tensor * factor, kind, seed) / factor
+    tensors = checkpoint.opened(checkpoint.files[0])
+    names = [each for each in tensors.offset_keys() if each in checkpoint.tensors or each.startswith(PREDICTS)]
+    if any(name.startswith(PREDICTS) for name in names):
+        writer.add_block_count(config.num_layers + 1)
+        writer.add_nextn_predict_layers(1)
+    said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
+    all_of_them = {name: tensors.get_tensor(name).float() for name in names}
+    if isinstance(config.attention, Latent):
+        all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
+    if writer.arch == "granitehybrid":
+        all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
+    if writer.arch == "qwen3next":
+        all_of_them = _by_kind(directory, config, all_of_them)
+    for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
+        there = theirs(name, GgufFile(file, said, {}))
+        factor = _factor(values, name, tensor) if writer.arch == "falcon-h1" else 1.0
+        floats[name] = _added(writer, config, (name, there), tensor * factor, kind, seed) / factor
     if writer.arch == "muse-glimmer":
         _add_norms_of_heads(writer, config)
     write(writer)
@@ -229,7 +234,8 @@ def _add_corrected(writer: Any, config: ModelConfig, mixture: Experts, shared: i
     writer.add_expert_weights_norm(mixture.router.normalised)
     kind = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kind.SIGMOID if mixture.router.sigmoid else kind.SOFTMAX)
-    writer.add_expert_group_count(1)
+    writer.add_expert_group_count(mixture.router.groups[0])
+    writer.add_expert_group_used_count(mixture.router.groups[1])
 
 
 def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None = None) -> Any:

@@ -27,74 +27,31 @@ LLAMA3 = {
 }
 # The keys that matter of published config.json files, as transformers 4 wrote them.
 LLAMA2_7B = {
-    "architectures": ["LlamaForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "vocab_size": 32000,
-}
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 32000,
+}  # fmt: skip
 LLAMA31_8B = {
-    **LLAMA2_7B,
-    "eos_token_id": [128001, 128008, 128009],
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_key_value_heads": 8,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rope_scaling": LLAMA3,
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
+    **LLAMA2_7B, "eos_token_id": [128001, 128008, 128009], "intermediate_size": 14336,
+    "max_position_embeddings": 131072, "num_key_value_heads": 8, "attention_bias": False, "mlp_bias": False,
+    "rope_scaling": LLAMA3, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
 MISTRAL_7B = {
-    **LLAMA2_7B,
-    "architectures": ["MistralForCausalLM"],
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 32768,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-}
+    **LLAMA2_7B, "architectures": ["MistralForCausalLM"], "intermediate_size": 14336, "num_key_value_heads": 8,
+    "max_position_embeddings": 32768, "rope_theta": 10000.0, "sliding_window": 4096,
+}  # fmt: skip
 QWEN25_05B = {
-    **LLAMA2_7B,
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 21,
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
+    **LLAMA2_7B, "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 21, "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+    "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
 QWEN3_06B = {
-    **QWEN25_05B,
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "head_dim": 128,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 8,
-    "sliding_window": None,
-}
+    **QWEN25_05B, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128,
+    "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "sliding_window": None,
+}  # fmt: skip
 
 
 @pytest.fixture

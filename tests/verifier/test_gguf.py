@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, ModelError, UnsupportedArchitecture, WeightsError
 from foresay.verifier.model.gguf.config import config_of, theirs
+from foresay.verifier.model.gguf.directory import _texts
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.weights import matrix_of
 from foresay.verifier.model.hub import resolve
@@ -111,13 +115,11 @@ AS_FILES_HAVE_IT = {
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 256,
     },
-    "glm4_moe": {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 256},
+    "glm4_moe": {"moe_intermediate_size": 256},
     "deepseek_v2": LATENT,
     "deepseek_v3": {
         **LATENT,
         "q_lora_rank": 256,
-        "n_group": 1,
-        "topk_group": 1,
         "rope_parameters": {**MSCALE, "mscale": 0.8},
     },
     "glm4_moe_lite": {**LATENT, "q_lora_rank": 256},
@@ -131,8 +133,6 @@ AS_FILES_HAVE_IT = {
         "moe_intermediate_size": 256,
         "moe_shared_expert_intermediate_size": 256,
         "num_experts_per_tok": 8,
-        "n_group": 1,
-        "topk_group": 1,
     },
     "falcon_h1": {"mamba_d_ssm": 512},
     "falcon_h1_norm": {"mamba_d_ssm": 512},
@@ -275,6 +275,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "cut in the tensors": (lambda data: data[:-100], "ends past the end.*incomplete"),
     "big-endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
     "of another version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
+    "absurd depths": (lambda data: data[:24] + bytes(8) + b"\t\0\0\0" + struct.pack("<IQ", 9, 1) * 3000, "incomplete"),
     "absurd counts": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "incomplete"),
 }
 
@@ -296,6 +297,15 @@ def test_no_cut_does_more_than_be_refused(tmp_path) -> None:
         os.truncate(tmp_path / "x.gguf", cut)
         with pytest.raises(ModelError):
             resolve(tmp_path / "x.gguf")
+
+
+def test_metadata_of_another_type_is_refused_or_not_used(tmp_path) -> None:
+    make("qwen3_5_moe", tmp_path / "plain", **WIDTHS, **AS_FILES_HAVE_IT["qwen3_5_moe"])
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
+    file = GgufFile.read(tmp_path / "x.gguf")
+    for key, wrong in product(file.metadata, (-1, 1, float("nan"), "x", [1])):
+        with suppress(ModelError):
+            assert dict(_texts(replace(file, metadata={**file.metadata, key: wrong}), tmp_path))
 
 
 def changed(directory: Path, change: Any, family: str = "qwen2", **tokens: Any) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load
+from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from tests.verifier.families import make
-from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m
+from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m, read_only
 
 PLENTY = 1 << 40
 SMALL: dict[str, Any] = {"draft": "none", "max_model_len": 64, "kv_tokens": 512, "threads": 1}
@@ -212,11 +214,41 @@ def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
     assert [each.name for each in file.parent.iterdir()] == ["this"]
 
 
+def test_a_read_only_folder_is_used(file, monkeypatch) -> None:
+    monkeypatch.setattr(os, "utime", read_only)
+    assert kept_weights.find("this") is not None and file.exists()
+
+
 def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
     before, found = file.read_bytes(), kept_weights.find("this")
     assert found is not None
     found.embed.zero_()
     assert file.read_bytes() == before
+
+
+@pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="no huge pages",
+)
+def test_weights_are_advised_for_huge_pages_packed_or_mapped(folder) -> None:
+    packed = PackedFloats.of(torch.ones(2048, 2048), None, "")
+    assert "hg" in flags_at(packed.data.data_ptr() + (4 << 20))
+    kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+    found = kept_weights.find("this")
+    assert found is not None and "hg" in flags_at(found.embed.data_ptr())
+
+
+def flags_at(address: int) -> list[str]:
+    """What the system knows of the memory there."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if "-" in name:
+            begin, end = (int(each, 16) for each in name.split("-"))
+            inside = begin <= address < end
+        elif inside and name == "VmFlags:":
+            return rest
+    raise AssertionError("nothing is there")
 
 
 def test_those_that_were_not_used_for_longest_go(file) -> None:

@@ -28,7 +28,7 @@ from transformers import (
 
 from foresay.verifier.model.checkpoint import Checkpoint, header_names
 from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
-from foresay.verifier.model.predicting import beside
+from foresay.verifier.model.predicting import mtp_layout
 from foresay.verifier.model.weights import check
 from tests.heads.test_mtp_layouts import of_each
 
@@ -144,7 +144,7 @@ def test_published_checkpoints_fit(tmp_path, name) -> None:
     whole = publish(tmp_path, how)
     config = ModelConfig.from_directory(tmp_path)
     check(Checkpoint.open(tmp_path), config)
-    assert (beside(header_names(tmp_path), config) is not None) == bool(how.more)
+    assert (mtp_layout(header_names(tmp_path), config) is not None) == bool(how.more)
     (tmp_path / "config.json").write_text(json.dumps(whole))
     config = ModelConfig.from_directory(tmp_path)
     stored = stored_parameters(config)

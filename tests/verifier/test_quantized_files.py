@@ -172,6 +172,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
         lambda w: whole_of(w, "weight_scale", "input_scale"),
     ),
+    "fp8 of modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "kv_cache_quant_algo": "FP8"},
+        lambda w: whole_of(w, "weight_scale", "input_scale"),
+    ),
     "fp8 tensor, other names": (
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
         lambda w: whole_of(w, "weight_scale_inv", "activation_scale"),

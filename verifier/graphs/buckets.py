@@ -77,11 +77,11 @@ def passes(max_seqs: int, max_tokens: int, page_size: int) -> list[Sizes]:
 def chunks(max_seqs: int, most: int, max_tokens: int, page_size: int) -> list[Sizes]:
     """The passes over one prompt chunk that are captured if a step takes at most ``most`` rows of it, the smallest
     first: without logits, if more of the prompt follows, and with its last row's; and behind trees."""
-    pages, beside = -(-max_tokens // page_size), min(max_seqs - 1, MAX_NODES)
+    pages, others = -(-max_tokens // page_size), min(max_seqs - 1, MAX_NODES)
     rows = [rows for rows in CHUNKS if rows <= most]
     alone = [Sizes(each, 1, pages, wanted, 1, each) for each in rows for wanted in (0, 1)]
-    trees = [each for each in _ROWS if each >= min(2 * beside, MAX_NODES)][-2:] if beside else []
-    return alone + [Sizes(each + own, beside + 1, pages, own + 1, 1, each) for each in rows for own in trees]
+    trees = [each for each in _ROWS if each >= min(2 * others, MAX_NODES)][-2:] if others else []
+    return alone + [Sizes(each + own, others + 1, pages, own + 1, 1, each) for each in rows for own in trees]
 
 
 def drafted_rows(size: int, nodes: int, tokens: int) -> int:
@@ -151,13 +151,13 @@ class Launched:
         """The sequences that it runs."""
         return [scheduled.sequence for scheduled in self.batch]
 
-    def knows(self, sequences: list[SequenceState]) -> bool:
+    def is_current(self, sequences: list[SequenceState]) -> bool:
         """Whether the device has these sequences, with the same lengths as the host."""
         return sequences == self.sequences and [s.table.length for s in sequences] == self.lengths
 
-    def stands(self, sequences: list[SequenceState]) -> bool:
+    def is_valid(self, sequences: list[SequenceState]) -> bool:
         """Whether it is still valid: its outcome is that of a step launched now."""
-        return self.knows(sequences) and all(
+        return self.is_current(sequences) and all(
             sequence.table.pages[: len(pages)] == pages for sequence, pages in zip(sequences, self.pages, strict=True)
         )
 
@@ -193,7 +193,7 @@ def kept_rows(step: SpeculativeStep) -> int:
 def between_drafts(step: SpeculativeStep, sequences: list[SequenceState]) -> bool:
     """Whether this is a step without drafts between steps with drafts."""
     proposer = step.proposer
-    return isinstance(proposer, RootOnly) and proposer.beside is not None and any(s.speculate for s in sequences)
+    return isinstance(proposer, RootOnly) and proposer.idle is not None and any(s.speculate for s in sequences)
 
 
 def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:

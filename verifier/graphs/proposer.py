@@ -123,15 +123,15 @@ def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tup
 class RootOnly:
     """Implements :class:`~foresay.verifier.graphs.proposer.Proposer`: plain decoding.
 
-    beside: a proposer that will draft again later, so its caches have to follow the text.
+    idle: a proposer that will draft again later, so its caches have to follow the text.
     """
 
     shape: TreeShape = ROOT_ONLY
 
-    def __init__(self, sequences: int, device: torch.device | str, beside: Proposer | None = None) -> None:
-        self.beside = beside
+    def __init__(self, sequences: int, device: torch.device | str, idle: Proposer | None = None) -> None:
+        self.idle = idle
         self.name = ""
-        self.needs: FeatureRequest | None = None if beside is None else beside.needs
+        self.needs: FeatureRequest | None = None if idle is None else idle.needs
         self.reach = 1
         self._columns = chain_columns(sequences, 1, device)
         self._counts = torch.ones(sequences, dtype=torch.int64, device=device)
@@ -143,13 +143,13 @@ class RootOnly:
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Update the other proposer's caches."""
-        if self.beside is not None:
-            self.beside.committed(state, taken)
+        if self.idle is not None:
+            self.idle.committed(state, taken)
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Nothing is needed; prepares the other proposer."""
-        if self.beside is not None:
-            self.beside.prepare(sequences)
+        if self.idle is not None:
+            self.idle.prepare(sequences)
         return True
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
@@ -165,5 +165,5 @@ class RootOnly:
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Update the other proposer's marks."""
-        if self.beside is not None:
-            self.beside.collected(sequence, tree, path)
+        if self.idle is not None:
+            self.idle.collected(sequence, tree, path)

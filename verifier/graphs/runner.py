@@ -114,7 +114,7 @@ class GraphStepRunner(StepRunner):
         if step is None:
             return None
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and step is ahead.step and ahead.stands(sequences):
+        if ahead is not None and step is ahead.step and ahead.is_valid(sequences):
             return ahead
         if ahead is not None:
             self.counts["dropped"] += 1
@@ -143,7 +143,7 @@ class GraphStepRunner(StepRunner):
         if not reserved(sequences, step.proposer.shape.nodes) or not step.proposer.prepare(sequences):
             return None
         last = self._last
-        if last is None or last.step.state is not state or not last.knows(sequences):
+        if last is None or last.step.state is not state or not last.is_current(sequences):
             state.join(
                 [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences]
             )

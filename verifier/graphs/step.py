@@ -115,7 +115,7 @@ class SpeculativeStep:
 
     def _show(self, tree: DeviceTree, logits: Tensor) -> Tensor:
         """Copy to where the host looks at the stop; returns the logits there."""
-        assert self.logits is not None, "they have a place of their own"
+        assert self.logits is not None, "they have a buffer of their own"
         parents, nodes = real_parents(tree.parents, tree.counts, _NO_NODE), tree.tokens.shape[1]
         self.out[:, 1 + nodes : 1 + 3 * nodes].copy_(torch.cat((tree.tokens, parents), dim=1))
         return self.logits[: len(logits)].copy_(logits)

@@ -14,7 +14,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import Stack
-from foresay.verifier.model.predicting import EMBEDDING, FUSED, HIDDEN, LAST, Beside, layer_beside
+from foresay.verifier.model.predicting import EMBEDDING, FUSED, HIDDEN, LAST, MtpLayout, mtp_layer
 
 #: A target with fewer layers has no three distinct default layers.
 _LEAST_LAYERS = 6
@@ -27,7 +27,7 @@ KINDS = ("vanilla", "gated", "rnn")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
 #: A head from the target's checkpoint: EAGLE-1's arithmetic, but hidden states are normalised too; and one that reads
 #: those before the last norm.
-BESIDE, RAW = "beside", "raw"
+MTP, RAW = "mtp", "raw"
 Scales = tuple[float, float, float | None]
 _MORE_NORMS = (EMBEDDING, FUSED, LAST)
 
@@ -86,17 +86,17 @@ class HeadConfig:
         return int(self.generation > 0)
 
     @classmethod
-    def beside(cls, target: ModelConfig, layout: Beside) -> HeadConfig:
+    def of_mtp(cls, target: ModelConfig, layout: MtpLayout) -> HeadConfig:
         """The configuration of a checkpoint's extra (MTP) layer: one with attention, over the normalised token
         embedding and the state after or before the last norm."""
-        own = layer_beside(target)
+        own = mtp_layer(target)
         assert own is not None, "a layout was found"
         return cls(
             layer=replace(target, stack=replace(target.stack, layers=(own,))),
             draft_vocab=target.vocab_size,
             names=(f"layer.{target.num_layers}" if layout.raw else "final",),
             generation=1,
-            flags=frozenset({BESIDE, RAW} if layout.raw else {BESIDE}),
+            flags=frozenset({MTP, RAW} if layout.raw else {MTP}),
         )
 
     def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
@@ -107,7 +107,7 @@ class HeadConfig:
         if self.generation == 0:
             return dict.fromkeys(("hidden_norm", "norm"), hidden)
         if self.generation == 1:
-            if BESIDE in self.flags:
+            if MTP in self.flags:
                 return dict.fromkeys((*_MORE_NORMS, HIDDEN), hidden)
             more = "layernorms" in self.flags or any(f"{name}.weight" in stored for name in _MORE_NORMS[::2])
             return dict.fromkeys(_MORE_NORMS if more else (), hidden)
@@ -123,7 +123,7 @@ class HeadConfig:
     def other_layers(self, depth: int) -> list[tuple[int, ...]]:
         """Other possible meanings of the layers, for a target of ``depth`` layers: counted differently, or the authors'
         choice."""
-        if BESIDE in self.flags:
+        if MTP in self.flags:
             return []
         named = [tuple(layer + shift for layer in self.layers) for shift in (1, -1)]
         if self.generation and len(self.layers) == 3:
@@ -175,8 +175,8 @@ def _proposed(fields: Fields) -> int:
     """The number of tokens that the head proposes."""
     proposed = (fields.section("speculators_config") or fields).get("proposal_methods")
     first = proposed[0] if isinstance(proposed, list) and proposed else {}
-    said = Fields(first if isinstance(first, dict) else {}, fields.where)
-    return said.integer("speculative_tokens", 8, most=MAX_NODES - 1)
+    own = Fields(first if isinstance(first, dict) else {}, fields.where)
+    return own.integer("speculative_tokens", 8, most=MAX_NODES - 1)
 
 
 def _dflash(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from foresay.verifier.model.checkpoint import INDEX, SINGLE
@@ -25,6 +25,7 @@ from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK, GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
+from foresay.verifier.model.stored_tensors import StoredTensors
 from foresay.verifier.model.written import write_int8
 
 _PICKLES = "pytorch_model.bin.index"
@@ -79,8 +80,7 @@ def stored_names(directory: Path) -> list[str]:
     """The tensors' names, only from headers; empty for a pickle, or for a broken file, which its loader will report."""
     try:
         if (directory / SINGLE).exists():
-            with safe_open(directory / SINGLE, framework="pt") as stored:
-                return list(stored.offset_keys())
+            return StoredTensors.open(directory / SINGLE).offset_keys()
         return list(_index(directory / INDEX))
     except (OSError, SafetensorError, ConfigError):
         return []
@@ -109,8 +109,8 @@ def _tensors(path: Path, prefix: str) -> dict[str, Tensor]:
     try:
         if path.suffix != ".safetensors":
             return _unpickled(path)
-        with safe_open(path, framework="pt") as stored:
-            return {name: stored.get_tensor(name) for name in _inside(stored.offset_keys(), prefix)}
+        stored = StoredTensors.open(path)
+        return {name: stored.get_tensor(name) for name in _inside(stored.offset_keys(), prefix)}
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: not there; the download may be incomplete") from error
     except (OSError, SafetensorError) as error:

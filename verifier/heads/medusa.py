@@ -35,7 +35,7 @@ from foresay.verifier.ops.rows import finish_logits
 
 _SHARED = "lm_head.weight"
 #: The prefix of heads in one file with the model they were trained with (Medusa-2).
-BESIDE_MODEL = "medusa_head."
+JOINT_PREFIX = "medusa_head."
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Loader:
 
     def __init__(self, directory: Path, target: Decoder) -> None:
         self.config, self.target, vocab = Fields.read(directory / "config.json"), target, target.config.vocab_size
-        read = HeadTensors.read(directory, prefix=BESIDE_MODEL)
+        read = HeadTensors.read(directory, prefix=JOINT_PREFIX)
         named = {_short(name): tensor for name, tensor in read.tensors.items()}
         self.where, drafted = read.where, self.config.integer("truncated_vocab_size", vocab)
         self.reader = HeadReader(HeadTensors(named, read.where), target.config, drafted, target)

@@ -22,7 +22,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import LINK
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Experts, HeadNorm, Layer
-from foresay.verifier.model.predicting import LAST, MIXES, beside
+from foresay.verifier.model.predicting import LAST, MIXES, mtp_layout
 from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.stored import stack_slot
 from foresay.verifier.model.weights import LayerWeights
@@ -35,12 +35,12 @@ def read_weights(directory: Path, config: HeadConfig, target: Decoder) -> HeadWe
     return weights_of(HeadTensors.read(directory), config, target)
 
 
-def read_beside(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
+def read_mtp(directory: Path, target: Decoder) -> tuple[HeadConfig, HeadWeights]:
     """The extra layer in the target's own ``directory``; its norms' weights are stored as the target's are."""
-    layout = beside(header_names(directory), target.config)
+    layout = mtp_layout(header_names(directory), target.config)
     less_one = target.config.stack.norm.less_one and not (directory / LINK).is_symlink()
     assert layout is not None, "there is one"
-    prefix, config = layout.prefix_of(target.config), HeadConfig.beside(target.config, layout)
+    prefix, config = layout.prefix_of(target.config), HeadConfig.of_mtp(target.config, layout)
     found, tensors = HeadTensors.read(directory, prefix), {f"{LAST}.weight": target.final_norm.weight}
     for name, tensor in found.tensors.items():
         module, _, kind = name.removeprefix(prefix).rpartition(".")
@@ -147,14 +147,14 @@ class HeadReader:
     def _of_experts(self, name: str, product: Product) -> Tensor:
         """The matrices of all experts, from one tensor of all or from one of each."""
         whole = self.target.embedding.new_empty(product.outer, product.inner)
-        places = whole.split_with_sizes(list(product.rows.values()))
-        turns = [places[first : first + product.experts] for first in range(0, len(places), product.experts)]
+        parts = whole.split_with_sizes(list(product.rows.values()))
+        turns = [parts[first : first + product.experts] for first in range(0, len(parts), product.experts)]
         there = [how for how in product.stacked if f"{name}.{how.name}" in self.files.tensors]
         for how in there:
             slot = stack_slot(how, [turns[turn] for turn in how.turns])
             slot.put(self.take(f"{name}.{how.name}", *slot.shape))
-        for module, place in zip(product.rows, places, strict=True) if not there else ():
-            place.copy_(self.take(f"{name}.{module}.weight", *place.shape))
+        for module, part in zip(product.rows, parts, strict=True) if not there else ():
+            part.copy_(self.take(f"{name}.{module}.weight", *part.shape))
         return whole
 
     def _node(self, number: int, normed: bool) -> Layer:

@@ -67,7 +67,7 @@ class DraftVocabulary:
         """Whether it can be drafted now."""
         return token in self._rows
 
-    def said(self, tokens: Iterable[int]) -> None:
+    def emitted(self, tokens: Iterable[int]) -> None:
         """Tokens among these that are missing replace the least recently used ones."""
         for token in tokens:
             if token not in self._rows:

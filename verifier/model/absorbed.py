@@ -21,12 +21,12 @@ from foresay.verifier.ops.rows import norm
 @dataclass(slots=True)
 class PackedLatent:
     """The products besides the latent's own, C, and the output's. down: into the queries' narrower input, with its
-    norm. plain, turning: the queries' N and P numbers, of all heads; beside: the key's P. keys, values: each head's
-    matrix, N to C and C to V. norm: of latents."""
+    norm. plain, turning: the queries' N and P numbers, of all heads; key_turning: the key's P. keys, values: each
+    head's matrix, N to C and C to V. norm: of latents."""
 
     plain: Linear
     turning: Linear
-    beside: Linear
+    key_turning: Linear
     keys: Linear
     values: Linear
     norm: Norm
@@ -36,7 +36,7 @@ class PackedLatent:
     @property
     def linears(self) -> list[Linear]:
         """Its products."""
-        own = (self.plain, self.turning, self.beside, self.keys, self.values, self.down)
+        own = (self.plain, self.turning, self.key_turning, self.keys, self.values, self.down)
         return [one for one in own if one is not None]
 
     @classmethod
@@ -74,7 +74,7 @@ class PackedLatent:
     ) -> Tensor:
         """[R, Q, C + P]: the queries of the rows, on latents; stores their latents in their slots."""
         own = norm(latent(normed, count), self.norm, count)
-        join_latents(own, self.beside(normed, count), rotation, keys, slots, count)
+        join_latents(own, self.key_turning(normed, count), rotation, keys, slots, count)
         if self.down is not None and self.down_norm is not None:
             normed = norm(self.down(normed, count), self.down_norm, count)
         plain, turning = self.keys.of_heads(self.plain(normed, count), count), self.turning(normed, count)

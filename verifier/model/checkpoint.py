@@ -137,10 +137,13 @@ class Checkpoint:
         return cls(directory, file.files, tensors, {}, file)
 
     def opened(self, file: Path) -> Any:
-        """A reader of one of the files, a context manager with ``offset_keys()`` and ``get_tensor(name)``."""
+        """A reader of one of the files, which may be larger than the memory, with ``offset_keys()`` and
+        ``get_tensor(name)``."""
         if self.gguf is None:
-            return _Renamed(safe_open(file, framework="pt"))
-        from foresay.verifier.model.gguf.weights import GgufTensors  # imports torch
+            from foresay.verifier.model.stored_tensors import StoredTensors  # imports torch
+
+            return _Renamed(StoredTensors.open(file))
+        from foresay.verifier.model.gguf.weights import GgufTensors  # so does this
 
         return GgufTensors.open(self.gguf, file)
 
@@ -158,8 +161,8 @@ class Checkpoint:
     def _missing(self, name: str) -> str:
         if self.gguf:
             return f"{theirs(name, self.gguf)} is missing from {self.files[0]}"
-        place = self.index.get(name, INDEX if self.index else SINGLE)
-        return f"{name} is missing from {self.directory / place}"
+        file = self.index.get(name, INDEX if self.index else SINGLE)
+        return f"{name} is missing from {self.directory / file}"
 
     def _wrong(self, name: str, tensor: StoredTensor, expected: Expected | None) -> str | None:
         """What is wrong with a stored tensor, given what is expected (None: it is not expected)."""
@@ -209,16 +212,8 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 class _Renamed:
     """A file's reader that uses our names."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def __enter__(self) -> _Renamed:
-        self._reader = self._file.__enter__()
-        self._own = _names(self._reader.offset_keys())
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._file.__exit__(*error)
+    def __init__(self, reader: Any) -> None:
+        self._reader, self._own = reader, _names(reader.offset_keys())
 
     def offset_keys(self) -> list[str]:
         """All names, in the order of the file."""
@@ -250,7 +245,7 @@ def _header(file: Path) -> Iterator[tuple[str, str, StoredTensor]]:
     if not file.exists():
         raise WeightsError(f"{file}: named by {INDEX}, but not there; the download may be incomplete")
     try:
-        with safe_open(file, framework="np") as tensors:  # for torch all of a file must fit the memory
+        with safe_open(file, framework="np") as tensors:
             for name, own in _names(tensors.offset_keys()).items():
                 entry = tensors.get_slice(own)
                 yield name, own, StoredTensor(file, tuple(entry.get_shape()), entry.get_dtype())

@@ -40,5 +40,5 @@ class WeightsError(ModelError):
 
 def code_refused(file: str, error: Exception) -> str | None:
     """Why transformers could not load what ``file`` describes, if that needs code of the model's repository."""
-    asked = "trust_remote_code" in str(error)
-    return f"{file} asks by its auto_map for code that comes with the model, which is never run" if asked else None
+    needs_code = "trust_remote_code" in str(error)
+    return f"{file} asks by its auto_map for code that comes with the model, which is never run" if needs_code else None

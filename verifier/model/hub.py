@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
 #: Files of tokenizer and generation settings, which every model with the same vocabulary may share.
-BESIDE = [
+SHARED_FILES = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,7 +32,7 @@ BESIDE = [
     "chat_template.json",
 ]
 # "model*" excludes the second copy of all weights that some repositories have as consolidated.safetensors.
-PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetensors.index.json", *BESIDE]
+PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetensors.index.json", *SHARED_FILES]
 
 _OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
 
@@ -274,18 +274,18 @@ def unreachable() -> str:
         return "HF_HUB_OFFLINE is set"
     errors: list[str] = [f"no answer within {_PATIENCE:g} s"]
 
-    def ask() -> None:
+    def request() -> None:
         try:
             get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
             errors.clear()
         except Exception as error:  # its HTTP library's and the system's
             errors[:] = [_cause(error)]
 
-    asking = Thread(target=ask, name="foresay-hub", daemon=True)
+    asking = Thread(target=request, name="foresay-hub", daemon=True)
     asking.start()
     asking.join(_PATIENCE)
-    said = "".join(errors)
-    return said and f"the hub at {constants.ENDPOINT} cannot be reached ({said})"
+    reason = "".join(errors)
+    return reason and f"the hub at {constants.ENDPOINT} cannot be reached ({reason})"
 
 
 def _cause(error: BaseException) -> str:

@@ -10,14 +10,12 @@ not read: hashing them would take as long as packing, and any write to one chang
     header          JSON: dtype, shape and offset of each tensor; the decoder's weights, with numbers for tensors
     (next page)     the tensors, at multiples of 64 bytes
 
-The file is mapped, so all processes that serve a model share one copy. Passes are at least as fast as from malloc's
-memory (a 135M model in 4 bits, one thread: 10.2 to 10.5 ms against 10.4 to 10.5); a copy in huge pages would gain 1 to
-2 % more, of weights far larger than caches up to 40 % (bench/LOG.md), and could not be shared.
-Each start checks the digest, which covers the header and a sum for each 64 KiB: of its 64-bit words, each times its own
-odd number, so that every wrong word is noticed. This takes 0.2 s for each GB, several times less than sha256. It
-detects damage, not forgery: files are only used if no other user can write to them. A file is written under another
-name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay valid. A damaged one is
-removed, and the model's own files are read.
+The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.kernels.cpu.pages`): so all processes
+that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64 KiB: of
+its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each GB,
+several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to them.
+A file is written under another name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay
+valid. A damaged one is removed, and the model's own files are read.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from foresay.verifier.model.checkpoint import files_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kept, pages
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
@@ -71,7 +69,7 @@ class Damaged(Exception):
     """A file that must not be used, and why."""
 
 
-class _Place(msgspec.Struct, array_like=True):
+class _Location(msgspec.Struct, array_like=True):
     """start: bytes after the header's pages."""
 
     dtype: str
@@ -84,9 +82,9 @@ class _Place(msgspec.Struct, array_like=True):
 
 
 class _Header(msgspec.Struct):
-    """packed: a :class:`Packed` with indices of places instead of tensors."""
+    """packed: a :class:`Packed` with indices of locations instead of tensors."""
 
-    places: list[_Place]
+    locations: list[_Location] = msgspec.field(name="places")
     packed: msgspec.Raw
 
 
@@ -125,7 +123,7 @@ def find(key: str) -> Packed | None:
             log.warning("%s is not used: other users may write there", path.parent)
             return None
         found = _unpacked(_mapped(path))
-        os.utime(path)  # the least recently used file is removed first
+        kept.used(path)
         return found
     except (FileNotFoundError, RuntimeError):
         return None
@@ -142,11 +140,10 @@ def folder() -> Path:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """A private mapping: writes stay in this process and do not change the file."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if not kept.is_ours(os.fstat(file.fileno())):
             raise Damaged("other users may write to it")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return pages.mapped(file.fileno())
 
 
 def _unpacked(memory: mmap.mmap) -> Packed:
@@ -159,15 +156,15 @@ def _unpacked(memory: mmap.mmap) -> Packed:
     header = msgspec.json.decode(memoryview(memory)[_START.size : _START.size + size], type=_Header)
     data = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
     tensors = [
-        data[each.start : each.start + each.nbytes].view(_dtype(each.dtype)).view(each.shape) for each in header.places
+        data[one.start : one.start + one.nbytes].view(_dtype(one.dtype)).view(one.shape) for one in header.locations
     ]
     return msgspec.json.decode(header.packed, type=Packed, dec_hook=partial(_made, tensors))
 
 
-def _made(tensors: Sequence[Tensor], kind: type, told: Any) -> Any:
+def _made(tensors: Sequence[Tensor], kind: type, value: Any) -> Any:
     if kind is Tensor:
-        return tensors[told]
-    found = msgspec.convert(told, _Linear, dec_hook=partial(_made, tensors))
+        return tensors[value]
+    found = msgspec.convert(value, _Linear, dec_hook=partial(_made, tensors))
     packed = found.floats or found.integers
     assert packed is not None, "a weight is one or the other"
     return Linear.of(packed, found.was, _dtype(found.dtype))
@@ -227,9 +224,9 @@ def keep(key: str, packed: Packed, limit: int) -> None:
     """Write it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; the least
     recently used ones are removed. Failure to write is no error."""
     tensors: list[Tensor] = []
-    text = msgspec.json.encode(packed, enc_hook=partial(_told, tensors))
-    places, size = _places(tensors)
-    header = msgspec.json.encode(_Header(places, msgspec.Raw(text)))
+    text = msgspec.json.encode(packed, enc_hook=partial(_as_json, tensors))
+    locations, size = _locations(tensors)
+    header = msgspec.json.encode(_Header(locations, msgspec.Raw(text)))
     whole = _filled(_START.size + len(header), _PAGE) + size
     if not LEAST_BYTES <= whole <= limit:
         return
@@ -239,12 +236,12 @@ def keep(key: str, packed: Packed, limit: int) -> None:
         if kept.is_ours(there.stat()) and not (there / key).exists():
             _make_room(there, limit - whole)
             if _free(there) > 2 * whole:  # a cache is no reason to fill a disk
-                _write(there / key, lambda file: _fill(file, header, places, tensors, whole))
+                _write(there / key, lambda file: _fill(file, header, locations, tensors, whole))
     except (OSError, RuntimeError) as error:
         log.info("packed weights are not kept: %s", error)
 
 
-def _told(tensors: list[Tensor], part: Any) -> Any:
+def _as_json(tensors: list[Tensor], part: Any) -> Any:
     """A tensor or a linear layer as JSON."""
     if isinstance(part, Tensor):
         tensors.append(part)
@@ -258,13 +255,13 @@ def _told(tensors: list[Tensor], part: Any) -> Any:
     return _Linear(name, integers=packed, was=was)
 
 
-def _places(tensors: Sequence[Tensor]) -> tuple[list[_Place], int]:
-    """The place of each tensor, and the total size."""
-    places, at = [], 0
+def _locations(tensors: Sequence[Tensor]) -> tuple[list[_Location], int]:
+    """The location of each tensor, and the total size."""
+    locations, at = [], 0
     for each in tensors:
-        places.append(_Place(str(each.dtype).removeprefix("torch."), tuple(each.shape), at))
+        locations.append(_Location(str(each.dtype).removeprefix("torch."), tuple(each.shape), at))
         at = _filled(at + each.nbytes, _LINE)
-    return places, _filled(at, _PAGE)
+    return locations, _filled(at, _PAGE)
 
 
 def _make_room(folder: Path, room: int) -> None:
@@ -306,18 +303,19 @@ def _write(path: Path, fill: Callable[[BinaryIO], None]) -> None:
             raise
 
 
-def _fill(file: BinaryIO, header: bytes, places: Sequence[_Place], tensors: Sequence[Tensor], whole: int) -> None:
+def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors: Sequence[Tensor], whole: int) -> None:
     begin, end = _filled(_START.size + len(header), _PAGE), _START.size + len(header)
     file.truncate(whole)
     file.seek(_START.size)
     file.write(header)
-    for place, tensor in zip(places, tensors, strict=True):
+    for location, tensor in zip(locations, tensors, strict=True):
         if _ending.is_set():
             raise OSError("the process ends")
-        file.seek(begin + place.start)
+        file.seek(begin + location.start)
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+    pages.read_anew(file.fileno())
+    with pages.mapped(file.fileno()) as memory:
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))

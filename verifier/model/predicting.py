@@ -17,7 +17,7 @@ _LAYER = "layers.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class MtpLayout:
     """One layout of such a layer.
 
     prefix: of all its names; ``{}``: the number of the target's layers. names: of modules, by their names after the
@@ -47,26 +47,26 @@ class Beside:
 
 LAYOUTS = (
     # Qwen3.5
-    Beside(
+    MtpLayout(
         "mtp.",
         {"fc": MIXES, "pre_fc_norm_embedding": EMBEDDING, "pre_fc_norm_hidden": HIDDEN, "norm": LAST, _LAYER: _LAYER,
          "embed_tokens": None, "shared_head": None},
     ),
     # DeepSeek-V3, GLM-4.5 and later: a layer after the last
-    Beside(
+    MtpLayout(
         "model.layers.{}.",
         {"eh_proj": MIXES, "enorm": EMBEDDING, "hnorm": HIDDEN, "shared_head.norm": LAST, "shared_head.head": None,
          "embed_tokens": None},
     ),
     # MiMo
-    Beside(
+    MtpLayout(
         "model.mtp_layers.0.",
         {"input_proj": MIXES, "token_layernorm": EMBEDDING, "hidden_layernorm": HIDDEN, "final_layernorm": LAST},
         raw=True,
         state_first=True,
     ),
     # ERNIE 4.5
-    Beside(
+    MtpLayout(
         "model.mtp_",
         {"linear_proj.0": MIXES, "emb_norm.0": EMBEDDING, "hidden_norm.0": HIDDEN, "block.0": _LAYER},
     ),
@@ -79,7 +79,7 @@ def prefixes(names: Iterable[str]) -> tuple[str, ...]:
     return "mtp.", "model.mtp_", *behind
 
 
-def layer_beside(model: ModelConfig) -> Layer | None:
+def mtp_layer(model: ModelConfig) -> Layer | None:
     """Its layer, with the shape of the target's last attention layer. None if heads do not support it: one with norms
     before and after."""
     layer = next((each for each in reversed(model.stack.layers) if isinstance(each.mixer, Attention)), None)
@@ -89,8 +89,8 @@ def layer_beside(model: ModelConfig) -> Layer | None:
     return layer if plain and not layer.attention.sinks else None
 
 
-def beside(names: Collection[str], model: ModelConfig) -> Beside | None:
+def mtp_layout(names: Collection[str], model: ModelConfig) -> MtpLayout | None:
     """The layout of a target's MTP layer; None if there is none, or an unknown one. names: of all tensors."""
-    if layer_beside(model) is None:
+    if mtp_layer(model) is None:
         return None
     return next((one for one in LAYOUTS if any(name.startswith(one.prefix_of(model)) for name in names)), None)

@@ -16,7 +16,7 @@
     awq                 ``qweight``, ``qzeros``, ``scales``, with permuted outputs in a word
     gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
 
-The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. Their places in the files:
+The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. Their layout in the files:
 :mod:`foresay.verifier.model.stored`. Imports no torch.
 """
 

@@ -32,7 +32,8 @@ _KEYS = ("quantization_config", "compression_config")
 #: What ModelOpt's older checkpoints have instead.
 MODELOPT_FILE = "hf_quant_config.json"
 SUPPORTED = (
-    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4), gptq and awq (4 bits)"
+    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4, fp8), "
+    "gptq and awq (4 bits)"
 )
 #: Numbers that share a scale, by layouts of 4-bit floats.
 _FLOATS4 = {MXFP4_PACKED: 32, NVFP4_PACKED: 16}
@@ -198,17 +199,19 @@ def _mxfp4(section: _Section) -> Quantization:
 
 
 def _modelopt(section: _Section) -> Quantization:
-    """NVIDIA's NVFP4, from config.json or from hf_quant_config.json, which names some keys differently."""
+    """NVIDIA's NVFP4, or e4m3 with a scale for each tensor, from config.json or from hf_quant_config.json, which names
+    some keys differently."""
     algorithm, group = section.fields.get("quant_algo"), section.fields.integer("group_size", 16)
-    if (algorithm, group) not in (("NVFP4", 16), ("W4A16_NVFP4", 16)):
+    if (algorithm, group) not in (("NVFP4", 16), ("W4A16_NVFP4", 16), ("FP8", 16)):
         raise section.refuse(f"quant_algo {algorithm!r} in groups of {group} is not supported")
     if (kv := section.fields.get("kv_cache_quant_algo")) not in (None, "FP8"):
         raise section.refuse(f"kv_cache_quant_algo {kv!r} is not supported")
     globs = (*section.names("ignore"), *section.names("exclude_modules"))
     kept = tuple("re:" + re.escape(glob).replace(r"\*", ".*") + r"(\.|$)" for glob in globs)
-    rules = (("Linear", Scheme(4, 16, True, MODELOPT, floats=True)),)
-    rounded = "fp4" if algorithm == "NVFP4" else ""
-    return Quantization(MODELOPT, rules, kept, rounded, "fp8" if kv else _kv(section))
+    scheme, rounded = Scheme(4, 16, True, MODELOPT, floats=True), "fp4" if algorithm == "NVFP4" else ""
+    if algorithm == "FP8":
+        scheme, rounded = Scheme(8, None, True, FLOATS8, floats=True, rows=None), "fp8"
+    return Quantization(MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
 
 
 def _gptq(section: _Section) -> Quantization:

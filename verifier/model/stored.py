@@ -36,8 +36,8 @@ from foresay.verifier.model.quantization import (
 )
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
-#: Four-bit numbers in a word, and the places of outputs in an AWQ word.
-_EIGHT, _AWQ_PLACES = 8, (0, 4, 1, 5, 2, 6, 3, 7)
+#: Four-bit numbers in a word, and the order of outputs in an AWQ word.
+_EIGHT, _AWQ_ORDER = 8, (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Misfit(ValueError):
@@ -55,34 +55,33 @@ class TensorSlot:
 
 
 def stored(
-    name: str, place: Matrix, scheme: Scheme | None, there: Container[str] = ()
+    name: str, into: Matrix, scheme: Scheme | None, there: Container[str] = ()
 ) -> Iterator[tuple[str, TensorSlot]]:
     """The tensors, by name, that make up one matrix of the decoder. name: that of a float tensor. there: names in the
     files."""
-    if isinstance(place, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
-        yield name, TensorSlot(tuple(place.shape), FLOATS, partial(put, place))
+    if isinstance(into, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+        yield name, TensorSlot(tuple(into.shape), FLOATS, partial(put, into))
         return
     floats = dict.fromkeys((FLOATS8, BLOCKS), _floats) | dict.fromkeys((MXFP4_PACKED, NVFP4_PACKED, MODELOPT), _e2m1)
     layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, MXFP4: _mxfp4, **floats, **dict.fromkeys(GPTQ, _gptq)}
     module = name.removesuffix(".weight")
-    for part, found in layouts[scheme.layout](place, scheme):
+    for part, found in layouts[scheme.layout](into, scheme):
         other = part.removesuffix("_inv")  # two writers, two names
         yield f"{module}.{other if f'{module}.{other}' in there else part}", found
-    if place.order is not None:
+    if into.order is not None:
         order = "g_idx" if scheme.layout in GPTQ else "weight_g_idx"
-        yield f"{module}.{order}", TensorSlot((place.inner,), ("I32", "I64"), partial(_put_order, place, place.order))
+        yield f"{module}.{order}", TensorSlot((into.inner,), ("I32", "I64"), partial(_put_order, into, into.order))
 
 
-def put(place: Matrix, found: Matrix) -> Tensor | None:
-    """Put a file's matrix in its place: it is quantised if only the place is quantised, and dequantised if only the
-    place is float."""
-    if isinstance(place, Tensor):
-        return place.copy_(found if isinstance(found, Tensor) else found.plain())
+def put(into: Matrix, found: Matrix) -> Tensor | None:
+    """Copy a file's matrix: it is quantised if only ``into`` is quantised, dequantised if only ``into`` is float."""
+    if isinstance(into, Tensor):
+        return into.copy_(found if isinstance(found, Tensor) else found.plain())
     if isinstance(found, Tensor):
-        place.fill(found)
+        into.fill(found)
     else:
         _check_scales(found.scales)
-        place.take(found)
+        into.take(found)
     return None
 
 
@@ -92,7 +91,7 @@ def _check_scales(scales: Tensor) -> None:
 
 
 def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
-    """A tensor of all experts. turns: for each part (gate, up), the places of all experts."""
+    """A tensor of all experts. turns: for each part (gate, up), the matrices of all experts."""
     kinds: tuple[str, ...] = FLOATS
     if how.holds in ("blocks", "scales"):
         turns, kinds = [[_part(how, one) for one in turn] for turn in turns], ("U8",)
@@ -160,8 +159,8 @@ def _put_stack(how: Stacked, turns: Sequence[Sequence[Matrix]], found: Matrix) -
         parts = [part for one in found.unbind() for part in turns_of_stack(how, one, sizes)]
     else:
         parts = found.split_with_sizes(sizes * len(turns[0]))
-    places = (place for of_expert in zip(*turns, strict=True) for place in of_expert)
-    kept = [put(place, part) for place, part in zip(places, parts, strict=True)]
+    destinations = (into for of_expert in zip(*turns, strict=True) for into in of_expert)
+    kept = [put(into, part) for into, part in zip(destinations, parts, strict=True)]
     narrow = (one for one in kept if one is not None and one.dtype is torch.float16)
     return next((one for one in narrow if not one.isfinite().all()), None)
 
@@ -175,35 +174,35 @@ def turns_of_stack(how: Stacked, one: Tensor, sizes: Sequence[int]) -> Sequence[
 _Parts = Iterator[tuple[str, TensorSlot]]
 
 
-def _packed(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    (outer, inner), bits = place.shape, scheme.bits
+def _packed(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    (outer, inner), bits = into.shape, scheme.bits
     in_word = 32 // bits
     width = -(-inner // in_word)
-    yield "weight_packed", TensorSlot((outer, width), ("I32",), lambda t: place.put(_numbers(t, bits)[:, :inner]))
-    yield "weight_scale", _spread(place.scales, scheme)
-    yield "weight_shape", TensorSlot((2,), ("I64", "I32"), partial(_check_shape, place.shape))
-    if place.zeros is not None:
-        zeros, groups = place.zeros, place.zeros.shape[1]
+    yield "weight_packed", TensorSlot((outer, width), ("I32",), lambda t: into.put(_numbers(t, bits)[:, :inner]))
+    yield "weight_scale", _spread(into.scales, scheme)
+    yield "weight_shape", TensorSlot((2,), ("I64", "I32"), partial(_check_shape, into.shape))
+    if into.zeros is not None:
+        zeros, groups = into.zeros, into.zeros.shape[1]
         shape = (-(-outer // in_word), groups)
         yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
 
 
-def _mxfp4(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+def _mxfp4(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
     """Files have these only for all experts together (:func:`stack_slot`)."""
-    yield "blocks", TensorSlot((place.shape[0], place.inner // 2), ("U8",), place.values.copy_)
-    yield "scales", TensorSlot(tuple(place.scales.shape), ("U8",), place.scales.view(torch.uint8).copy_)
+    yield "blocks", TensorSlot((into.shape[0], into.inner // 2), ("U8",), into.values.copy_)
+    yield "scales", TensorSlot(tuple(into.scales.shape), ("U8",), into.scales.view(torch.uint8).copy_)
 
 
-def _e2m1(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
+def _e2m1(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
     """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by."""
-    outer, inner = place.shape
+    outer, inner = into.shape
     theirs = scheme.layout == MODELOPT
-    yield "weight" if theirs else "weight_packed", TensorSlot((outer, inner // 2), ("U8",), place.values.copy_)
-    kind = "U8" if place.steps is None else E4M3
-    yield "weight_scale", TensorSlot(tuple(place.scales.shape), (kind,), partial(_put_scales, place.scales))
-    if place.steps is not None:
+    yield "weight" if theirs else "weight_packed", TensorSlot((outer, inner // 2), ("U8",), into.values.copy_)
+    kind = "U8" if into.steps is None else E4M3
+    yield "weight_scale", TensorSlot(tuple(into.scales.shape), (kind,), partial(_put_scales, into.scales))
+    if into.steps is not None:
         name = "weight_scale_2" if theirs else "weight_global_scale"
-        yield name, TensorSlot((1,), ("F32",), partial(_put_step, place.steps, not theirs))
+        yield name, TensorSlot((1,), ("F32",), partial(_put_step, into.steps, not theirs))
 
 
 def _put_scales(scales: Tensor, found: Tensor) -> None:
@@ -222,16 +221,16 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
         raise Misfit(f"says {found.tolist()}, expected {list(expected)}")
 
 
-def _integers(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(place.shape, ("I8",), place.put)
-    yield "weight_scale", _spread(place.scales, scheme)
-    if place.zeros is not None:
-        yield "weight_zero_point", TensorSlot(tuple(place.zeros.shape), ("I8",), place.zeros.copy_)
+def _integers(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    yield "weight", TensorSlot(into.shape, ("I8",), into.put)
+    yield "weight_scale", _spread(into.scales, scheme)
+    if into.zeros is not None:
+        yield "weight_zero_point", TensorSlot(tuple(into.zeros.shape), ("I8",), into.zeros.copy_)
 
 
-def _floats(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(place.shape, (E4M3,), partial(_put_floats, place))
-    yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(place.scales, scheme)
+def _floats(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    yield "weight", TensorSlot(into.shape, (E4M3,), partial(_put_floats, into))
+    yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(into.scales, scheme)
 
 
 def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
@@ -242,24 +241,24 @@ def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
     return TensorSlot(shape, FLOATS, lambda t: scales.copy_(t.view(-1, groups).repeat_interleave(rows, 0)[:outer]))
 
 
-def _put_floats(place: QuantizedMatrix, found: Tensor) -> None:
+def _put_floats(into: QuantizedMatrix, found: Tensor) -> None:
     if (found.view(torch.uint8) & 127 == 127).any():
         raise Misfit("has numbers that are NaN")
-    place.put(found)
+    into.put(found)
 
 
-def _gptq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    outer, inner = place.shape
-    groups = place.scales.shape[1]
+def _gptq(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    outer, inner = into.shape
+    groups = into.scales.shape[1]
     less = 1 if scheme.layout == GPTQ[0] else 0
-    yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: place.put(_numbers(t.T, 4)))
+    yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: into.put(_numbers(t.T, 4)))
     yield (
         "qzeros",
-        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _more(_numbers(t, 4).T, less))),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(into, _more(_numbers(t, 4).T, less))),
     )
-    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
-    if place.order is None:
-        yield "g_idx", TensorSlot((inner,), ("I32",), partial(_check_order, place.group))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: into.scales.copy_(t.T))
+    if into.order is None:
+        yield "g_idx", TensorSlot((inner,), ("I32",), partial(_check_order, into.group))
 
 
 def _more(zeros: Tensor, less: int) -> Tensor:
@@ -274,36 +273,36 @@ def _check_order(group: int, found: Tensor) -> None:
         )
 
 
-def _put_order(place: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
+def _put_order(into: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
     """order: of all fused matrices, -1 until one of them has been read."""
-    groups, found = place.inner // place.group, found.to(order)
-    if found.min() < 0 or not (found.bincount(minlength=groups) == place.group).all():
-        raise Misfit(f"does not give each of {groups} groups {place.group} numbers")
+    groups, found = into.inner // into.group, found.to(order)
+    if found.min() < 0 or not (found.bincount(minlength=groups) == into.group).all():
+        raise Misfit(f"does not give each of {groups} groups {into.group} numbers")
     if order[0] >= 0 and not torch.equal(order, found):
         raise Misfit("has a different order of groups than the matrices it is multiplied with (q, k, v; gate, up)")
     order.copy_(found)
 
 
-def _awq(place: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    outer, inner = place.shape
-    groups = place.scales.shape[1]
-    yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: place.put(_in_order(_numbers(t, 4)).T))
+def _awq(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    outer, inner = into.shape
+    groups = into.scales.shape[1]
+    yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: into.put(_in_order(_numbers(t, 4)).T))
     yield (
         "qzeros",
-        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(place, _in_order(_numbers(t, 4)).T)),
+        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(into, _in_order(_numbers(t, 4)).T)),
     )
-    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: place.scales.copy_(t.T))
+    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: into.scales.copy_(t.T))
 
 
 def _in_order(numbers: Tensor) -> Tensor:
     words: Tensor = numbers.unflatten(1, (-1, _EIGHT))
-    return words[:, :, list(_AWQ_PLACES)].flatten(1)
+    return words[:, :, list(_AWQ_ORDER)].flatten(1)
 
 
-def _put_zeros(place: QuantizedMatrix, zeros: Tensor) -> None:
+def _put_zeros(into: QuantizedMatrix, zeros: Tensor) -> None:
     """zeros: int8[O, G]."""
-    if place.zeros is not None:
-        place.zeros.copy_(zeros)
+    if into.zeros is not None:
+        into.zeros.copy_(zeros)
     elif zeros.any():
         raise Misfit("has zero points other than the middle, although config.json calls the weights symmetric")
 

@@ -5,11 +5,10 @@
     v_proj [Hk D, H] ┘                  up_proj [I, H] ┘
 
 If a family's files already have one of these fused, it is used as it is. The fused tensors are allocated once; every
-tensor of a file has its place in one of them, a view of some rows, and is copied (and cast) directly there from the
-mapped file, also onto a GPU, so that there is never a second copy of the model on either side. Where a CPU computes in
-fp32, 16-bit matrices stay as they are stored (:mod:`foresay.verifier.model.linear`). A quantised matrix has integers
-and
-scales: from the files (:mod:`foresay.verifier.model.stored`), or computed from each float tensor as it is read.
+tensor of a file is some rows of one of them, a view, and is copied (and cast) directly there from the mapped file, also
+onto a GPU, so that there is never a second copy of the model on either side. Where a CPU computes in fp32, 16-bit
+matrices stay as they are stored (:mod:`foresay.verifier.model.linear`). A quantised matrix has integers and scales:
+from the files (:mod:`foresay.verifier.model.stored`), or computed from each float tensor as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -89,11 +88,11 @@ def load(
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
     """Convert values that GGUF files store as they are, and others minus one, or as the logarithm of the negated
     value."""
-    for name, place in places(config, weights):
-        if name in config.less_one and isinstance(place, Tensor):
-            place.add_(1.0)
-        if name.endswith(DECAYS) and isinstance(place, Tensor):
-            place.exp_().neg_()
+    for name, into in destinations(config, weights):
+        if name in config.less_one and isinstance(into, Tensor):
+            into.add_(1.0)
+        if name.endswith(DECAYS) and isinstance(into, Tensor):
+            into.exp_().neg_()
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -114,12 +113,12 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     stacks = list(stacked(config, weights, checkpoint.tensors))
     inside = {name for _, _, _, turns in stacks for names in turns for name in names}
     found = {
-        each: place
-        for name, matrix in places(config, weights)
+        each: into
+        for name, matrix in destinations(config, weights)
         if name not in inside
-        for each, place in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
+        for each, into in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
     } | stack_slots(stacks, config, checkpoint.tensors)
-    expected = {name: (place.shape, place.kinds) for name, place in found.items()}
+    expected = {name: (into.shape, into.kinds) for name, into in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
         head, embed = weights.lm_head, weights.embed
@@ -183,18 +182,18 @@ def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict
     return {each.name: rooms.vector(each.shape, wide=each.wide) for each in vectors}
 
 
-def places(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
+def destinations(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
     """Every tensor name that a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
     yield from weights.final_norm.items()
     if not config.tie_word_embeddings:
         yield LM_HEAD, weights.lm_head
     for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
-        for name, place in _layer_places(layer, config.hidden_size, held):
-            yield f"model.layers.{number}.{name}", place
+        for name, into in _layer_destinations(layer, config.hidden_size, held):
+            yield f"model.layers.{number}.{name}", into
 
 
-def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tuple[str, Matrix]]:
+def _layer_destinations(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tuple[str, Matrix]]:
     for product in layer.products(hidden):
         for kind, whole in (("weight", held.matrices[product.name]), ("bias", held.biases.get(product.name))):
             if whole is not None:
@@ -206,7 +205,7 @@ def _layer_places(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tup
 def stacked(
     config: ModelConfig, weights: ModelWeights, there: Container[str]
 ) -> Iterator[tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]]]:
-    """Tensors of all experts that files have instead of one for each: their layout, and for each part the places of all
+    """Tensors of all experts that files have instead of one for each: their layout, and for each part the slots of all
     experts, and their names if they were separate."""
     for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
         prefix = f"model.layers.{number}."
@@ -215,7 +214,7 @@ def stacked(
             for one in product.stacked:
                 kinds = ("weight", "weight_packed", "qweight") if one.among is not None else ("weight",)
                 is_there = any(f"{prefix}{one.name}".replace("weight", kind) in there for kind in kinds)
-                if not _is_wanted(config, names[0], product.inner, one, is_there):
+                if not _is_needed(config, names[0], product.inner, one, is_there):
                     continue
                 kind, whole = ("bias", held.biases) if one.holds == "bias" else ("weight", held.matrices)
                 parts = whole[product.name].split_with_sizes(list(product.rows.values()))
@@ -224,7 +223,7 @@ def stacked(
                 yield f"{prefix}{one.name}", one, [parts[turn] for turn in turns], called
 
 
-def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
+def _is_needed(config: ModelConfig, module: str, inner: int, one: Stacked, there: bool) -> bool:
     """Whether a tensor of all experts is read. there: whether it is in the files. Of quantised matrices in safetensors
     files only MXFP4's are stacked, and they must be."""
     scheme = None if config.quantization is None else config.quantization.scheme(module, inner)
@@ -235,20 +234,20 @@ def _is_wanted(config: ModelConfig, module: str, inner: int, one: Stacked, there
 
 
 @torch.no_grad()
-def _read(checkpoint: Checkpoint, places: dict[str, TensorSlot], progress: Progress, fp16: bool) -> None:
-    """Copy each tensor of the checkpoint to its place, one file open at a time. fp16: whether all must fit in fp16."""
-    total, done = sum(checkpoint.tensors[name].nbytes for name in places), 0
+def _read(checkpoint: Checkpoint, destinations: dict[str, TensorSlot], progress: Progress, fp16: bool) -> None:
+    """Copy each tensor of the checkpoint into its slot, one file open at a time. fp16: whether all must fit in fp16."""
+    total, done = sum(checkpoint.tensors[name].nbytes for name in destinations), 0
     for file in checkpoint.files:
-        with checkpoint.opened(file) as tensors:
-            for name in filter(places.__contains__, tensors.offset_keys()):
-                _put(places[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
-                done += checkpoint.tensors[name].nbytes
-                progress(done / total)
+        tensors = checkpoint.opened(file)
+        for name in filter(destinations.__contains__, tensors.offset_keys()):
+            _put(destinations[name], tensors.get_tensor(name), f"{file}: {name}", fp16)
+            done += checkpoint.tensors[name].nbytes
+            progress(done / total)
 
 
-def _put(place: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
+def _put(into: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
     try:
-        found = place.put(tensor)
+        found = into.put(tensor)
     except Misfit as error:
         raise WeightsError(f"{name} {error}") from error
     if fp16 and isinstance(found, Tensor) and not found.isfinite().all():
@@ -260,7 +259,7 @@ def _check_tied(checkpoint: Checkpoint, embed: Tensor) -> None:
     if LM_HEAD not in checkpoint.tensors:
         return
     file = checkpoint.tensors[LM_HEAD].file
-    with checkpoint.opened(file) as tensors:
-        rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
-        if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
-            raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")
+    tensors = checkpoint.opened(file)
+    rows = zip(tensors.get_tensor(LM_HEAD).chunk(16), embed.chunk(16), strict=True)
+    if not all(torch.equal(stored.to(kept.dtype), kept.cpu()) for stored, kept in rows):
+        raise WeightsError(f"{file}: {LM_HEAD} differs from {EMBEDDING}, to which config.json ties it")

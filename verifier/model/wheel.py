@@ -130,8 +130,8 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
-def _reason(said: str) -> str:
+def _reason(output: str) -> str:
     """pip's last message, and whether it reached the index at all."""
-    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
-    last = errors[-1] if errors else (said.strip().splitlines() or ["it said nothing"])[-1]
-    return f"{last}; the package index cannot be reached" if "connection broken by" in said else last
+    errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
+    last = errors[-1] if errors else (output.strip().splitlines() or ["it said nothing"])[-1]
+    return f"{last}; the package index cannot be reached" if "connection broken by" in output else last

@@ -26,13 +26,13 @@ from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
 from foresay.verifier.model.stored import of_product, turns_of_stack
-from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, places, stacked
+from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, destinations, stacked
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 #: The most bytes of a file, unless one matrix has more.
 _FILE = 4 << 30
 #: The files besides the weights that are copied.
-_BESIDE = (
+_COPIED = (
     "tokenizer*",
     "tekken.json",
     "special_tokens*",
@@ -52,7 +52,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
     check(checkpoint, config)
     out.mkdir(parents=True, exist_ok=True)
     weights = allocate(config, torch.bfloat16, "meta")
-    matrices = {name: place for name, place in places(config, weights) if isinstance(place, QuantizedMatrix)}
+    matrices = {name: like for name, like in destinations(config, weights) if isinstance(like, QuantizedMatrix)}
     if isinstance(weights.lm_head, QuantizedMatrix):
         matrices[LM_HEAD] = weights.lm_head
     files, stacks = _Files(out), dict[str, list[Any]]()
@@ -64,7 +64,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
             files.add(_parts(own, part, matrices.get(own)))
     files.close()
     _write_config(directory, config, matrices, out)
-    for path in (path for pattern in _BESIDE for path in directory.glob(pattern)):
+    for path in (path for pattern in _COPIED for path in directory.glob(pattern)):
         shutil.copy(path, out / path.name)
 
 
@@ -72,23 +72,23 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, progress: Progress) ->
     """All tensors; a tied output head follows the embedding."""
     total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
     for file in checkpoint.files:
-        with checkpoint.opened(file) as tensors:
-            for name in filter(checkpoint.tensors.__contains__, tensors.offset_keys()):
-                tensor = tensors.get_tensor(name)
-                if not (config.tie_word_embeddings and name == LM_HEAD):
-                    yield name, tensor
-                if config.tie_word_embeddings and name == EMBEDDING:
-                    yield LM_HEAD, tensor.clone()
-                done += checkpoint.tensors[name].nbytes
-                progress(done / total)
+        tensors = checkpoint.opened(file)
+        for name in filter(checkpoint.tensors.__contains__, tensors.offset_keys()):
+            tensor = tensors.get_tensor(name)
+            if not (config.tie_word_embeddings and name == LM_HEAD):
+                yield name, tensor
+            if config.tie_word_embeddings and name == EMBEDDING:
+                yield LM_HEAD, tensor.clone()
+            done += checkpoint.tensors[name].nbytes
+            progress(done / total)
 
 
 def _unstacked(
     stack: tuple[str, Stacked, list[Sequence[Matrix]], list[list[str]]], tensor: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """A tensor of all experts, split by expert. stack: see :func:`foresay.verifier.model.weights.stacked`."""
-    _, how, places, names = stack
-    sizes = [int(turn[0].shape[0]) for turn in places]
+    _, how, destinations, names = stack
+    sizes = [int(turn[0].shape[0]) for turn in destinations]
     own = of_product(how, tensor)
     assert isinstance(own, Tensor), "files with floats are written"
     for number, one in enumerate(own):
@@ -96,12 +96,12 @@ def _unstacked(
             yield turn[number], part.contiguous()
 
 
-def _parts(name: str, tensor: Tensor, place: Matrix | None) -> dict[str, Tensor]:
-    """A tensor unchanged, or as numbers and scales. place: a tensor like it, without data."""
-    if not isinstance(place, QuantizedMatrix):
+def _parts(name: str, tensor: Tensor, like: Matrix | None) -> dict[str, Tensor]:
+    """A tensor unchanged, or as numbers and scales. like: a tensor like it, without data."""
+    if not isinstance(like, QuantizedMatrix):
         return {name: tensor}
-    outer, inner = place.shape
-    kind = place.bits, place.group, True, place.scales.dtype, torch.device("cpu"), place.floats
+    outer, inner = like.shape
+    kind = like.bits, like.group, True, like.scales.dtype, torch.device("cpu"), like.floats
     made = QuantizedMatrix.empty(outer, inner, *kind)
     made.fill(tensor)
     scales = {f"{name}_scale": made.scales}

@@ -50,7 +50,7 @@ def tree_attention(
 
     query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
     shared: values are this many numbers of each key, from the first, and ``values`` is not read: [R, H, shared] is
-    returned; 0: they are not. Only on a CPU.
+    returned; 0: they are not.
     window: how many positions a row attends to, including its own; None: all. first: positions below are not attended
     to. A row that attends to nothing, and a padding row, gives zeros. count: int64[1], the number of rows, read when it
     runs (by compiled kernels; None: all). scales: fp32[slots, 2, G] of quantised keys and values, which may be rounded
@@ -82,9 +82,10 @@ def _on_gpu(
     from foresay.verifier.ops.kernels.tree_attention import tree_attention
 
     kernel = chunk_attention if rows.words is None else tree_attention
-    assert not shared, "latent attention runs on a CPU"
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
-    return kernel(query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks)
+    return kernel(
+        query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks, shared=shared
+    )
 
 
 @tree_attention.on_cpu

@@ -26,10 +26,10 @@ def on_triton(x: Tensor) -> bool:
     return INTERPRETED or x.device.type != "cpu"
 
 
-def new(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def new(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor for a kernel's output, on the device of another one, and of its dtype unless given."""
-    dtype = dtype or beside.dtype
-    return beside.new_empty(tuple(shape), dtype=dtype) if on_triton(beside) else room(shape, dtype)
+    dtype = dtype or like.dtype
+    return like.new_empty(tuple(shape), dtype=dtype) if on_triton(like) else room(shape, dtype)
 
 
 def launch(

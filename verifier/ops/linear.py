@@ -86,11 +86,18 @@ def packed_linear(
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
-def head_linear(x: Tensor, weight: PackedWeight, dtype: torch.dtype, count: Tensor | None = None) -> Tensor:
+def head_linear(
+    x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
+) -> Tensor:
     """A product of each head: [R, heads * O] of [R, heads * K], with a weight [heads * O, K] that is stacked like that
     of experts, and has no bias. A row has the same bits with any number of rows."""
-    heads = weight.experts
-    if compiled(x):
+    heads = x.shape[1] // weight.inner
+    if isinstance(weight, BlockedWeight):
+        if x.is_cuda:
+            from foresay.verifier.ops.kernels import linear as kernels
+
+            return kernels.head_product(x, weight, dtype)
+    elif compiled(x):
         made = weight.product(x, dtype, count, heads)
         assert isinstance(made, Tensor), "a CPU leaves no sums"
         return made

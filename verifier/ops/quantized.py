@@ -241,9 +241,9 @@ class QuantizedMatrix:
             scales, steps = torch.ones_like(found.scales), found.scales
         _repeat(scales, self.scales)
         _repeat(steps, self.steps)
-        for place, given in ((self.minimums, found.minimums), (self.minimum_steps, found.minimum_steps)):
-            if place is not None:
-                place.zero_() if given is None else _repeat(given, place)
+        for into, given in ((self.minimums, found.minimums), (self.minimum_steps, found.minimum_steps)):
+            if into is not None:
+                into.zero_() if given is None else _repeat(given, into)
 
     def fill(self, weight: Tensor) -> None:
         """Quantise a float weight [O, K] to the nearest values. Scales are rounded first, so that values compensate for
@@ -280,9 +280,9 @@ class QuantizedMatrix:
         self.values.copy_(values if self.bits == 8 else packed(values))
 
 
-def _repeat(given: Tensor, place: Tensor) -> None:
+def _repeat(given: Tensor, into: Tensor) -> None:
     """The same numbers for smaller groups: [O, G] into [O, n G]."""
-    place.copy_(given.repeat_interleave(place.shape[1] // given.shape[1], dim=1))
+    into.copy_(given.repeat_interleave(into.shape[1] // given.shape[1], dim=1))
 
 
 def packed(values: Tensor) -> Tensor:

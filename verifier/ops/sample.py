@@ -88,24 +88,24 @@ def _by_kernels(
 
 
 def _sample_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
-    asked = sampling.of_row(n)
-    noise = None if asked.greedy else _noise_of(sampling, n, row.shape[1], token_ids)
-    sampled = sample(row, asked, noise)
+    params = sampling.of_row(n)
+    noise = None if params.greedy else _noise_of(sampling, n, row.shape[1], token_ids)
+    sampled = sample(row, params, noise)
     return sampled if token_ids is None else token_ids[sampled].where(sampled != BROKEN, BROKEN)
 
 
 def _noisy_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
-    asked, row = sampling.of_row(n), row.where(row < math.inf, -math.inf)
-    if asked.greedy:
+    params, row = sampling.of_row(n), row.where(row < math.inf, -math.inf)
+    if params.greedy:
         return row
-    return _filtered(row / asked.temperature, asked) + _noise_of(sampling, n, row.shape[1], token_ids)
+    return _filtered(row / params.temperature, params) + _noise_of(sampling, n, row.shape[1], token_ids)
 
 
-def _filtered(scaled: Tensor, asked: SamplingParams) -> Tensor:
+def _filtered(scaled: Tensor, params: SamplingParams) -> Tensor:
     """One row, with minus infinity for tokens that the filters remove."""
-    limit = asked.top_k if 0 < asked.top_k <= MOST_CHILDREN else 0
+    limit = params.top_k if 0 < params.top_k <= MOST_CHILDREN else 0
     listed = keep_top_k(scaled, limit)
-    kept = keep_top_p_min_p(listed, asked.top_p, asked.min_p)
+    kept = keep_top_p_min_p(listed, params.top_p, params.min_p)
     decided = listed.isfinite().sum() <= limit if limit else kept.isfinite().sum() < MOST_CHILDREN
     return kept if decided else scaled
 

@@ -41,8 +41,8 @@ def lay_out(
     """
     real = (live != 0)[:, None]
     start = lengths.long()[:, None]
-    places = (start + nodes).where(real, 0)
-    slots = tables.long().gather(1, places // page_size) * page_size + places % page_size
+    positions = (start + nodes).where(real, 0)
+    slots = tables.long().gather(1, positions // page_size) * page_size + positions % page_size
     return (start + depths).where(real, 0).flatten(), slots.where(real, 0).flatten()
 
 
@@ -194,8 +194,8 @@ def advance(recent: Tensor, lengths: Tensor, ends: Tensor, emitted: Tensor, take
     int64[S, N]; entries after a sequence's number are ignored. taken: int64[S], 0 to N. All contiguous. ``BROKEN``,
     which is no token and must not be looked up, becomes 0.
     """
-    places = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
-    recent.copy_(torch.cat([recent, emitted], dim=1).gather(1, places).clamp_(min=0))
+    positions = torch.arange(recent.shape[1], device=recent.device) + taken[:, None]
+    recent.copy_(torch.cat([recent, emitted], dim=1).gather(1, positions).clamp_(min=0))
     lengths.add_(taken)
     ends.add_(taken[:, None])
 

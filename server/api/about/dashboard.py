@@ -18,7 +18,8 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Shared
-from foresay.server.host.models.models import MODELS, Models, ServedModel
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS, Models
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
 from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -49,7 +50,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 def listed(models: Models) -> dict[str, str] | UnsetType:
     """The state of each model by name; unset if there is only one."""
-    return {entry.name: entry.state for entry in models} if models.several else UNSET
+    return {entry.name: entry.status for entry in models} if models.several else UNSET
 
 
 class TooManyReaders(Busy):
@@ -187,7 +188,7 @@ class RequestNotFound(ApiError):
     status, type, code, param = 404, "invalid_request_error", "request_not_found", "request_id"
 
 
-def _chosen(http: web.Request) -> ServedModel:
+def _chosen(http: web.Request) -> Model:
     """The model to report on."""
     return http.app[MODELS].chosen(http.query.get("model"))
 

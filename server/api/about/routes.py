@@ -12,8 +12,9 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served, wants_page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Caller
-from foresay.server.gateway.key_store import KeyStore
-from foresay.server.host.models.models import MODELS, Models, ServedModel
+from foresay.server.gateway.keys import KeyStore
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS, Models
 from foresay.server.observe.telemetry.report import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
@@ -149,7 +150,7 @@ async def health(request: web.Request) -> web.Response:
         engine_starts=sum(entry.service.engine.status.starts for entry in models),
     )
     if models.several:
-        body.message, body.models = msgspec.UNSET, {entry.name: entry.state for entry in models}
+        body.message, body.models = msgspec.UNSET, {entry.name: entry.status for entry in models}
         return json_response(body)
     if info is not None:
         body.exact, body.exact_reason = "yes" if info.exact else "no", info.exact_reason
@@ -168,7 +169,7 @@ def _state(models: Models) -> str:
     """The server's state in one word: several models are loaded on request, so the server is ok while requests are
     taken."""
     if not models.several:
-        return models.first.state
+        return models.first.status
     return "draining" if models.server.draining else "ok"
 
 
@@ -235,9 +236,9 @@ async def usages(request: web.Request) -> web.Response:
     return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
 
 
-def _card(served: Models, entry: ServedModel, name: str) -> ModelCard:
+def _card(served: Models, entry: Model, name: str) -> ModelCard:
     info, created = entry.info, served.server.created
-    longest = (entry.model.longest if info is None else info.max_model_len) or UNSET
+    longest = (entry.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
         id=name,
         created=created,
@@ -258,7 +259,7 @@ def _meta(info: EngineInfo) -> dict[str, int]:
     return sizes | {"n_embd": info.hidden_size, "n_params": info.parameters, "size": info.weight_bytes}
 
 
-def _sampling(entry: ServedModel) -> UsualSampling | UnsetType:
+def _sampling(entry: Model) -> UsualSampling | UnsetType:
     text = entry.service.text
     if text is None:
         return UNSET

@@ -23,14 +23,15 @@ from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
 from foresay.server.host.client_base import Progress
-from foresay.server.host.models.models import MODELS, Models, ServedModel
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
-from foresay.server.text.tekken import tokenizer_file
+from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 
 log = logging.getLogger("foresay.server")
@@ -116,7 +117,7 @@ _LOOSE = frozenset(
 )
 
 
-def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> asyncio.Task[int]:
+def begin(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> asyncio.Task[int]:
     """Reload the model with these settings; the result is the number of running requests that continue in the new
     engine. Continues even if the client leaves.
 
@@ -129,7 +130,7 @@ def begin(models: Models, entry: ServedModel, settings: Mapping[str, Any], progr
     return task
 
 
-async def _reload(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> int:
+async def _reload(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> int:
     try:
         return await _changed(models, entry, settings, progress)
     except (ApiError, InvalidRequest):
@@ -138,13 +139,13 @@ async def _reload(models: Models, entry: ServedModel, settings: Mapping[str, Any
         raise InvalidRequest(_field(str(error), settings), str(error)) from None
 
 
-async def _changed(models: Models, entry: ServedModel, settings: Mapping[str, Any], progress: Progress) -> int:
+async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> int:
     before = entry.service.config
     config = changed(before, settings)
     weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
     if not entry.loaded:
         return await models.renew(entry, config, weights if config.target == before.target else None, progress)
-    info = entry.info or await entry.model.arrived()
+    info = entry.info or await entry.arrived()
     if config.target != before.target:
         progress("checking the files", None)
         if not await asyncio.to_thread(_the_same, before, config):

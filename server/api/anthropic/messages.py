@@ -10,8 +10,7 @@ from msgspec import UNSET
 
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.anthropic.request import Conversation, drawing
-from foresay.server.api.common.answer import Answer, parsed_arguments
-from foresay.server.api.common.items import Item, Items
+from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
 from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt

@@ -53,7 +53,7 @@ def number(http: web.Request, name: str, default: int, least: int, most: int | N
     given = http.query.get(name)
     if given is None:
         return default
-    if not given.lstrip("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
+    if not given.removeprefix("-").isdecimal() or len(given) > 18 or int(given) < least or (most and int(given) > most):
         wanted = f"at least {least}" if most is None else f"between {least} and {most}"
         raise InvalidRequest(name, f" must be a number, {wanted}, got {given!r}")
     return int(given)

@@ -27,20 +27,18 @@ from foresay.server.catalog.formats import EFFORTS
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions
-from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
-from foresay.server.text.last_prompts import LONG, difference
 from foresay.server.text.options import bad_words, check_choices, check_echoed, forked, scores_only, truncated
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.server.text.prompt import RenderedPrompt, Room
+from foresay.server.text.prompt_changes import LONG, difference, left_out
 from foresay.server.text.warned import Warned, headers, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from foresay.server.gateway.caller import ID_WANTED, usable_id
 from foresay.server.schemas import bounds
-from foresay.server.schemas.chat import ChatRequest
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import ErrorDetail, GenerationRequest
 from foresay.server.text import options

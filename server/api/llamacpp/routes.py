@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, astuple
 
 import foresay
@@ -18,17 +18,111 @@ from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, j
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
-from foresay.server.api.llamacpp import schemas
-from foresay.server.host.models.models import MODELS, ServedModel
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
-from foresay.server.schemas.completions import CompletionRequest
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest
+from foresay.server.schemas.bounds import shown
+from foresay.server.schemas.chat import CompletionRequest
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, RequestWarning, Timings, not_done, not_followed
+from foresay.server.schemas.tokens import TopLogprob
 from foresay.server.text.choice import Piece
 from foresay.server.text.prompt import Room
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.names import NONE
 from foresay.spec.request import TokenLogprobs
+from foresay.spec.sampling import Logprobs, RepetitionPenalty
+
+HERE = "/completion"
+
+
+class NativeRequest(GenerationRequest, kw_only=True):
+    """The fields shared by ``POST /completion`` and ``/infill``: the sampling fields of completions, some under
+    llama.cpp's names. n_predict: maximum number of tokens to generate; negative: as many as fit; 0: only prefill the
+    prompt, for later requests. n_probs: like logprobs of completions."""
+
+    n_predict: int | None = None
+    n_probs: Logprobs | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    repeat_last_n: int | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    return_tokens: bool | None = None
+
+    n: Annotated[int | None, not_done(1, by=HERE)] = None
+    post_sampling_probs: Annotated[Any, not_done(False, by=HERE)] = None
+    lora: Annotated[Any, not_done([], by=HERE)] = None
+
+    response_fields: Annotated[list[str] | None, not_followed([], why="answers have all their fields")] = None
+    t_max_prompt_ms: Annotated[int | None, not_followed(0, -1, why="prompts are read whole, however long it takes")] = (
+        None
+    )
+    t_max_predict_ms: Annotated[int | None, not_followed(0, -1, why="n_predict bounds what is written, not time")] = (
+        None
+    )
+    n_indent: Annotated[int | None, not_followed(0, why="lines may be indented less")] = None
+
+
+class NativeCompletion(NativeRequest, kw_only=True):
+    """``POST /completion``. prompt: a text, or token ids."""
+
+    prompt: Annotated[str, shown(minLength=1)] | list[int]
+
+
+class Extra(msgspec.Struct, kw_only=True):
+    """A file for context."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """``POST /infill``: generates the text between a prefix and a suffix. prompt: its beginning, if already written."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[Extra] | None = None
+
+
+class NativeTop(TopLogprob, kw_only=True):
+    """One of the most likely tokens, with its id."""
+
+    id: int
+
+
+class NativeTokenLogprob(msgspec.Struct, kw_only=True):
+    """A token of the answer with its id, and the most likely tokens at its position."""
+
+    id: int
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[NativeTop]
+
+
+class NativeAnswer(msgspec.Struct, kw_only=True):
+    """An answer, or a chunk of one. Only the last chunk has the fields from ``model`` on."""
+
+    index: int = 0
+    content: str
+    tokens: list[int]
+    id_slot: int = -1
+    stop: bool = False
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    has_new_line: bool | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
+    stop_type: Literal["eos", "word", "limit"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+
 
 #: Its streams end with the chunk that has ``stop``, without ``[DONE]``.
 FRAMING = msgspec.structs.replace(EVENTS, done=b"")
@@ -66,9 +160,9 @@ class Native(Answer):
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
 
-    def _answer(self, pieces: Sequence[Piece]) -> schemas.NativeAnswer:
+    def _answer(self, pieces: Sequence[Piece]) -> NativeAnswer:
         choice = self.choices[0]
-        answer = schemas.NativeAnswer(
+        answer = NativeAnswer(
             content="".join(piece.text for piece in pieces),
             tokens=[token for piece in pieces for token in piece.token_ids],
             tokens_predicted=choice.completion_tokens,
@@ -78,14 +172,12 @@ class Native(Answer):
             answer.completion_probabilities = [self._likely(entry) for piece in pieces for entry in piece.logprobs]
         return answer
 
-    def _likely(self, entry: TokenLogprobs) -> schemas.NativeTokenLogprob:
+    def _likely(self, entry: TokenLogprobs) -> NativeTokenLogprob:
         (facts,) = self._token_decoder.chat([entry]).content
-        top = [
-            schemas.NativeTop(*astuple(one), id=id) for one, (id, _) in zip(facts.top_logprobs, entry.top, strict=True)
-        ]
-        return schemas.NativeTokenLogprob(id=entry.token, **asdict(facts) | {"top_logprobs": top})
+        top = [NativeTop(*astuple(one), id=id) for one, (id, _) in zip(facts.top_logprobs, entry.top, strict=True)]
+        return NativeTokenLogprob(id=entry.token, **asdict(facts) | {"top_logprobs": top})
 
-    def _ended(self, answer: schemas.NativeAnswer) -> schemas.NativeAnswer:
+    def _ended(self, answer: NativeAnswer) -> NativeAnswer:
         choice, params = self.choices[0], self.choices[0].request.params
         word = choice.stop_reason if isinstance(choice.stop_reason, str) else ""
         answer.stop, answer.model, answer.truncated = True, self.model, False
@@ -99,7 +191,7 @@ class Native(Answer):
         return answer
 
 
-def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
+def fields_of(body: NativeRequest) -> dict[str, Any]:
     """The fields of the completion request, without the prompt."""
     if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
         raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
@@ -116,17 +208,15 @@ def fields_of(body: schemas.NativeRequest) -> dict[str, Any]:
     return fields
 
 
-async def native(http: web.Request, body: schemas.NativeCompletion | schemas.InfillRequest) -> web.StreamResponse:
+async def native(http: web.Request, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     """Continue a prompt, or fill in the text between a prefix and a suffix."""
     framing = FRAMING if body.stream else None
     return await leased(http, body.model, partial(_native, http, body=body), framing)
 
 
-async def _native(
-    http: web.Request, service: Service, body: schemas.NativeCompletion | schemas.InfillRequest
-) -> web.StreamResponse:
+async def _native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     with NAMES as names:
-        tokens = await (_infilled if isinstance(body, schemas.InfillRequest) else _prompt)(service, body)
+        tokens = await (_infilled if isinstance(body, InfillRequest) else _prompt)(service, body)
         fields = fields_of(body)
         if fields["max_tokens"] is None:
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
@@ -215,7 +305,7 @@ async def studio_model(http: web.Request) -> web.Response:
     return json_response(_studio(http.app[MODELS].find(name), name))
 
 
-def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
+def _studio(entry: Model, name: str) -> dict[str, Any]:
     known, running, text = entry.info, entry.running, entry.service.text
     facts = {
         "id": name,
@@ -226,7 +316,7 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
         "compatibility_type": "safetensors",
         "quantization": "" if known is None else known.quantization.partition(" ")[0] or known.dtype,
         "state": "loaded" if running else "not-loaded",
-        "max_context_length": known.trained_length if known else entry.model.longest,
+        "max_context_length": known.trained_length if known else entry.longest,
         "capabilities": ["tool_use"] if text is not None and text.chat_format.calls is not None else [],
     }
     return facts if running is None else facts | {"loaded_context_length": running.max_model_len}
@@ -236,11 +326,11 @@ def _studio(entry: ServedModel, name: str) -> dict[str, Any]:
 ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
 _NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)
-_STREAM = Stream(FRAMING, (schemas.NativeAnswer, ErrorBody))
+_STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
 ROUTES = [
-    Route("POST", "/completion", native, schemas.NativeCompletion, schemas.NativeAnswer, _STREAM),
-    Route("POST", "/completions", native, schemas.NativeCompletion, schemas.NativeAnswer, _STREAM),
-    Route("POST", "/infill", native, schemas.InfillRequest, schemas.NativeAnswer, _STREAM),
+    Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
+    Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
+    Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
     Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
     Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
     Route("GET", "/api/v0/models", studio_models, answer=dict[str, Any], errors=(401,)),

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from foresay.server.api.common.answer import Answer, parsed_arguments
-from foresay.server.api.common.items import Item, Items
+from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
 from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import naming
 from foresay.server.api.ollama import schemas

@@ -19,12 +19,12 @@ from foresay.server.api.common.turns import answered, chat_choices, completion_c
 from foresay.server.api.ollama import answer as answers
 from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama import schemas
-from foresay.server.catalog.catalog import of_short_name
-from foresay.server.catalog.fetch import fetched
+from foresay.server.catalog.catalog import fetched, of_short_name
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.models import MODELS, ServedModel
+from foresay.server.host.models.model import Model
+from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service, Text
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.errors import Forbidden, ModelNotFound
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.settings.units import moment
@@ -151,9 +151,9 @@ async def running(http: web.Request) -> web.Response:
     )
 
 
-def _running(entry: ServedModel, info: EngineInfo) -> schemas.RunningModel:
+def _running(entry: Model, info: EngineInfo) -> schemas.RunningModel:
     known = msgspec.structs.asdict(answers.described(entry.name, entry.service.server.created, info))
-    held, stays = 0 if info.footprint is None else info.footprint.held, entry.resident.stays(time.monotonic())
+    held, stays = 0 if info.footprint is None else info.footprint.held, entry.stays(time.monotonic())
     return schemas.RunningModel(
         **known | {"size": held},
         expires_at=NEVER if stays is None else moment(time.time() + stays),
@@ -168,11 +168,11 @@ async def show(http: web.Request, body: schemas.ShowRequest) -> web.Response:
     if name is None:
         raise InvalidRequest("model", " is required")
     entry = http.app[MODELS].find(name)
-    await entry.model.peek()
+    await entry.peek()
     return json_response(_shown(entry))
 
 
-def _shown(entry: ServedModel) -> schemas.Shown:
+def _shown(entry: Model) -> schemas.Shown:
     text, target = entry.service.text, entry.target
     defaults = {} if text is None else msgspec.structs.asdict(text.defaults)
     return schemas.Shown(
@@ -180,7 +180,7 @@ def _shown(entry: ServedModel) -> schemas.Shown:
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
         details=answers.details(entry.info),
-        model_info=answers.model_info(entry.name, target, entry.info, entry.model.longest),
+        model_info=answers.model_info(entry.name, target, entry.info, entry.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.server.created),
     )

@@ -17,7 +17,7 @@ from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leased
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
-from foresay.server.schemas.completions import Completion, CompletionChoice, CompletionRequest
+from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece

@@ -39,10 +39,7 @@ class StoredChat(Kept, kw_only=True, eq=False):
 
 
 class StoredChats(Store[StoredChat]):
-    """The stored chat completions of one server."""
-
-    def drain(self) -> None:
-        """Nothing to do: they are lost with the server."""
+    """The stored chat completions of one server, which are lost with it."""
 
 
 class Changed(msgspec.Struct, kw_only=True):

@@ -15,8 +15,7 @@ from foresay.server.api.common.turns import chat_prompt, rendered, room_for
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count, shown
-from foresay.server.schemas.chat import ChatRequest, Message, Tool
-from foresay.server.schemas.completions import CompletionRequest
+from foresay.server.schemas.chat import ChatRequest, CompletionRequest, Message, Tool
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
 

@@ -10,8 +10,7 @@ from typing import Any
 from foresay.server.api.common import validation
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.api.responses import schemas
-from foresay.server.api.responses.items import messages_of
-from foresay.server.api.responses.tools import CUSTOM, Toolbox, full_name
+from foresay.server.api.responses.items import CUSTOM, Toolbox, full_name, messages_of
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count, check_metadata
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import GenerationRequest

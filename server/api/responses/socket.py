@@ -24,8 +24,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from foresay.server.api.common.route import error_body
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import CancelResponse, Create, SocketError
-from foresay.server.api.responses.lanes import LaneRequest, Lanes
-from foresay.server.api.responses.send_queue import PROTOCOL, SendQueue, decoded, lane_of
+from foresay.server.api.responses.queues import PROTOCOL, LaneRequest, Lanes, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
 from foresay.server.gateway.caller import CONTEXT
@@ -94,14 +93,14 @@ class Socket:
         await ws.prepare(self._http)
         self._send_queue = SendQueue(limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
-        self._state.sockets.add(self.drain)
+        self._models.server.on_drain.add(self.drain)
         with contextlib.ExitStack() as held, self._models.server.connections.connected():
             try:
                 self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._state.sockets.discard(self.drain)
+                self._models.server.on_drain.discard(self.drain)
                 await self._end(tasks)
         return ws
 

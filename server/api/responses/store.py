@@ -148,22 +148,15 @@ class RunningResponse(NamedTuple):
 
 
 class Responses:
-    """The state of ``/v1/responses``. running: by tenant and id. sockets: functions that notify each open socket of a
-    shutdown."""
+    """The state of ``/v1/responses``. running: by tenant and id."""
 
     def __init__(self, limits: StoreLimits | None = None, socket_limits: SocketLimits | None = None) -> None:
         self.store = ResponseStore(limits)
         self.socket_limits = socket_limits or SocketLimits()
         self.running: dict[tuple[str, str], RunningResponse] = {}
-        self.sockets: set[Callable[[], None]] = set()
         self.open_sockets = Shared(self.socket_limits.most)
 
     def find(self, tenant: str, id: str) -> Record | None:
         """The response of this tenant, kept or running."""
         running = self.running.get((tenant, id))
         return running.record if running is not None else self.store.find(tenant, id)
-
-    def drain(self) -> None:
-        """The server shuts down: sockets close once nothing runs on them."""
-        for drain in list(self.sockets):
-            drain()

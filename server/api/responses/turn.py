@@ -17,10 +17,9 @@ from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
-from foresay.server.api.responses.items import given_items
+from foresay.server.api.responses.items import Toolbox, given_items, served
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
-from foresay.server.api.responses.tools import Toolbox, served
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import Service

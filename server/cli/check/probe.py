@@ -15,7 +15,8 @@ import msgspec
 from foresay.server.cli.check.summary import Twice, Written
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.drafting import DEFAULT_TOKENS, pinned
+from foresay.server.engine.drafting import DEFAULT_TOKENS
+from foresay.server.engine.parameters import pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from foresay.server.engine.checks import CheckReport, Measured
-from foresay.spec.accept import GAIN, SCATTERED, TOLD, ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import GAIN, SCATTERED, SHOWN, ByDepth, summed, tokens_per_step
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def measured(temperature: float, texts: Sequence[Twice]) -> Measured:
     speeds = Speeds.of((text.drafted.statistics, text.plain.statistics) for text in telling)
     drafted = [text.drafted.statistics for text in texts]
     steps, tokens = sum(one.steps for one in drafted), sum(one.completion_tokens for one in drafted)
-    accepted = by_place(one.accepted_per_depth for one in drafted)
+    accepted = summed(one.accepted_per_depth for one in drafted)
     crowded = averages.mean(text.drafted.crowded for text in texts)
     spent = sum(seconds for one in drafted for phase, seconds in one.seconds.items() if phase != "queue")
     return Measured(
@@ -274,7 +274,7 @@ def _measurements(probe: list[Measured]) -> RenderableType:
     for row in rows:
         table.add_row(*row)
     shares = [(one.temperature, one.accepted_by_depth.cumulative) for one in probe]
-    depths = [f"{' '.join(f'{share:.0%}' for share in each[:TOLD])} at T {at:g}" for at, each in shares if each]
+    depths = [f"{' '.join(f'{share:.0%}' for share in each[:SHOWN])} at T {at:g}" for at, each in shares if each]
     return Group(table, *[Text(f"accepted at depth 1, 2, ...: {line}") for line in depths])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from foresay.drafters.custom import CustomDrafter, told
+from foresay.drafters.custom import CustomDrafter, where_raised
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry
@@ -90,7 +90,7 @@ class Custom(Entry):
         try:
             own: Drafter = found(**{name: value for name, value in given.items() if name in declared})
         except (Exception, SystemExit) as error:
-            raise self._refusal(f"it cannot be made: {told(error)}") from error
+            raise self._refusal(f"it cannot be made: {where_raised(error)}") from error
         return own
 
     def _class(self) -> type[Any]:
@@ -103,7 +103,7 @@ class Custom(Entry):
         except (Exception, SystemExit) as error:
             missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
             where = f"; looked on Python's path and in {here}" if missing else ""
-            raise self._refusal(f"the module {module_name} cannot be imported: {told(error)}{where}") from error
+            raise self._refusal(f"the module {module_name} cannot be imported: {where_raised(error)}{where}") from error
         found = getattr(module, name, None)
         if not inspect.isclass(found):
             file = getattr(module, "__file__", None) or "built in"

@@ -16,7 +16,7 @@ from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
 from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
 from foresay.server.settings.config import EngineConfig
-from foresay.server.text.tekken import tokenizer_file
+from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig, idle_parameters, parameters

@@ -24,12 +24,12 @@ from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
-from foresay.server.text.tekken import tokenizer_json
+from foresay.server.text.tokenizer import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.layouts import ACCEPTANCE, PATTERNS, HeadTensors, Kind, kind_of
-from foresay.verifier.heads.medusa import BESIDE_MODEL
+from foresay.verifier.heads.medusa import JOINT_PREFIX
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
@@ -120,7 +120,7 @@ class Head(FromFiles):
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Counted exactly from the tensors; mapped files are not read for that."""
-        stored = HeadTensors.read(self.directory, prefix=BESIDE_MODEL).tensors.values()
+        stored = HeadTensors.read(self.directory, prefix=JOINT_PREFIX).tensors.values()
         floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
         return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
 
@@ -142,7 +142,7 @@ class Head(FromFiles):
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note whether it is complete and fits, which layers it reads and which tokens it can draft."""
-        files = notes.attempt("draft", _FETCH, lambda: HeadTensors.read(self.directory, prefix=BESIDE_MODEL))
+        files = notes.attempt("draft", _FETCH, lambda: HeadTensors.read(self.directory, prefix=JOINT_PREFIX))
         if files is None:
             return None
         dtype = target.dtype.value

@@ -38,11 +38,11 @@ from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
-from foresay.verifier.heads.reader import read_beside, read_weights
+from foresay.verifier.heads.reader import read_mtp, read_weights
 from foresay.verifier.heads.vocabulary import DraftVocabulary, drafted
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, parameters
-from foresay.verifier.model.predicting import beside
+from foresay.verifier.model.predicting import mtp_layout
 from foresay.verifier.model_runner import ModelRunner
 
 
@@ -259,7 +259,7 @@ class Mtp(Eagle):
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises CannotRun for a target without such a layer, or with an unknown layout."""
-        if beside(header_names(target), model) is None:
+        if mtp_layout(header_names(target), model) is None:
             fault = (
                 f"--draft {self.option}: {target} has no layer that predicts further tokens (as checkpoints of "
                 "Qwen3.5, GLM, DeepSeek, MiMo and ERNIE have it), or one that is not known beside such layers"
@@ -269,9 +269,9 @@ class Mtp(Eagle):
 
     def config(self, target: ModelConfig) -> HeadConfig:
         """Its configuration, like the target's own layers."""
-        layout = beside(header_names(self.directory), target)
+        layout = mtp_layout(header_names(self.directory), target)
         assert layout is not None, "it was checked"
-        return HeadConfig.beside(target, layout)
+        return HeadConfig.of_mtp(target, layout)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Bytes of its tensors, all floats."""
@@ -290,7 +290,7 @@ class Mtp(Eagle):
 
     def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
         """With stores on the pool's pages."""
-        head = EagleHead(*read_beside(self.directory, target.decoder), target.decoder.max_positions)
+        head = EagleHead(*read_mtp(self.directory, target.decoder), target.decoder.max_positions)
         chosen = head.drafting(DraftVocabulary.of(target.decoder))
         return MtpDrafter(chosen, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
 

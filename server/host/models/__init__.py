@@ -4,7 +4,7 @@
 
     Models        names, leases, life                    what the routes use
     └── Residency loaded models, waiting requests        the only one that loads and unloads
-        └── Model one model: settings, engine, service   loads on command
+        └── Model one model: settings, engine, service   a resident, which loads on command
 
 A server without ``[models.NAME]`` has one model, which is loaded at the start. docs/models.md is the description.
 """

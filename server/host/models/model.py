@@ -16,10 +16,10 @@ from foresay.server.host.client import EngineClient
 from foresay.server.host.client_base import Progress
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
-from foresay.server.host.models.resident import NoMemory
-from foresay.server.host.service import Service, Text
-from foresay.server.host.state import ServerState
+from foresay.server.host.models.resident import NoMemory, Resident
+from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.schemas.bounds import largest_body
+from foresay.server.schemas.errors import Unavailable
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames, cached_target, choose_draft, nothing_to_fetch, target_directory
 from foresay.spec.errors import ForesayError
@@ -36,11 +36,11 @@ T = TypeVar("T")
 MOST_STARTS = 3
 
 
-class Model:
-    """A :class:`~foresay.server.host.models.resident.Loadable` with its service; a single model starts with the server.
+class Model(Resident):
+    """Its name is what clients call it. A single model starts with the server. One that is :meth:`renewed` has other
+    settings and takes over its requests.
 
-    A successor has other settings and takes over a model's requests. on_status: called with every change of its
-    engine's status while requests go to it.
+    on_status: called with every change of its engine's status while requests go to it.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Model:
         on_status: Callable[[EngineStatus], None],
         text: Text | None = None,
     ) -> None:
+        super().__init__(service.names.own)
         self.engine, self.service = engine, service
         self._config, self._on_status, self._text = config, on_status, text
         self._longest: int | None = None
@@ -76,7 +77,7 @@ class Model:
 
     # -- other settings ------------------------------------------------------------------------------------------
 
-    def successor(self, config: ServeConfig, changed: bool | None) -> Model:
+    def renewed(self, config: ServeConfig, changed: bool | None) -> Model:
         """A model with other settings, to take over from this one and count as the same. changed: see
         :meth:`take_over`."""
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
@@ -84,7 +85,9 @@ class Model:
         if changed is None:
             service, text = copy(service), None
             service.text = None
-        return Model(self.engine.successor(config), service, config, self._on_status, text)
+        model = Model(self.engine.successor(config), service, config, self._on_status, text)
+        model.enter(self.usual_keep, "out")
+        return model
 
     def take_over(self, before: Model, changed: bool | None) -> int:
         """Route requests to this model from now on. changed: running ones move too; true if their texts may differ.
@@ -120,11 +123,6 @@ class Model:
             startup.count(status)
 
     # -- what it is ----------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """What clients call it."""
-        return self.service.names.own
 
     @property
     def footprint(self) -> Footprint | None:
@@ -172,7 +170,6 @@ class Model:
         await self.engine.until_ended()
 
     async def load(self, reserved: dict[str, int]) -> None:
-        """Start the engine and wait until it is ready; see :class:`~foresay.server.host.models.resident.Loadable`."""
         began = time.monotonic()
         log.info("%s: loading", self.name)
         await self.engine.start(reserved)
@@ -195,6 +192,60 @@ class Model:
     def longest(self) -> int | None:
         """The context length, from the engine, else from the files; None if unknown."""
         return self._longest if self.engine.info is None else self.engine.info.max_model_len
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is loaded, or was meant to be from the start."""
+        return self.state == "in"
+
+    @property
+    def largest_body(self) -> int:
+        """Most bytes of a body, known even if the model was never loaded."""
+        service = self.service
+        if service.engine.info is not None or service.config.max_body_bytes is not None:
+            return service.largest_body
+        return largest_body(self.longest or 0)
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of the engine, current or last; None if never loaded."""
+        return self.service.engine.info
+
+    @property
+    def running(self) -> EngineInfo | None:
+        """The info of the running engine; None while it is not loaded."""
+        return self.info if self.service.engine.status.state == "ready" else None
+
+    @property
+    def target(self) -> str:
+        """The target's name in the settings."""
+        return self.service.config.target if self.info is None else self.info.target
+
+    @property
+    def refusal(self) -> Unavailable | None:
+        """Why requests for it are refused now; None if they are taken, even if they must wait."""
+        return self.service.refusal() if self.loaded else self.service.server.refusal()
+
+    @property
+    def status(self) -> str:
+        """Its state in one word."""
+        if self.service.server.draining:
+            return "draining"
+        if self.failure is not None:
+            return "failed"
+        return "ok" if self.service.refusal() is None else self.service.engine.status.state
+
+    @property
+    def message(self) -> str:
+        """Details of its state; may be empty."""
+        failure = self.failure
+        return self.service.engine.status.message if failure is None else failure
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs, or will when requested."""
+        ready = self.service.engine.status.state == "ready"
+        return ready or (not self.loaded and self.failure is None)
 
 
 def _fleet(config: ServeConfig, replicas: str) -> Fleet:

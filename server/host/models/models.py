@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from aiohttp import web
 
@@ -20,86 +20,13 @@ from foresay.server.host.client_base import Progress
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, Lease, Resident
-from foresay.server.host.service import Service
-from foresay.server.host.state import ServerState
+from foresay.server.host.service import ServerState, Service
 from foresay.server.observe.telemetry.exposition import Exposition
-from foresay.server.schemas.bounds import largest_body
-from foresay.server.schemas.errors import ModelNotFound, Unavailable, WaitedTooLong
+from foresay.server.schemas.errors import ModelNotFound, WaitedTooLong
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo
-
-
-class ServedModel(NamedTuple):
-    """A model, and its entry in the residency."""
-
-    model: Model
-    resident: Resident
-
-    @property
-    def service(self) -> Service:
-        """What the routes use."""
-        return self.model.service
-
-    @property
-    def name(self) -> str:
-        """What clients call it."""
-        return self.resident.name
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it is loaded, or was meant to be from the start."""
-        return self.resident.state == "in"
-
-    @property
-    def largest_body(self) -> int:
-        """Most bytes of a body, known even if the model was never loaded."""
-        service = self.service
-        if service.engine.info is not None or service.config.max_body_bytes is not None:
-            return service.largest_body
-        return largest_body(self.model.longest or 0)
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """The info of the engine, current or last; None if never loaded."""
-        return self.service.engine.info
-
-    @property
-    def running(self) -> EngineInfo | None:
-        """The info of the running engine; None while it is not loaded."""
-        return self.info if self.service.engine.status.state == "ready" else None
-
-    @property
-    def target(self) -> str:
-        """The target's name in the settings."""
-        return self.service.config.target if self.info is None else self.info.target
-
-    @property
-    def refusal(self) -> Unavailable | None:
-        """Why requests for it are refused now; None if they are taken, even if they must wait."""
-        return self.service.refusal() if self.loaded else self.service.server.refusal()
-
-    @property
-    def state(self) -> str:
-        """Its state in one word."""
-        if self.service.server.draining:
-            return "draining"
-        if self.resident.failure is not None:
-            return "failed"
-        return "ok" if self.service.refusal() is None else self.service.engine.status.state
-
-    @property
-    def message(self) -> str:
-        """Details of its state; may be empty."""
-        failure = self.resident.failure
-        return self.service.engine.status.message if failure is None else failure
-
-    @property
-    def is_well(self) -> bool:
-        """Whether it runs, or will when requested."""
-        ready = self.service.engine.status.state == "ready"
-        return ready or (not self.loaded and self.resident.failure is None)
 
 
 class Models:
@@ -113,11 +40,10 @@ class Models:
         self, models: Sequence[Model], several: bool = False, keep: float | None = None, most: int | None = None
     ) -> None:
         self.several = several
-        self._entries: dict[str, ServedModel] = {}
         for model in models:
-            name = model.service.names.own
-            self._entries[name] = ServedModel(model, Resident(name, model, keep, "out" if several else "in"))
-        self.residency = Residency([entry.resident for entry in self], most)
+            model.enter(keep, "out" if several else "in")
+        self._entries = {model.name: model for model in models}
+        self.residency = Residency(models, most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
         #: The running or last change to other settings, by the model's name.
         self.reloading: dict[str, asyncio.Task[int]] = {}
@@ -137,11 +63,11 @@ class Models:
         models = [Model.of(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
-    def __iter__(self) -> Iterator[ServedModel]:
+    def __iter__(self) -> Iterator[Model]:
         return iter(self._entries.values())
 
     @property
-    def first(self) -> ServedModel:
+    def first(self) -> Model:
         """The only one, or the first that the settings name."""
         return next(iter(self))
 
@@ -157,7 +83,7 @@ class Models:
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None) -> Model:
         """The model that a request names, with or without Ollama's tag; the first one for any other name if any name is
         accepted. Raises :class:`ModelNotFound` if there is none.
         """
@@ -172,7 +98,7 @@ class Models:
             raise InvalidRequest("model", f" is required; this server has {self._listed()}")
         raise ModelNotFound(f"The model {name!r} was not found; this server has {self._listed()}")
 
-    def chosen(self, name: str | None) -> ServedModel:
+    def chosen(self, name: str | None) -> Model:
         """The named model; the first one without a name."""
         return self.first if name is None else self.find(name)
 
@@ -181,13 +107,13 @@ class Models:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def forget(self, entry: ServedModel) -> None:
+    def forget(self, entry: Model) -> None:
         """Unload a model as soon as it is idle, unless other keys share it."""
         if CONTEXT.get().caller.rate_limiter.alone:
-            self.residency.forget(entry.resident)
+            self.residency.forget(entry)
 
     def check_open(self) -> None:
-        """Raise :class:`Unavailable` if no request is taken, before reading its body."""
+        """Raise :class:`~foresay.server.schemas.errors.Unavailable` if no request is taken, before reading its body."""
         refusal = self.server.refusal() if self.several else self.first.refusal
         if refusal is not None:
             raise refusal
@@ -224,16 +150,16 @@ class Models:
         async with self.lease(name) as service:
             yield service
 
-    async def _leased(self, entry: ServedModel, heartbeat: Heartbeat, keep: Keep) -> Lease:
+    async def _leased(self, entry: Model, heartbeat: Heartbeat, keep: Keep) -> Lease:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
             serve(waited=0.0)
-            return await self.residency.lease(entry.resident, heartbeat, keep)
+            return await self.residency.lease(entry, heartbeat, keep)
         began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
             with entry.service.arriving():
                 async with asyncio.timeout(limit):
-                    lease = await self.residency.lease(entry.resident, heartbeat, keep)
+                    lease = await self.residency.lease(entry, heartbeat, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
         serve(waited=time.monotonic() - began)
@@ -248,25 +174,24 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def renew(self, entry: ServedModel, config: ServeConfig, changed: bool | None, progress: Progress) -> int:
+    async def renew(self, entry: Model, config: ServeConfig, changed: bool | None, progress: Progress) -> int:
         """Load an engine with other settings, alongside the current one if there is room, and route requests to it.
 
         changed: running ones move too; true if their texts may differ. None: it is another model, and they finish where
         they are. progress: called with the progress. Returns how many continue. Raises :class:`ForesayError` if it does
         not become ready: then nothing has changed."""
-        model, engine, moved = entry.model, entry.model.engine, 0
+        engine, moved = entry.engine, 0
         if not isinstance(engine, EngineClient):
-            return await model.roll(config, progress, bool(changed))
+            return await entry.roll(config, progress, bool(changed))
         if changed is not None and entry.loaded and engine.status.state != "ready":
             raise unavailable(engine.status)
-        other = model.successor(config, changed)
-        after = Resident(entry.name, other, entry.resident.usual_keep)
-        entries = {entry.resident: entry, after: ServedModel(other, after)}
+        other = entry.renewed(config, changed)
 
         def follow(one: Resident, next: Resident) -> None:
             nonlocal moved
-            self._entries[entry.name] = entries[next]
-            moved = entries[next].model.take_over(entries[one].model, changed)
+            assert isinstance(one, Model) and isinstance(next, Model)
+            self._entries[entry.name] = next
+            moved = next.take_over(one, changed)
 
         def on_loading(status: EngineStatus) -> None:
             if status.state == "loading":
@@ -276,7 +201,7 @@ class Models:
         other.engine.observe_status.append(on_loading)
         try:
             alongside = config.trace is None and config.draft_history is None  # a file with a single writer
-            await self.residency.renew(entry.resident, after, alongside, follow, moves=changed is not None)
+            await self.residency.renew(entry, other, alongside, follow, moves=changed is not None)
         finally:
             other.engine.observe_status.remove(on_loading)
         return moved
@@ -286,21 +211,21 @@ class Models:
         if self.several:
             self._looking = asyncio.create_task(self._look())
         else:
-            await self.first.model.start()
+            await self.first.start()
 
     async def _look(self) -> None:
         for entry in self:
             with contextlib.suppress(ForesayError):
-                await entry.model.look()
+                await entry.look()
 
     async def arrived(self) -> EngineInfo | None:
         """Wait for the model loaded at the start; its info, None if there is none."""
         if self.several:
             return None
-        info = await self.first.model.arrived()
+        info = await self.first.arrived()
         gc.collect()
         gc.freeze()  # what was loaded stays; a full collection would traverse all of it while streams wait
-        self.residency.arrived(self.first.resident)
+        self.residency.arrived(self.first)
         return info
 
     async def until_ended(self) -> NoReturn:
@@ -308,7 +233,7 @@ class Models:
         assert self._running is not None, "the application was started"
         if self.several:
             await asyncio.shield(self._running)
-        ending = asyncio.create_task(self.first.model.until_ended())
+        ending = asyncio.create_task(self.first.until_ended())
         try:
             done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
@@ -329,7 +254,7 @@ class Models:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*[resident.model.unload() for resident in self.residency.residents])
+        await asyncio.gather(*[resident.unload() for resident in self.residency.residents])
 
 
 #: The models that an application serves.

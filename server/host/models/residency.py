@@ -136,7 +136,7 @@ class Residency:
 
     async def _prepare(self, resident: Resident) -> None:
         try:
-            await resident.model.prepare()
+            await resident.prepare()
         except ForesayError as error:
             self._note(resident, error)
             raise self._refusal(resident) from None
@@ -223,7 +223,7 @@ class Residency:
                 return
         wanted.state = "coming"
         try:
-            await wanted.model.load(_held(self._others(wanted)))
+            await wanted.load(_held(self._others(wanted)))
         except NoMemory as error:
             wanted.state = "out"
             if self._in_the_way(wanted) is None:  # else the footprint, known now, lets the next look make room
@@ -234,7 +234,7 @@ class Residency:
             self._note(wanted, error)
             self._refuse(wanted)
         else:
-            wanted.failure, wanted.pause = None, 0.0
+            wanted.failure, wanted.delay = None, 0.0
             self._admit(wanted)
 
     async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
@@ -259,13 +259,13 @@ class Residency:
                 self._follow(renewal, before, after)
                 self.residents.remove(before)
             else:
-                await after.model.prepare()
+                await after.prepare()
                 if not await self._loaded_alongside(renewal):
                     await (self._loaded_in_exchange if renewal.moves else self._loaded_after)(renewal)
                 self._admit(after)
             renewal.end()
         except ForesayError as error:
-            await after.model.unload()
+            await after.unload()
             self.residents.remove(after)
             renewal.end(error)
             if before.successor is after:
@@ -280,7 +280,7 @@ class Residency:
             return False
         others = [before, *self._others(before)] if renewal.moves else self._others(after)
         try:
-            await after.model.load(_held(others))
+            await after.load(_held(others))
         except NoMemory:
             return False
         self._follow(renewal, before, after)
@@ -290,9 +290,9 @@ class Residency:
     async def _loaded_in_exchange(self, renewal: Renewal) -> None:
         """Load it in place of the predecessor, whose requests wait."""
         before, after = renewal.before, renewal.after
-        await before.model.pause()
+        await before.pause()
         try:
-            await after.model.load(_held(self._others(before)))
+            await after.load(_held(self._others(before)))
         except ForesayError:
             before.state = "coming"
             raise
@@ -310,7 +310,7 @@ class Residency:
             await self._unload(leaving)
         self._follow(renewal, before, after)
         after.state = "coming"
-        await after.model.load(_held(self._others(after)))
+        await after.load(_held(self._others(after)))
         self.residents.remove(before)
 
     def _follow(self, renewal: Renewal, before: Resident, after: Resident) -> None:
@@ -323,7 +323,7 @@ class Residency:
 
     async def _unload(self, resident: Resident) -> None:
         resident.state = "leaving"
-        await resident.model.unload()
+        await resident.unload()
         resident.state = "out"
         if resident.successor is not None:
             self.residents.remove(resident)
@@ -334,11 +334,11 @@ class Residency:
         there = [one for one in self.residents if one.state == "in" and one is not wanted]
         if self._most is not None:
             return _least_recently_used(there) if len(there) >= self._most else None
-        need = wanted.model.footprint
+        need = wanted.footprint
         if need is None:
             return None  # its load raises if there is no room
-        there = [one for one in there if one.model.footprint is None or one.model.footprint.device == need.device]
-        held = sum(one.model.footprint.held for one in there if one.model.footprint is not None)
+        there = [one for one in there if one.footprint is None or one.footprint.device == need.device]
+        held = sum(one.footprint.held for one in there if one.footprint is not None)
         return _least_recently_used(there) if held + need.held > need.capacity else None
 
     def _others(self, than: Resident) -> list[Resident]:
@@ -347,8 +347,8 @@ class Residency:
 
     def _note(self, resident: Resident, error: ForesayError) -> None:
         """It could not be loaded: refuse requests for it during the next seconds, too."""
-        resident.pause = min(2 * resident.pause or FIRST_PAUSE, LONGEST_PAUSE)
-        resident.refused_until = self._clock() + resident.pause
+        resident.delay = min(2 * resident.delay or FIRST_PAUSE, LONGEST_PAUSE)
+        resident.refused_until = self._clock() + resident.delay
         resident.failure = str(error)
         log.error("%s", self._refusal(resident).message)
 
@@ -356,7 +356,7 @@ class Residency:
 def _held(residents: Sequence[Resident]) -> dict[str, int]:
     """Bytes that they hold, by device."""
     held: Counter[str] = Counter()
-    for footprint in (one.model.footprint for one in residents):
+    for footprint in (one.footprint for one in residents):
         if footprint is not None:
             held[footprint.device] += footprint.held
     return dict(held)

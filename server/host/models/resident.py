@@ -1,10 +1,11 @@
-"""One model's entry in the residency, the interface of a model, and the lease that a request gets."""
+"""A model as the residency sees it, and the lease that a request gets."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
@@ -49,29 +50,6 @@ async def with_heartbeat(awaited: asyncio.Future[T], heartbeat: Heartbeat) -> T:
 LoadState = Literal["out", "coming", "in", "leaving"]
 #: How long a model stays loaded without a request: seconds, None: for ever, or its usual time.
 Keep = float | None | Literal["usual"]
-
-
-class Loadable(Protocol):
-    """A model that can be loaded and unloaded."""
-
-    @property
-    def footprint(self) -> Footprint | None:
-        """What it holds when loaded; None until first planned."""
-
-    async def prepare(self) -> None:
-        """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
-
-    async def load(self, reserved: dict[str, int]) -> None:
-        """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoMemory if only for lack of memory.
-
-        reserved: bytes that other models hold, by device.
-        """
-
-    async def pause(self) -> None:
-        """Return when its memory is free; running requests wait for the successor."""
-
-    async def unload(self) -> None:
-        """Return when its memory is free; running requests fail."""
 
 
 class NoMemory(ForesayError):
@@ -124,25 +102,54 @@ class Renewal(NamedTuple):
             self.done.set_exception(error)
 
 
-class Resident:
-    """One model's entry in the residency, which alone changes it.
+class Resident(ABC):
+    """A model that can be loaded and unloaded, with its entry in the residency, which alone changes that.
 
     state: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
     loaded without a request; None: for ever. failure: why the last load failed, None if it did not; no retry before
-    refused_until. successor: the resident that has its requests; None while it has them itself. moved: the successor
-    has its leases, too.
+    refused_until, ``delay`` seconds after it. successor: the resident that has its requests; None while it has them
+    itself. moved: the successor has its leases, too.
     """
 
-    def __init__(self, name: str, model: Loadable, keep: float | None = None, state: LoadState = "out") -> None:
-        self.name, self.model, self.usual_keep, self.state = name, model, keep, state
-        self.keep = None if state == "in" else keep  # a model of the start may still be loading
+    def __init__(self, name: str, keep: float | None = None, state: LoadState = "out") -> None:
+        self.name = name
+        self.enter(keep, state)
         self.leases, self.used = 0, 0.0
         self.waiting: list[Waiter] = []
-        self.pause, self.refused_until = 0.0, 0.0
+        self.delay, self.refused_until = 0.0, 0.0
         self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
         self.successor: Resident | None = None
         self.moved = False
+
+    def enter(self, keep: float | None, state: LoadState) -> None:
+        """Set how long it usually stays loaded without a request, and its first state."""
+        self.usual_keep, self.state = keep, state
+        self.keep = None if state == "in" else keep  # a model of the start may still be loading
+
+    @property
+    @abstractmethod
+    def footprint(self) -> Footprint | None:
+        """What it holds when loaded; None until first planned."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
+
+    @abstractmethod
+    async def load(self, reserved: dict[str, int]) -> None:
+        """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoMemory if only for lack of memory.
+
+        reserved: bytes that other models hold, by device.
+        """
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Return when its memory is free; running requests wait for the successor."""
+
+    @abstractmethod
+    async def unload(self) -> None:
+        """Return when its memory is free; running requests fail."""
 
     @property
     def latest(self) -> Resident:

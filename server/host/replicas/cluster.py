@@ -24,8 +24,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from foresay.server.host.child import Spares
 from foresay.server.host.replicas.hosted import Address, Hosted
-from foresay.server.host.spare import Spares
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import load

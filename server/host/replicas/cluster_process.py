@@ -25,11 +25,10 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.host.child import reap, started
+from foresay.server.host.child import die_with, reap, started
 from foresay.server.host.client_base import Progress
 from foresay.server.host.frames import Failed
 from foresay.server.host.replicas.hosted import Address
-from foresay.server.host.spare import die_with
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 

@@ -21,8 +21,7 @@ from foresay.server.engine.generation import Cause, EngineStatus, Sink, check_co
 from foresay.server.host import frames
 from foresay.server.host.client_base import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
-from foresay.server.host.replicas.replica import ReplicaClient
-from foresay.server.host.replicas.router import Router
+from foresay.server.host.replicas.replica import ReplicaClient, Router
 from foresay.server.host.resumption import AGAIN, InFlight, InFlights
 from foresay.server.observe.telemetry import report
 from foresay.server.schemas.errors import EngineFailed
@@ -54,13 +53,11 @@ class Cluster(Protocol):
 
 
 class Fleet(Supervised):
-    """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. observe, observe_shadow: as an engine
-    client's; sequences and pages in a step's trace are sums over all replicas."""
+    """A :class:`~foresay.server.engine.generation.TokenEngine` made of replicas. Sequences and pages in an observed
+    step's trace are sums over all replicas."""
 
     def __init__(self, config: ServeConfig, cluster: Cluster) -> None:
         super().__init__()
-        self.observe: Callable[[StepTrace], None] | None = None
-        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._config, self._cluster = config, cluster
         self._replicas: dict[str, ReplicaClient] = {}
         self._serving: dict[str, asyncio.Task[None]] = {}

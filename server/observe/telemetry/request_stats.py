@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from foresay.server.observe.telemetry.drafting import Shapes
+from foresay.server.observe.telemetry.counts import Shapes
 from foresay.server.observe.telemetry.history import History
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.observe.telemetry.window import Window

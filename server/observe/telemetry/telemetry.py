@@ -21,8 +21,7 @@ import foresay
 from foresay.server.engine.generation import StatusSource
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
-from foresay.server.observe.telemetry.drafting import Shadowing
+from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Shadowing, Startup
 from foresay.server.observe.telemetry.metrics import ON_PAGE, Reading
 from foresay.server.observe.telemetry.report import (
     Gauges,

@@ -10,10 +10,9 @@ from typing import cast
 import msgspec
 
 from foresay.server.observe.telemetry import report
-from foresay.server.observe.telemetry.counts import Histogram
-from foresay.server.observe.telemetry.drafting import link, unlink
+from foresay.server.observe.telemetry.counts import Histogram, link, unlink
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.accept import ByDepth, by_place, tokens_per_step
+from foresay.spec.accept import ByDepth, summed, tokens_per_step
 
 #: After this long the event loop runs. A single piece of work takes up to five times as long.
 SLICE_SECONDS = 50e-6
@@ -116,7 +115,7 @@ def nodes(window: Window) -> list[report.Node]:
 
 def by_depth(window: Window) -> ByDepth:
     """How deep drafts were accepted, of all drafters."""
-    return ByDepth.of(by_place(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
+    return ByDepth.of(summed(drafting.accepted_per_depth for drafting in window.drafting.values()), window.drafts)
 
 
 def woken(window: Window) -> list[report.Woken]:
@@ -153,7 +152,7 @@ def point(window: Window, seconds: int) -> report.Point:
         first_tokens=first.count,
         first_token_seconds=first.sum,
         drafters={name: drafting.drafts for name, drafting in window.drafting.items()},
-        accepted_per_depth=by_place(drafting.accepted_per_depth for drafting in window.drafting.values()),
+        accepted_per_depth=summed(drafting.accepted_per_depth for drafting in window.drafting.values()),
         chunk_gaps=list(window.chunk_gaps.counts),
         token_times=list(window.token_times.counts),
         finished=sum(window.finished.values()),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, get_origin, get_type_hints
 import msgspec
 
 from foresay.server.observe.telemetry import counts
-from foresay.server.observe.telemetry.drafting import DraftCounts, PositionCounts, Run, Shadowing, add
+from foresay.server.observe.telemetry.counts import DraftCounts, PositionCounts, Run, Shadowing, add
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 

@@ -3,8 +3,7 @@
 ::
 
     in the server, before a request is sent
-        fields.py      response_format, structured_outputs -> Grammar
-        schema.py      unsupported parts of JSON schema, and how JSON is written
+        fields.py      response_format, structured_outputs, JSON schemas -> Grammar
         answers.py     the grammar of a whole chat answer: tool calls, after its reasoning
     in the engine process
         compiler.py    Grammar -> constraint, for one tokenizer, in parallel to the steps

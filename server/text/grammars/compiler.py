@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from foresay.server.text.grammars import constraint as constraint
-from foresay.server.text.tekken import tokenizer_json
+from foresay.server.text.tokenizer import tokenizer_json
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar, Request
 

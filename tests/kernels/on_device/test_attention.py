@@ -81,6 +81,31 @@ def test_heads_widths_and_pages(groups, group, width, page_size, device) -> None
     check(bench, sequences, chain=True, padding=2)
 
 
+#: Query heads, numbers of a latent and numbers beside it: in one part of value columns, in two, with padding; and more
+#: heads than a tile has rows.
+LATENTS = [(3, 48, 16), (2, 512, 64), (66, 24, 8)]
+
+
+@pytest.mark.parametrize(("heads", "latent", "beside"), LATENTS)
+def test_latents(heads, latent, beside, device) -> None:
+    """Values are the keys' first numbers; those of the store are not read."""
+    bench = Bench(1, heads, latent + beside, 16, SERVED, device)
+    sequences = [bench.sequence(0, 1), bench.sequence(70, 2)]
+    check(bench, sequences, padding=1, shared=latent)
+    check(bench, sequences, chain=True, padding=1, shared=latent)
+
+
+@pytest.mark.parametrize(("heads", "latent", "beside", "length"), [(2, 272, 16, 530), (66, 16, 8, 20)])
+def test_a_row_of_latents_has_the_same_bits_in_any_company(heads, latent, beside, length, device) -> None:
+    """In a tree behind another, block by block and split by split, alone, and in a chunk."""
+    bench, options = Bench(1, heads, latent + beside, 16, EXACT, device), {"shared": latent}
+    tree = bench.sequence(length, 4)
+    in_tree = run(bench, [bench.sequence(9, 1), tree], whole_splits=True, padding=1, **options)[1:5]
+    path = tree.compacted(3, roots=len(tree.path(3)))
+    assert torch.equal(run(bench, [tree.compacted(3)], whole_splits=False, **options)[0], in_tree[3])
+    assert torch.equal(run(bench, [path], chain=True, **options), in_tree[tree.path(3)])
+
+
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
 @pytest.mark.parametrize("options", [{"softcap": 1.5}, {"sinks": True}, CAPPED], ids=str)
 def test_capped_scores_and_sinks(options, chain, device) -> None:

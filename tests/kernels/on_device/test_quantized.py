@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.linear import unfinished_linear
+from foresay.verifier.ops.linear import head_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
 from tests.combinations import pairwise
@@ -99,3 +99,19 @@ def test_every_value_becomes_what_it_means(device) -> None:
         matrix.put(bits.view(matrix.values.dtype).expand(256, 256).contiguous())
         matrix.scales.fill_(1.0)
         assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    pairwise(["", *SOME], [(1, 3, 128, 64), (19, 2, 64, 100), (70, 5, 96, 16)], DTYPES),
+    ids=str,
+)
+def test_heads_are_multiplied_with_their_own_rows_of_a_weight(kind, shape, dtype, device) -> None:
+    rows, heads, inner, outer = shape
+    whole = weight_of(kind or "int8", (inner, heads * outer), device).plain()
+    weight = weight_of(kind, (inner, heads * outer), device) if kind else BlockedWeight.of(whole.to(dtype))
+    x = rows_of(rows, heads * inner, dtype, device)
+    result, eps = linear.head_product(x, weight, dtype), torch.finfo(dtype).eps
+    wanted = head_linear(x.cpu().double(), BlockedWeight.of(weight.plain().cpu()), torch.float64)
+    assert torch.allclose(result.cpu().double(), wanted, atol=max(4e-5, 8 * eps), rtol=2 * eps)
+    assert torch.equal(linear.head_product(x[rows - 1 :].clone(), weight, dtype)[0], result[-1]), "alone"

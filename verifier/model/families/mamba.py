@@ -18,7 +18,14 @@ from foresay.verifier.model.families.family import (
     rms_norm,
 )
 from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
-from foresay.verifier.model.families.mixtures import GRANITE_ROUTER, GRANITE_STACKS, OWN_WIDTH, corrected, experts
+from foresay.verifier.model.families.mixtures import (
+    GRANITE_ROUTER,
+    GRANITE_STACKS,
+    OWN_WIDTH,
+    corrected,
+    experts,
+    groups_of,
+)
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, STACKS, Attention, Experts, Layer, Mixer, Norms, Router, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, NormKind, Stacked
@@ -38,11 +45,11 @@ _APART, _SHARED = "shared_mlp_apart", "mlp.shared"
 def granite_hybrid(fields: Fields) -> Stack:
     """Granite 4: attention has no positions unless requested; an MLP follows each mixer, next to experts if any."""
     rope = read_rope(fields) if fields.get("position_embedding_type") == "rope" else None
-    fused, beside = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
+    fused, module = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
     inner: MLP | Experts = MLP(fields.integer("shared_intermediate_size", 1024), mlp(fields).activation, fused=fused)
     if fields.integer("num_local_experts", 8, minimum=0):
         router = Router(GRANITE_ROUTER)
-        inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=beside)
+        inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=module)
     return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba))
 
 
@@ -100,8 +107,8 @@ def _nemotron_experts(fields: Fields) -> Experts:
     """DeepSeek's router; the shared expert has a width of its own."""
     fields.refuse("moe_latent_size")
     one, shared = _nemotron_mlp(fields, OWN_WIDTH), _nemotron_mlp(fields, "moe_shared_expert_intermediate_size")
-    beside = "mlp.shared_experts"
-    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=beside)
+    module = "mlp.shared_experts"
+    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=module)
 
 
 def _nemotron_norm(fields: Fields) -> NormKind:
@@ -235,6 +242,7 @@ def _of_nemotron(fields: Fields, head_dim: int) -> dict[str, Any]:
         "moe_latent_size": fields.get("moe_latent_size"),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.flag("expert_weights_norm", True),
+        **groups_of(fields),
         "layer_norm_epsilon": fields.number("attention.layer_norm_rms_epsilon"),
         "mamba_num_heads": heads,
         "mamba_head_dim": fields.integer("ssm.inner_size") // heads,

@@ -40,6 +40,8 @@ def experts(
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
+    if count % router.groups[0]:
+        raise fields.error(f"n_group {router.groups[0]} does not divide the number of experts")
     one = one or mlp(fields, width=width)
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
@@ -109,13 +111,10 @@ def glm4_moe(fields: Fields) -> Stack:
 
 def corrected(fields: Fields) -> Router:
     """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
-    groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
-    if groups[0] > 1 and fields.integer("n_routed_experts") % groups[0]:
-        raise fields.error(f"n_group {groups[0]} does not divide the number of experts")
     return Router(
         sigmoid=True,
         correction="mlp.gate.e_score_correction_bias",
-        groups=groups,
+        groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
         normalised=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 1.0),
     )
@@ -180,7 +179,14 @@ def glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
         "n_shared_experts": fields.integer("expert_shared_count", 0, minimum=0),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.flag("expert_weights_norm", False),
+        **groups_of(fields),
     }
+
+
+def groups_of(fields: Fields) -> dict[str, int]:
+    """The groups of experts of a GGUF file."""
+    keys = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
+    return {ours: fields.integer(theirs, 0, minimum=0) or 1 for ours, theirs in keys.items()}
 
 
 #: Their names of a mixture's parts.

@@ -68,6 +68,8 @@ def _values(fields: Fields, turning: int) -> dict[str, Any]:
     """Files of the architecture may be of any of these models. turning: the rotated numbers of a head."""
     length, share = fields.integer("attention.key_length_mla"), fields.get("rope.scaling.yarn_log_multiplier")
     softmax = fields.integer("expert_gating_func", 1, minimum=0) < 2
+    if softmax and fields.integer("expert_group_count", 1, minimum=0) > 1:  # V2 chooses groups in another way
+        raise fields.error("expert_group_count: groups of experts are supported with sigmoids only")
     return {
         **glm_values(Fields({**fields.values, "expert_gating_func": 2}, fields.where), turning),
         "scoring_func": "softmax" if softmax else "sigmoid",
@@ -76,8 +78,6 @@ def _values(fields: Fields, turning: int) -> dict[str, Any]:
         "qk_nope_head_dim": length - turning,
         "qk_rope_head_dim": turning,
         "v_head_dim": fields.integer("attention.value_length_mla"),
-        "n_group": 1,
-        "topk_group": 1,
         "rope_parameters": dict.fromkeys(("mscale", "mscale_all_dim"), 10 * share) if share else {},
     }
 

@@ -58,8 +58,8 @@ def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, .
 def _with_share(fields: Fields) -> Fields:
     """By default a quarter of each head is rotated."""
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
-    said = section is not None and section.get("partial_rotary_factor") is not None
-    return fields if said else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
+    given = section is not None and section.get("partial_rotary_factor") is not None
+    return fields if given else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
 
 
 def _layer_types(fields: Fields) -> list[str]:
@@ -95,6 +95,8 @@ _TILED, _APART = "linear_value_heads_tiled", "linear_rates_apart"
 
 def _of_gguf(fields: Fields, head_dim: int) -> dict[str, Any]:
     recurrent, heads = fields.get("attention.recurrent_layers"), fields.integer("ssm.time_step_rank")
+    if not isinstance(recurrent, list | None):
+        raise fields.error(f"attention.recurrent_layers must list each layer, got {recurrent!r}")
     kinds = [("full_attention", "linear_attention")[bool(one)] for one in recurrent or ()]
     count = fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
     return {

@@ -85,8 +85,9 @@ def _in_layers(architecture: str) -> dict[str, str]:
 
 def layer_count(file: GgufFile) -> int:
     """The number of the model's layers, without MTP layers after them."""
-    count, more = (file.metadata.get(f"{file.architecture}.{key}") or 0 for key in ("block_count", _BEHIND))
-    return int(count) - int(more)
+    fields, keys = Fields(file.metadata, str(file.path)), ("block_count", _BEHIND)
+    count, more = (fields.integer(f"{file.architecture}.{key}", 0, minimum=0) for key in keys)
+    return count - more
 
 
 def ours(name: str, file: GgufFile) -> str:
@@ -215,8 +216,8 @@ def _own_fields(file: GgufFile) -> Fields:
     fields = Fields(own, f"{file.path}, {architecture}")
     shared = () if gguf_of(architecture).shared else ("expert_shared_count", "expert_shared_feed_forward_length")
     fields.refuse(*shared)
-    if fields.integer("expert_group_count", 1, minimum=0) > 1:
-        raise fields.error("expert_group_count: groups of experts are not supported")
+    if fields.integer("expert_group_count", 1, minimum=0) > 1 and "exp_probs_b.bias" not in gguf_of(architecture).names:
+        raise fields.error("expert_group_count: groups of experts are not supported for this architecture")
     return fields
 
 
@@ -356,7 +357,7 @@ def _quantised(kinds: tuple[str, ...]) -> bool:
 
 def end_tokens(file: GgufFile) -> list[int]:
     """The end tokens: those in the metadata, and control tokens with known names of end tokens."""
-    tokens, types = tokens_of(file), file.metadata.get("tokenizer.ggml.token_type") or []
+    tokens, types = tokens_of(file), tokens_of(file, "token_type")
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
     control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
@@ -377,7 +378,7 @@ _ENDS = {
 }  # fmt: skip
 
 
-def tokens_of(file: GgufFile) -> list[str]:
-    """All tokens, by their ids."""
-    found = file.metadata.get("tokenizer.ggml.tokens")
+def tokens_of(file: GgufFile, what: str = "tokens") -> list[Any]:
+    """All tokens, or their types, by their ids."""
+    found = file.metadata.get(f"tokenizer.ggml.{what}")
     return found if isinstance(found, list) else []

@@ -106,7 +106,7 @@ def tokenizer_of(file: GgufFile) -> dict[str, Any]:
     model, pre = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
     if not tokens_of(file):
         raise ConfigError(f"{file.path}: has no tokenizer ({_KEY}tokens); {_WAY_OUT}")
-    if model == "gpt2" and pre in SPLITTINGS:
+    if model == "gpt2" and str(pre) in SPLITTINGS:
         return {**_around(file), **_merged_bytes(file, SPLITTINGS[str(pre)])}
     if model == "llama":
         return {**_around(file), **_merged_by_score(file)}
@@ -253,12 +253,12 @@ _VERSION = "3"
 
 def directory_of(file: Path) -> Path:
     """The directory made of the file. Raises ModelError if it cannot be made."""
-    beside = file.with_name(_TOKENIZER)  # next to the link, if it is one
+    tokenizer = file.with_name(_TOKENIZER)  # next to the link, if it is one
     parts = parts_of(file.absolute())
-    file, marks = parts[0], [mark for part in (*parts, beside) if part.is_file() for mark in _marks(part)]
+    file, marks = parts[0], [mark for part in (*parts, tokenizer) if part.is_file() for mark in _marks(part)]
     made = _folder() / kept.key_of(_VERSION, *marks)[:32]
     if not (made / LINK).exists():
-        _make(file, beside, made)
+        _make(file, tokenizer, made)
     return made
 
 
@@ -266,10 +266,10 @@ def _folder() -> Path:
     try:
         return kept.directory().with_name("gguf")
     except RuntimeError as error:  # the home directory is unknown
-        raise ModelNotFound(f"needs a folder for its converted files: {_PLACE}") from error
+        raise ModelNotFound(f"needs a folder for its converted files: {_WHERE_TO}") from error
 
 
-_PLACE = "set XDG_CACHE_HOME to a directory that can be written to"
+_WHERE_TO = "set XDG_CACHE_HOME to a directory that can be written to"
 
 
 def _marks(file: Path) -> tuple[str, ...]:
@@ -278,9 +278,9 @@ def _marks(file: Path) -> tuple[str, ...]:
     return str(file), str(file.resolve()), str(found.st_size), str(found.st_mtime_ns)
 
 
-def _make(file: Path, beside: Path, made: Path) -> None:
+def _make(file: Path, tokenizer: Path, made: Path) -> None:
     """Make the directory atomically: a partial one is never found."""
-    texts = dict(_texts(GgufFile.read(file), beside))
+    texts = dict(_texts(GgufFile.read(file), tokenizer))
     try:
         made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(dir=made.parent))
@@ -296,7 +296,7 @@ def _make(file: Path, beside: Path, made: Path) -> None:
                 raise
     except OSError as error:
         raise ModelNotFound(
-            f"needs a folder for its converted files: {made.parent}: {error.strerror}; {_PLACE}"
+            f"needs a folder for its converted files: {made.parent}: {error.strerror}; {_WHERE_TO}"
         ) from error
 
 
@@ -307,12 +307,12 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
-def _texts(file: GgufFile, beside: Path) -> Iterator[tuple[str, Any]]:
+def _texts(file: GgufFile, tokenizer: Path) -> Iterator[tuple[str, Any]]:
     """The directory's files by name."""
     config, ends = config_of(file), end_tokens(file)
     yield "config.json", {**config, "eos_token_id": ends}
     yield "generation_config.json", {"eos_token_id": ends}
-    yield _TOKENIZER, _stored(file, beside) if beside.is_file() else tokenizer_of(file)
+    yield _TOKENIZER, _stored(file, tokenizer) if tokenizer.is_file() else tokenizer_of(file)
     template = file.metadata.get("tokenizer.chat_template")
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -324,15 +324,15 @@ def _texts(file: GgufFile, beside: Path) -> Iterator[tuple[str, Any]]:
     yield _ABOUT, about
 
 
-def _stored(file: GgufFile, beside: Path) -> dict[str, Any]:
+def _stored(file: GgufFile, tokenizer: Path) -> dict[str, Any]:
     """The tokenizer.json next to a file. Raises ConfigError if it belongs to another model."""
-    values = dict(Fields.read(beside).values)
+    values = dict(Fields.read(tokenizer).values)
     try:
         vocabulary = {**values["model"]["vocab"], **{each["content"]: each["id"] for each in values["added_tokens"]}}
         names = enumerate(tokens_of(file))
         differing = next((token for at, token in names if vocabulary.get(token, at) != at), None)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{beside}: not a complete tokenizer ({error!r})") from error
+        raise ConfigError(f"{tokenizer}: not a complete tokenizer ({error!r})") from error
     if differing is not None:
-        raise ConfigError(f"{beside} is not the tokenizer of {file.path}: {differing!r} has another id there")
+        raise ConfigError(f"{tokenizer} is not the tokenizer of {file.path}: {differing!r} has another id there")
     return values

@@ -130,9 +130,9 @@ class GgufFile:
         if len(tensors) < sum(len(part.tensors) for part in parts):
             raise WeightsError(f"{path}: has two tensors of one name")
         for number, part in enumerate(parts):
-            said = part.metadata.get(_NUMBER, 0), part.metadata.get(_COUNT, 1) or 1
-            if said != (number, len(parts)):
-                raise WeightsError(f"{part.path}: says that it is part {said[0] + 1} of {said[1]}: {_NAMES}")
+            numbers = part.metadata.get(_NUMBER, 0), part.metadata.get(_COUNT, 1) or 1
+            if numbers != (number, len(parts)):
+                raise WeightsError(f"{part.path}: says that it is part {numbers[0] + 1} of {numbers[1]}: {_NAMES}")
         return cls(parts[0].path, parts[0].metadata, tensors)
 
     @property
@@ -227,8 +227,8 @@ class _Cursor:
             raise struct.error
         if inner == _STRING:
             return self.texts(count)
-        if inner not in _SCALARS:
-            return [self.value(inner) for _ in range(count)]
+        if inner not in _SCALARS:  # llama.cpp reads no arrays of arrays either
+            raise struct.error
         form = f"<{count}{_SCALARS[inner]}"
         values = struct.unpack_from(form, self.data, self.at)
         self.at += struct.calcsize(form)

@@ -50,6 +50,7 @@ from foresay.verifier.model.gguf.file import (
     Type,
 )
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.stored_tensors import bytes_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
@@ -199,14 +200,7 @@ class GgufTensors:
     @classmethod
     def open(cls, file: GgufFile, part: Path) -> Self:
         """Map a part."""
-        data = torch.from_file(str(part), shared=False, size=part.stat().st_size, dtype=torch.uint8)
-        return cls(file, part, data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        return cls(file, part, bytes_of(part))
 
     def offset_keys(self) -> list[str]:
         """Names, in the order of the part."""

@@ -5,23 +5,20 @@ Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`, a
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops.kernels import key_blocks
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     INTEGERS,
-    OPTIONS,
     block_partial,
     empty,
     finished,
     fold,
     load_queries,
+    options_of,
     pages_of,
-    rows_at,
     scaling,
     shape_constants,
     slots_of,
@@ -35,10 +32,10 @@ from foresay.verifier.ops.records import AttentionMetadata
 
 @triton.jit(do_not_specialize=INTEGERS)
 def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count, table_stride, first, scale,
-               sinks, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
-               PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
+               sinks, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr,
+               C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
                SPLIT: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (tiles, G, D / C): rows of chains at ``length ..``, each over all positions up to its own."""
+    """Grid (tiles, G, V / C): rows of chains at ``length ..``, each over all positions up to its own."""
     wait_turn(CHAINED)
     head, first_column = tl.program_id(1), tl.program_id(2) * C
     sequence, place = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
@@ -52,7 +49,7 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
     low, last = first, tl.max(tl.where(live, own, 0), axis=0)
     if WINDOW > 0:
         low = tl.maximum(first, length + place * TILE // GROUP - WINDOW + 1)
-    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     largest, sums, mixed = empty(TILE, C)
     for split in tl.range(low // (BLOCK * SPLIT), last // (BLOCK * SPLIT) + 1):
         split_largest, split_sums, split_mixed = empty(TILE, C)
@@ -68,17 +65,15 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
             visible = inside[None, :] & (positions[None, :] <= own[:, None])
             if WINDOW > 0:
                 visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-            keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
-            valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
-                             asked.dtype)  # fmt: skip
             ragged = (WINDOW > 0) | (block * BLOCK + BLOCK > length + place * TILE // GROUP + 1)
-            top, more, weighted = block_partial(asked, keyed, valued, visible, scale, ragged, CAP)
+            top, more, weighted = block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column,
+                                                scale, ragged, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
             split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
         largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
     columns = first_column + tl.arange(0, C)
-    where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
+    where = (rows.to(tl.int64) * H + heads)[:, None] * V + columns[None, :]
     result = finished(largest, sums, mixed, sinks, heads).to(out.dtype.element_ty)
-    tl.store(out + where, result, mask=live[:, None] & (columns < D)[None, :])
+    tl.store(out + where, result, mask=live[:, None] & (columns < V)[None, :])
 
 
 def chunk_attention(
@@ -93,14 +88,16 @@ def chunk_attention(
     scales: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared: int = 0,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows without words."""
-    out = torch.zeros_like(query)  # no program writes the padding rows
-    shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
-    grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(query.shape[2], tile["C"]))
+    (total, heads, width), value = query.shape, shared or query.shape[2]
+    out = query.new_zeros(total, heads, value)  # no program writes the padding rows
+    shape, tile = shape_constants(query, rows, window, value), tile_constants(query, keys, rows, value)
+    grid = (tiles_of(query, keys, rows), keys.shape[1], triton.cdiv(value, shape["C"]))
     (count, stride), (scale, cap) = rows.tables.shape, scaling(scale, softcap)
     chunk_rows[grid](
-        query, *as_stored(keys, values, scales), out, rows.tables, rows.lengths, rows.offsets, count, stride, first,
-        scale, sinks, **shape, **tile, CAP=cap, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
+        query, *as_stored(keys, keys if shared else values, scales), out, rows.tables, rows.lengths, rows.offsets,
+        count, stride, first, scale, sinks, **shape, **tile, CAP=cap, **options_of(width, value), **chained(),
     )  # fmt: skip
     return out

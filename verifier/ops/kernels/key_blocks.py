@@ -9,7 +9,12 @@ a function of one row's query and of those keys in order of position. A *split* 
 order, and the result folds the splits in order. Any program may compute any part of that sum; the sum itself is fixed.
 docs/kernels.md has the whole argument.
 
-Legend: S sequences, R rows, H query heads, G kv heads, D head dim, M stacked rows, B keys of a block, C value columns.
+Latents: values are the first V numbers of each key, so a key is loaded once, in pieces of at most C numbers: the
+program's own value columns first, the others of V in a circle, then what is no value. A program's scores add up its
+pieces in that order, so each part of the value columns has its own largest scores and sums of weights.
+
+Legend: S sequences, R rows, H query heads, G kv heads, D head dim, M stacked rows, B keys of a block, C value columns,
+V width of a value; less than D: latents.
 
 8-bit heads of keys and values and their scales are converted from fp32 and back as in :mod:`foresay.kvpaging.store`.
 fp8 (e4m3) is converted with integer operations: the same on every GPU, and in the interpreter. Kernels see it as uint8.
@@ -20,7 +25,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
+from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.ops.records import AttentionMetadata
 
 
@@ -70,8 +77,9 @@ SPLIT = 8
 STAGES = 2
 #: Stacked rows (row x query head of one kv head) of a tile, in every kernel: one shape, so one kind of MMA.
 TILE = 64
-#: Value columns of a program; wider heads are split into such parts.
-VALUE_COLUMNS = 128
+#: Value columns of a program; wider heads are split into such parts. Of latents, and warps of a program: each part
+#: loads whole keys.
+VALUE_COLUMNS, LATENT_COLUMNS, LATENT_WARPS = 128, 256, 8
 #: The launch options of every kernel here. Fused multiply-adds are written explicitly: a compiler that fuses others may
 #: do so in one kernel and not in the next.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -88,23 +96,46 @@ def softcapped(doubled, CAP: tl.constexpr):
 
 
 @triton.jit
-def block_partial(query, keys, values, visible, scale, ragged, CAP: tl.constexpr):
-    """Largest score, sum of weights and weighted values of one block: fp32[M], fp32[M], fp32[M, C].
+def block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column, scale, ragged,
+                  G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
+                  CAP: tl.constexpr):  # fmt: skip
+    """Largest score, sum of weights and weighted values of the block in these slots: fp32[M], fp32[M], fp32[M, C].
 
-    query: [M, D]. keys: [B, D]. values: [B, C]. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`.
-    ragged: whether rows attend to different keys: only then may a value hidden from a row be non-finite.
+    asked: see :func:`load_queries`. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`. ragged: whether
+    rows attend to different keys: only then may a value hidden from a row be non-finite.
+    """
+    kind: tl.constexpr = asked[0].dtype
+    if V == D:
+        keyed = rows_at(keys, scales, slots, head, inside, 0, G, D, D, WIDE, kind)
+        valued = rows_at(values, scales + G, slots, head, inside, first_column, G, D, D, C, kind)
+        scores = tl.dot(asked[0], tl.trans(keyed), input_precision="ieee")
+    else:
+        parts: tl.constexpr = (V + C - 1) // C
+        valued = rows_at(keys, scales, slots, head, inside, first_column, G, D, V, C, kind)
+        scores = tl.dot(asked[0], tl.trans(valued), input_precision="ieee")
+        for part in tl.static_range(1, parts):
+            more = rows_at(keys, scales, slots, head, inside, (first_column + part * C) % (parts * C), G, D, V, C, kind)
+            scores = tl.dot(asked[part], tl.trans(more), scores, input_precision="ieee")
+        rest = rows_at(keys, scales, slots, head, inside, V, G, D, D, WIDE, kind)
+        scores = tl.dot(asked[parts], tl.trans(rest), scores, input_precision="ieee")
+    return _weighted(scores * scale, valued, visible, ragged, CAP)
+
+
+@triton.jit
+def _weighted(scores, values, visible, ragged, CAP: tl.constexpr):
+    """A partial from its scores, fp32[M, B], and values, [B, C].
+
     All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.
     """
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
     if CAP > 0.0:
         scores = softcapped(scores, CAP)
     scores = tl.where(visible, scores, float("-inf"))
     largest = tl.max(scores, axis=1)
     from_zero = tl.where(largest == float("-inf"), 0.0, largest)
     weights = tl.exp2(scores - from_zero[:, None]).to(values.dtype)
-    ones = tl.full([keys.shape[0], 16], 1.0, values.dtype)
+    ones = tl.full([values.shape[0], 16], 1.0, values.dtype)
     sums = tl.max(tl.dot(weights, ones, input_precision="ieee"), axis=1)
-    seen = tl.zeros([query.shape[0]], tl.int32)
+    seen = tl.zeros([scores.shape[0]], tl.int32)
     if ragged:  # zero times NaN is NaN: such values count as zeros, and set the sums of rows that attend to them to NaN
         broken = tl.max((tl.abs(values.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=1)
         values = tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)
@@ -144,15 +175,15 @@ def slots_of(pages, places, PAGE: tl.constexpr):
 
 
 @triton.jit
-def rows_at(base, scales, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, C: tl.constexpr,
-            kind: tl.constexpr):  # fmt: skip
-    """[B, C] of ``kind``: columns of one kv head's rows, zeros outside: a weight of zero does not stop NaN.
+def rows_at(base, scales, slots, head, inside, first_column, G: tl.constexpr, D: tl.constexpr, END: tl.constexpr,
+            C: tl.constexpr, kind: tl.constexpr):  # fmt: skip
+    """[B, C] of ``kind``: columns below END of one kv head's rows, zeros outside: a weight of zero does not stop NaN.
 
     scales: of quantised rows, those of the first slot's keys, or of its values.
     """
     columns = first_column + tl.arange(0, C)
     where = slots[:, None] * (G * D) + head * D + columns[None, :]
-    rows = tl.load(base + where, mask=inside[:, None] & (columns < D)[None, :], other=0)
+    rows = tl.load(base + where, mask=inside[:, None] & (columns < END)[None, :], other=0)
     if base.dtype.element_ty.primitive_bitwidth == 8:
         own = tl.load(scales + slots * (2 * G) + head, mask=inside, other=0.0)
         rows = (widened(rows) * own[:, None]).to(kind)
@@ -186,11 +217,20 @@ def held(sequence, count, SEQUENCES: tl.constexpr):
 
 
 @triton.jit
-def load_queries(query, rows, heads, live, H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
-    """[M, WIDE]: queries of stacked rows, zeros where a row is not live and after D."""
-    columns = tl.arange(0, WIDE)
-    where = (rows.to(tl.int64) * H + heads)[:, None] * D + columns[None, :]
-    return tl.load(query + where, mask=live[:, None] & (columns < D)[None, :], other=0.0)
+def load_queries(query, rows, heads, live, first_column, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+                 WIDE: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Queries of stacked rows, zeros where a row is not live and after D: [M, WIDE] alone; or in the pieces in which
+    keys of latents are read."""
+    start = query + (rows.to(tl.int64) * H + heads)[:, None] * D
+    asked = ()
+    if V < D:
+        parts: tl.constexpr = (V + C - 1) // C
+        for part in tl.static_range(parts):
+            columns = ((first_column + part * C) % (parts * C) + tl.arange(0, C))[None, :]
+            asked += (tl.load(start + columns, mask=live[:, None] & (columns < V), other=0.0),)
+    columns = (V % D + tl.arange(0, WIDE))[None, :]
+    asked += (tl.load(start + columns, mask=live[:, None] & (columns < D), other=0.0),)
+    return asked
 
 
 @triton.jit
@@ -209,13 +249,12 @@ def scaling(scale: float, softcap: float | None) -> tuple[float, float]:
     return (scale * LOG2_E, 0.0) if softcap is None else (2.0 * LOG2_E * scale / softcap, softcap * LOG2_E)
 
 
-def shape_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, window: int | None) -> dict[str, int]:
-    """The common constants of all kernels here."""
-    heads, width = query.shape[1:]
+def shape_constants(query: Tensor, rows: AttentionMetadata, window: int | None, value: int) -> dict[str, int]:
+    """The common constants of all kernels here. value: V."""
     return {
-        "H": heads,
-        "D": width,
-        "WIDE": triton.next_power_of_2(width),
+        "H": query.shape[1],
+        "V": value,
+        "C": columns_of(query.shape[2], value),
         "WINDOW": window or 0,
         "SEQUENCES": triton.next_power_of_2(len(rows.lengths)),
         "BLOCK": BLOCK,
@@ -223,12 +262,33 @@ def shape_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, window
     }
 
 
-def tile_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> dict[str, int]:
-    """The constants of kernels that read keys and values: query heads of a kv head, value columns, page size."""
+def columns_of(width: int, value: int) -> int:
+    """C. width: D. value: V."""
+    most = VALUE_COLUMNS if value == width else LATENT_COLUMNS
+    columns: int = min(triton.next_power_of_2(max(value, 16)), most)
+    return columns
+
+
+def tile_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, value: int) -> dict[str, int]:
+    """The constants of kernels that read keys and values: query heads of a kv head, widths, page size. value: V."""
+    width = query.shape[2]
+    last = width if value == width else width - value
     group = query.shape[1] // keys.shape[1]
-    assert group <= TILE, f"{group} query heads share a kv head; a tile holds {TILE}"
-    columns: int = min(triton.next_power_of_2(query.shape[2]), VALUE_COLUMNS)
-    return {"GROUP": group, "C": columns, "PAGE": rows.page_size, "TILE": TILE}
+    return {
+        "GROUP": group,
+        "D": width,
+        "WIDE": max(triton.next_power_of_2(last), 16),
+        "PAGE": rows.page_size,
+        "TILE": TILE,
+    }
+
+
+def options_of(width: int, value: int) -> dict[str, int | bool]:
+    """How kernels that read keys and values are launched. width: D. value: V."""
+    if value == width:
+        return OPTIONS | {"num_stages": STAGES}
+    deep = not knobs.runtime.interpret and capability() >= 90  # before, two blocks of latents have no room
+    return OPTIONS | {"num_warps": LATENT_WARPS, "num_stages": STAGES if deep else 1}
 
 
 def tiles_of(query: Tensor, keys: Tensor, rows: AttentionMetadata) -> int:

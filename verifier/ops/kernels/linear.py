@@ -201,6 +201,39 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     tl.store(out + where, result, mask=(own < outputs)[:, None] & (rows < R)[None, :])
 
 
+@triton.jit(do_not_specialize=ROWS)
+def head_tiles(x, weight, scales, offsets, steps, out, R, HEADS: tl.constexpr, OUTER: tl.constexpr, K: tl.constexpr,
+               TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+               OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R / ROWS, outputs of a head / TILE, HEADS). x: [R, HEADS * K], out: [R, OUTER]: each head with its own rows
+    of the weight, in one chain."""
+    wait_turn(CHAINED)
+    first, head = tl.program_id(0) * ROWS, tl.program_id(2)
+    outputs: tl.constexpr = OUTER // HEADS
+    own, rows = tl.program_id(1) * TILE + tl.arange(0, TILE), first + tl.arange(0, ROWS)
+    # A head of a row is a row of x [R * HEADS, K]; tile_product counts on from the first.
+    row = rows * HEADS + head - tl.arange(0, ROWS)
+    columns = tl.where(own < outputs, head * outputs + own, OUTER)
+    sums = tile_product(x, weight, scales, offsets, steps, row, columns, 0, WIDTH, R * HEADS, OUTER, K, ROWS, BLOCK,
+                        KIND, GROUPS, SPAN, OFFSETS)  # fmt: skip
+    where = rows.to(tl.int64)[None, :] * OUTER + columns[:, None]
+    inside = (own < outputs)[:, None] & (rows < R)[None, :]
+    tl.store(out + where, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def head_product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
+    """As :func:`foresay.verifier.ops.linear.head_linear`."""
+    assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
+    assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
+    heads, tile = x.shape[1] // weight.inner, tile_of(len(x), False)
+    out = x.new_empty(len(x), weight.outer, dtype=dtype)
+    head_tiles[(*tile.grid(len(x), weight.outer // heads), heads)](
+        x, weight.values, *(_given(one, x) for one in (weight.scales, weight.offsets, weight.steps)), out, len(x),
+        HEADS=heads, **_about(weight), TILE=tile.outputs, ROWS=tile.rows, **_options(tile, weight),
+    )  # fmt: skip
+    return out
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As :func:`foresay.verifier.ops.linear.linear`."""
     return whole(x, BlockedWeight.of(weight, bias), x.dtype)
@@ -254,14 +287,18 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
     whole = programs == 1
     bias = weight.bias if whole else None
     given = weight.scales, weight.offsets, weight.steps, bias
-    stages = tile.stages if weight.scales is None else _STAGES[weight.block]
     gate = GATES[weight.gated] if whole else 0
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(_given(one, x) for one in given), out, len(x), **_about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=gate, AHEAD=AHEAD, num_warps=tile.warps, num_stages=stages, enable_fp_fusion=False,
-        **chained(),
+        GATED=gate, AHEAD=AHEAD, **_options(tile, weight),
     )  # fmt: skip
+
+
+def _options(tile: Tile, weight: BlockedWeight) -> dict[str, Any]:
+    """How a product of tiles is launched."""
+    stages = tile.stages if weight.scales is None else _STAGES[weight.block]
+    return {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False, **chained()}
 
 
 def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:

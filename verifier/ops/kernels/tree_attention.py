@@ -6,8 +6,8 @@
 
 With few rows a program waits for memory most of its time: it issues all independent loads at once.
 
-Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`. Legend: N partials of a row, the rest as
-there.
+Blocks and splits are those of :mod:`foresay.verifier.ops.kernels.key_blocks`. Legend: N partials of a row, Z parts of
+its value columns (V / C), the rest as there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from foresay.verifier.ops.kernels.key_blocks import (
     fold,
     held,
     load_queries,
+    options_of,
     pages_of,
     row_sequence,
-    rows_at,
     scaling,
     shape_constants,
     slots_of,
@@ -54,13 +54,14 @@ DEPTH = 8
 
 @triton.jit
 def _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H: tl.constexpr,
-          D: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """Store a partial of each stacked row. stats: fp32[N, R, H, 2]. partials: fp32[N, R, H, D]."""
+          V: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Store a partial of each stacked row. stats: fp32[N, R, H, Z, 2]. partials: fp32[N, R, H, V]."""
     at = (part.to(tl.int64) * R + rows) * H + heads
-    tl.store(stats + at * 2, largest, mask=live)
-    tl.store(stats + at * 2 + 1, sums, mask=live)
+    own = (at * ((V + C - 1) // C) + first_column // C) * 2
+    tl.store(stats + own, largest, mask=live)
+    tl.store(stats + own + 1, sums, mask=live)
     columns = first_column + tl.arange(0, C)
-    tl.store(partials + at[:, None] * D + columns[None, :], mixed, mask=live[:, None] & (columns < D)[None, :])
+    tl.store(partials + at[:, None] * V + columns[None, :], mixed, mask=live[:, None] & (columns < V)[None, :])
 
 
 @triton.jit
@@ -77,7 +78,7 @@ def _path_places(word, length, positions):
 
 @triton.jit
 def _seen(asked, keys, values, scales, pages, block, own, head, first_column, first, scale, GROUP: tl.constexpr,
-          H: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
+          H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
           WINDOW: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):  # fmt: skip
     """The partial of one committed block."""
     positions = block * BLOCK + tl.arange(0, BLOCK)
@@ -86,18 +87,16 @@ def _seen(asked, keys, values, scales, pages, block, own, head, first_column, fi
     visible = inside[None, :]
     if WINDOW > 0:
         visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-    keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
-    valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
-                     asked.dtype)  # fmt: skip
-    return block_partial(asked, keyed, valued, visible, scale, WINDOW > 0, CAP)
+    return block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column, scale, WINDOW > 0,
+                         H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
 
 
 @triton.jit
 def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head,
                first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
-               D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-               SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-               CAP: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
+               D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
+               WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+               TILE: tl.constexpr, CAP: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: of the one with the part's number; FOLDED: of a whole split for ``part <
     whole_splits``, of one block for each later part."""
     sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
@@ -122,7 +121,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         idle = idle | (end * BLOCK <= tl.min(tl.where(live, own, 2147483647), axis=0) - WINDOW + 1)
     if idle:
         return
-    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     if FOLDED:
         largest, sums, mixed = empty(TILE, C)
         for block in tl.range(begin, end):
@@ -131,24 +130,25 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
             ahead = (block + 1) * BLOCK + tl.arange(0, BLOCK)
             pages = pages_of(tables, there, table_stride, ahead, (ahead >= first) & (block + 1 < end), PAGE)
             top, more, weighted = _seen(asked, keys, values, scales, own_pages, block, own, head, first_column, first,
-                                        scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
+                                        scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
             largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
     else:
         largest, sums, mixed = _seen(asked, keys, values, scales, pages, part, own, head, first_column, first, scale,
-                                     GROUP, H, D, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
-    _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, D, C)
+                                     GROUP, H, D, V, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
+    _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, V, C)
 
 
 @triton.jit
-def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tail, head,
+def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tile, tail, head,
           first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
-          D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-          SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+          D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
+          WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
           CAP: tl.constexpr):  # fmt: skip
-    """The partial of one block that touches uncommitted positions: one row over its own keys, in path order."""
-    stacked = tl.arange(0, TILE)
+    """The partial of one block that touches uncommitted positions: one row over its own keys, in path order. tile: of
+    its query heads."""
+    stacked = tile * TILE + tl.arange(0, TILE)
     rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
-    asked = load_queries(query, rows, heads, live, H, D, WIDE)
+    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     word, depth = tl.load(words + row), tl.load(depths + row)
     sequence = row_sequence(offsets, row, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
@@ -162,13 +162,11 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
         inside = inside & (positions > own - WINDOW)
     places = _path_places(word, length, positions)
     slots = slots_of(pages_of(tables, there, table_stride, places, inside, PAGE), places, PAGE)
-    keyed = rows_at(keys, scales, slots, head, inside, 0, H // GROUP, D, WIDE, asked.dtype)
-    valued = rows_at(values, scales + H // GROUP, slots, head, inside, first_column, H // GROUP, D, C,
-                     asked.dtype)  # fmt: skip
-    largest, sums, mixed = block_partial(asked, keyed, valued, inside[None, :], scale, False, CAP)
+    largest, sums, mixed = block_partial(asked, keys, values, scales, slots, head, inside, inside[None, :],
+                                         first_column, scale, False, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
-          D, C)  # fmt: skip
+          V, C)  # fmt: skip
 
 
 @triton.jit
@@ -179,48 +177,53 @@ def _part_of(turn, begin, splits, low_split, whole, whole_splits, SPLIT: tl.cons
 
 
 @triton.jit
-def _asked(stats, partials, row, head, start, turns, begin, splits, low_split, whole, whole_splits, R, H: tl.constexpr,
-           D: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+def _asked(stats, partials, row, head, first_column, start, turns, begin, splits, low_split, whole, whole_splits, R,
+           H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """The partials of one head of a row from the turn ``start`` on, DEPTH of each kind, loaded at once; empty ones
     after the last."""
     tops, sums, mixed = (), (), ()
-    columns, one = tl.arange(0, WIDE)[None, :], tl.arange(0, 1)
+    columns, one = first_column + tl.arange(0, C)[None, :], tl.arange(0, 1)
     for turn in tl.static_range(DEPTH):
         _, part = _part_of(start + turn, begin, splits, low_split, whole, whole_splits, SPLIT)
         at, there = (part.to(tl.int64) * R + row) * H + head + one, (start + turn + one) < turns
-        tops += (tl.load(stats + at * 2, mask=there, other=float("-inf")),)
-        sums += (tl.load(stats + at * 2 + 1, mask=there, other=0.0),)
-        mixed += (tl.load(partials + at[:, None] * D + columns, mask=there[:, None] & (columns < D), other=0.0),)
+        own = (at * ((V + C - 1) // C) + first_column // C) * 2
+        tops += (tl.load(stats + own, mask=there, other=float("-inf")),)
+        sums += (tl.load(stats + own + 1, mask=there, other=0.0),)
+        mixed += (tl.load(partials + at[:, None] * V + columns, mask=there[:, None] & (columns < V), other=0.0),)
     return tops, sums, mixed
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, R, count,
                   table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
-                  D: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-                  SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-                  CAP: tl.constexpr, TAILS: tl.constexpr, FOLDED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (tiles * parts + R * TAILS, G, D / C): committed parts of the tiles first, then the rows' tails."""
+                  D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
+                  WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+                  TILE: tl.constexpr, CAP: tl.constexpr, TAILS: tl.constexpr, FOLDED: tl.constexpr,
+                  CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (tiles * parts + R * tiles of a row * TAILS, G, V / C): committed parts of the tiles first, then the rows'
+    tails."""
     wait_turn(CHAINED)
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
+    each: tl.constexpr = (GROUP + TILE - 1) // TILE
     if program < tiles * parts:
         _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
-                   program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
-                   scale, GROUP, H, D, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP, FOLDED)  # fmt: skip
+                   program // tiles, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H,
+                   D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP, FOLDED)  # fmt: skip
     else:
         own = program - tiles * parts
-        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, own // TAILS,
-              own % TAILS, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H, D, WIDE, C,
-              PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP)  # fmt: skip
+        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials,
+              own // (TAILS * each), own // TAILS % each, own % TAILS, head, first_column, R, count, table_stride,
+              whole_splits, first, scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE,
+              CAP)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, sinks, H: tl.constexpr,
-               D: tl.constexpr, WIDE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr,
-               BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, H): the partials of one head of one row: blocks into splits and splits into the result, in order."""
+               V: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
+               SPLIT: tl.constexpr, DEPTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, H, Z): the partials of one head of one row: blocks into splits and splits into the result, in order."""
     wait_turn(CHAINED)
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     depth, sequence = tl.load(depths + row), row_sequence(offsets, row, SEQUENCES, count)
     length = tl.load(lengths + held(sequence, count, SEQUENCES))
     own, low = length + depth, first
@@ -229,14 +232,14 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
     whole, low_split = tl.minimum(length // (BLOCK * SPLIT), whole_splits), low // (BLOCK * SPLIT)
     splits, begin, last = tl.maximum(whole - low_split, 0), tl.maximum(whole * SPLIT, low // BLOCK), own // BLOCK
     turns = tl.where(sequence < count, splits + last + 1 - begin, 0)
-    largest, sums, mixed = empty(1, WIDE)
-    split_largest, split_sums, split_mixed = empty(1, WIDE)
-    ahead = _asked(stats, partials, row, head, 0, turns, begin, splits, low_split, whole, whole_splits, R, H, D, WIDE,
-                   SPLIT, DEPTH)  # fmt: skip
+    largest, sums, mixed = empty(1, C)
+    split_largest, split_sums, split_mixed = empty(1, C)
+    ahead = _asked(stats, partials, row, head, first_column, 0, turns, begin, splits, low_split, whole, whole_splits, R,
+                   H, V, C, SPLIT, DEPTH)  # fmt: skip
     for start in tl.range(0, turns, DEPTH, num_stages=1):
         tops, more, weighted = ahead
-        ahead = _asked(stats, partials, row, head, start + DEPTH, turns, begin, splits, low_split, whole, whole_splits,
-                       R, H, D, WIDE, SPLIT, DEPTH)  # fmt: skip
+        ahead = _asked(stats, partials, row, head, first_column, start + DEPTH, turns, begin, splits, low_split, whole,
+                       whole_splits, R, H, V, C, SPLIT, DEPTH)  # fmt: skip
         for turn in tl.static_range(DEPTH):
             split_largest, split_sums, split_mixed = fold(
                 split_largest, split_sums, split_mixed, tops[turn], more[turn], weighted[turn]
@@ -245,13 +248,13 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
             # A whole split is complete at once; blocks are complete with the last of their split, or the last of all.
             if (start + turn < splits) | (block % SPLIT == SPLIT - 1) | (block == last):
                 largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
-                split_largest, split_sums, split_mixed = empty(1, WIDE)
-    result = tl.zeros([1, WIDE], tl.float32)
+                split_largest, split_sums, split_mixed = empty(1, C)
+    result = tl.zeros([1, C], tl.float32)
     if sequence < count:
         result = finished(largest, sums, mixed, sinks, head + tl.arange(0, 1))
-    columns = tl.arange(0, WIDE)[None, :]
-    at = (row * H + head).to(tl.int64) * D + columns
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=columns < D)
+    columns = first_column + tl.arange(0, C)[None, :]
+    at = (row * H + head).to(tl.int64) * V + columns
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=columns < V)
 
 
 def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
@@ -260,10 +263,12 @@ def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
     return whole, whole + (key_blocks.SPLIT if whole_splits else capacity // BLOCK)
 
 
-def most_parts(capacity: int) -> int:
-    """The most partials of a row with page tables of this many positions, including those of its path."""
-    fine = 0 if capacity > _FINE_POSITIONS else parts_of(capacity, False)[1]
-    return max(parts_of(capacity, True)[1], fine) + TAILS
+def most_partials(rows: int, heads: int, groups: int, capacity: int) -> int:
+    """The most partials of the query heads of rows with page tables of this many positions, those of paths included.
+    groups: G."""
+    fine = parts_of(min(capacity, _FINE_POSITIONS), False)[1] + TAILS
+    most = rows * heads * (parts_of(capacity, True)[1] + TAILS)
+    return max(most, min(rows * heads, groups * key_blocks.TILE) * fine)  # fine: of rows that fit one tile
 
 
 def tree_attention(
@@ -279,6 +284,7 @@ def tree_attention(
     scales: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared: int = 0,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows with words.
 
@@ -287,24 +293,24 @@ def tree_attention(
     """
     assert rows.words is not None and rows.depths is not None, "rows of a text go to chunk_attention"
     count, stride = rows.tables.shape
-    total, heads, width = query.shape
+    (total, heads, width), value = query.shape, shared or query.shape[2]
     factor, cap = scaling(scale, softcap)
-    shape, tile = shape_constants(query, keys, rows, window), tile_constants(query, keys, rows)
-    capacity = stride * rows.page_size
+    shape, tile = shape_constants(query, rows, window, value), tile_constants(query, keys, rows, value)
+    capacity, of_values = stride * rows.page_size, triton.cdiv(value, shape["C"])
     tiles = tiles_of(query, keys, rows)
     if whole_splits is None:
         whole_splits = tiles > count or capacity > _FINE_POSITIONS
     whole, parts = parts_of(capacity, whole_splits)
-    stats = query.new_empty(parts + TAILS, total, heads, 2, dtype=torch.float32)
-    partials = query.new_empty(parts + TAILS, total, heads, width, dtype=torch.float32)
-    out = torch.empty_like(query)
-    grid = (tiles * parts + total * TAILS, keys.shape[1], triton.cdiv(width, tile["C"]))
-    tree_partials[grid](
-        query, *as_stored(keys, values, scales), rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths,
-        stats, partials, total, count, stride, tiles, parts, whole, first, factor, **shape, **tile, CAP=cap,
-        TAILS=TAILS, FOLDED=whole_splits, num_stages=key_blocks.STAGES, **OPTIONS, **chained(),
+    stats = query.new_empty(parts + TAILS, total, heads, of_values, 2, dtype=torch.float32)
+    partials = query.new_empty(parts + TAILS, total, heads, value, dtype=torch.float32)
+    out = query.new_empty(total, heads, value)
+    tails = total * triton.cdiv(tile["GROUP"], tile["TILE"]) * TAILS
+    tree_partials[(tiles * parts + tails, keys.shape[1], of_values)](
+        query, *as_stored(keys, keys if shared else values, scales), rows.tables, rows.lengths, rows.offsets,
+        rows.words, rows.depths, stats, partials, total, count, stride, tiles, parts, whole, first, factor, **shape,
+        **tile, CAP=cap, TAILS=TAILS, FOLDED=whole_splits, **options_of(width, value), **chained(),
     )  # fmt: skip
-    tree_merge[(total, heads)](
+    tree_merge[(total, heads, of_values)](
         stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, sinks, **shape,
         DEPTH=DEPTH, **OPTIONS | {"num_warps": 1}, **chained(),
     )  # fmt: skip

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def find(key: str) -> bytes | None:
             return None
         path = directory() / key
         found = path.read_bytes()
-        os.utime(path)
+        used(path)
     except (OSError, RuntimeError):  # RuntimeError: the home directory is unknown
         return None
     digest, code = found[:_DIGEST], found[_DIGEST:]
@@ -79,6 +80,12 @@ def keep(key: str, code: bytes) -> None:
             _make_room()
     except (OSError, RuntimeError):
         return
+
+
+def used(path: Path) -> None:
+    """Note its use: the least recently used file is removed first. In a read-only folder none is."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def is_ours(found: os.stat_result) -> bool:

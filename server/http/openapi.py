@@ -3,7 +3,7 @@
 It is made from the routes of the modules and the structs they read and write, whose types declare the ranges of fields.
 Refused fields are enforced where fields are understood (:mod:`foresay.server.api.common.validation`).
 
-``python -m foresay.server.http.openapi`` prints it (``make openapi``).
+``python -m foresay.server.http.app`` prints it (``make openapi``).
 """
 
 from __future__ import annotations

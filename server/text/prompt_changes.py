@@ -1,16 +1,80 @@
-"""Where a long prompt differs from an earlier one, in words: everything after that must be prefilled again."""
+"""What changes between the prompts of a client: everything after the first changed token must be prefilled again. So
+what clients add that means nothing to the model and changes each time is left out; and where a long prompt differs from
+an earlier one is reported in words.
+"""
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from foresay.server.text.warned import Warned, warning
 
 if TYPE_CHECKING:
     from foresay.server.text.conversation import Offer
     from foresay.server.text.tokenizer import Tokenizer
+
+
+class NoisePattern(NamedTuple):
+    """Text to leave out. where: as the first line of the system message; or as a whole later system message, which is
+    harmless unless the chat template moves it to the beginning. pattern: matches all of it. why: it changes each
+    time."""
+
+    client: str
+    where: Literal["first line", "late message"]
+    pattern: re.Pattern[str]
+    why: str
+
+
+#: Seen with Claude Code 2.1.330. To Anthropic's own address its header has more, such as ``cch=``, which changes with
+#: every request.
+CLIENT_NOISE = (
+    NoisePattern(
+        "Claude Code's x-anthropic-billing-header",
+        "first line",
+        re.compile(r"x-anthropic-billing-header: cc_version=[^;\n]*;( cc[a-z_]*=[^;\n]*;)*\s*"),
+        "changes with every session and only serves its billing",
+    ),
+    NoisePattern(
+        "Claude Code's count of the tokens left",
+        "late message",
+        re.compile(r"(<total_tokens>\w+ tokens left</total_tokens>\s*)?(Token usage: \d+/\d+; -?\d+ remaining\s*)?"),
+        "changes with every turn and counts another model's context",
+    ),
+)
+
+Messages = list[dict[str, Any]]
+
+
+def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, tuple[Warned, ...]]:
+    """Rendered messages without client noise, and one warning for each kind. hoists: whether the chat template moves
+    late system messages to the beginning."""
+    kept: Messages = []
+    found: dict[NoisePattern, int] = {}
+    for index, message in enumerate(messages):
+        noise = _found(message, late=index > 0)
+        if noise is None or (noise.where == "late message" and not hoists()):
+            kept.append(message)
+            continue
+        found.setdefault(noise, index)
+        if noise.where == "first line":
+            kept.append(message | {"content": message["content"].partition("\n")[2]})
+    return kept, tuple(_warning(noise, index) for noise, index in found.items())
+
+
+def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
+    text = message["content"] if message["role"] == "system" else ""
+    where, text = ("late message", text) if late else ("first line", text.partition("\n")[0])
+    return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
+
+
+def _warning(noise: NoisePattern, index: int) -> Warned:
+    return warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
+
 
 #: How many prompts are kept for comparison, of all clients together, and from how many tokens a prompt is long.
 MOST_PROMPTS, LONG = 16, 1024

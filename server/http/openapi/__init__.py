@@ -1,1 +1,0 @@
-"""The OpenAPI document; ``python -m foresay.server.http.openapi`` prints it."""

@@ -1,1 +1,0 @@
-"""Self-checks: generated texts are decoded again, without drafts or cached KV, and compared token by token."""
