@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PARIS = '{"city": "Paris", "days": 3}'
 
 
-def text(said):
-    """No call at all."""
-    return said, [said]
+def texts(*said):
+    """No call at all in any of them."""
+    return [(one, [one]) for one in said]
 
 
 SEED = "<seed:tool_call>\n<function=f>\n{}</function>\n</seed:tool_call>"
@@ -42,7 +42,7 @@ CASES = {
         # a value is all that is between the tags
         (SEED.format("<parameter=a>\nx\n</parameter>"), [("f", '{"a": "\\nx\\n"}')]),
         (SEED.format("<parameter=a>1 < 2 </par</parameter>"), [("f", '{"a": "1 < 2 </par"}')]),
-        text("<seed:tool_call>get_weather</seed:tool_call>"),
+        *texts("<seed:tool_call>get_weather</seed:tool_call>"),
         (SEED.format("<parameter=a>x</parameter>o")[:-18], [("f", '{"a": "x"'), "o</function>"]),
         ("<seed:tool_call><function=get_weather><parameter=city>Par", [("get_weather", '{"city": "Par')]),
     ],
@@ -53,8 +53,7 @@ CASES = {
             ["So:", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
         (MINIMAX.format('<parameter name="a">line\n</parameter>\n'), [("f", '{"a": "line\\n"}')]),
-        text('<minimax:tool_call>\n<invoke name="f>\n</invoke>'),
-        text("<minimax:tool_call></minimax:tool_call>"),
+        *texts('<minimax:tool_call>\n<invoke name="f>\n</invoke>', "<minimax:tool_call></minimax:tool_call>"),
         ('<minimax:tool_call><invoke name="f">\n<param', [("f", "")]),
     ],
     "glm45": [
@@ -70,9 +69,8 @@ CASES = {
             [("get_weather", '{"list": [1, {}], "more": "three", "exact": true}')],
         ),
         ("<tool_call>f<arg_key>a</arg_key><arg_value></arg_value></tool_call>", [("f", '{"a": ""}')]),
-        text('<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
-        text("<tool_call>not a call</tool_call>"),
-        ("<tool_call>f<arg_key>a</arg_key>1</tool_call>", ["<tool_call>f<arg_key>a</arg_key>1</tool_call>"]),
+        *texts('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>not a call</tool_call>"),
+        *texts("<tool_call>f<arg_key>a</arg_key>1</tool_call>"),
         ("<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", [("get_weather", '{"days": 1')]),
     ],
     "phi4_mini": [
@@ -85,8 +83,7 @@ CASES = {
             f'<|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "f"}}]<|/tool_call|>',
             [("get_weather", PARIS), ("f", "{}")],
         ),
-        text("<|tool_call|>f()<|/tool_call|>"),
-        text("<|tool_call|>[]<|/tool_call|>"),
+        *texts("<|tool_call|>f()<|/tool_call|>", "<|tool_call|>[]<|/tool_call|>"),
         ('<|tool_call|>{"name": "f", "arguments": {"a', [("f", '{"a')]),
     ],
     "granite3": [
@@ -94,7 +91,7 @@ CASES = {
             f'Hm. <|tool_call|>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "f", "arguments": {{}}}}]',
             ["Hm.", ("get_weather", PARIS), ("f", "{}")],
         ),
-        text('<|tool_call|>{"name": "f"}'),
+        *texts('<|tool_call|>{"name": "f"}'),
     ],
     "kimi_k2": [
         (
@@ -110,9 +107,7 @@ CASES = {
             KIMI.format(ASKED).replace("<|tool_call_argument", " <|tool_call_argument"),
             [("get_weather", PARIS, "functions.get_weather:7")],
         ),
-        text(KIMI.format("")),
-        text(KIMI.format(ASKED.replace(":7", ""))),
-        text(KIMI.format(ASKED)[:70]),
+        *texts(KIMI.format(""), KIMI.format(ASKED.replace(":7", "")), KIMI.format(ASKED)[:70]),
         (KIMI.format(ASKED).partition("ys")[0], [("get_weather", '{"city": "Paris", "da', "functions.get_weather:7")]),
     ],
     "deepseek_v3": [
@@ -121,7 +116,7 @@ CASES = {
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
             ["Ok.", ("f", "{}"), ("add", "{}")],
         ),
-        text("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        *texts("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
     ],
     "deepseek_v31": [
         (
@@ -133,8 +128,7 @@ CASES = {
             + " Done.",
             ["Ok.", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
-        text(V31.format("f{}")),
-        text(V31.format("<｜tool▁call▁begin｜>f<｜tool▁sep｜>1<｜tool▁call▁end｜>")),
+        *texts(V31.format("f{}"), V31.format("<｜tool▁call▁begin｜>f<｜tool▁sep｜>1<｜tool▁call▁end｜>")),
         ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [("f", '{"a": [1')]),
     ],
     "cohere": [
@@ -144,7 +138,7 @@ CASES = {
         ),
         ("<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", ["It is sunny."]),
         ("<|START_TEXT|>1 <|START_TEX", ["1 <|START_TEX"]),
-        text('<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>'),
+        *texts('<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>'),
         (COHERE.replace("{}", ", so"), [("f", '{"a": 1}'), ", so\n]<|END_ACTION|>"]),
     ],
     "olmo3": [
@@ -164,9 +158,9 @@ CASES = {
             ],
         ),
         ("<function_calls>f(a=word)</function_calls>", [("f", '{"a": "word"}')]),
-        text('<function_calls>f("Paris")</function_calls>'),
-        text("<function_calls>f(1, a=2)</function_calls>"),
-        text("<function_calls></function_calls>"),
+        *texts('<function_calls>f("Paris")</function_calls>'),
+        *texts("<function_calls>f(1, a=2)</function_calls>"),
+        *texts("<function_calls></function_calls>"),
         ("<function_calls>f(a=[1)</function_calls>", [("f", '{"a": [1')]),
         ('<function_calls>get_weather(city="Par', [("get_weather", '{"city": "Par')]),
         ("<function_calls>f(days=1", [("f", '{"days": 1')]),
