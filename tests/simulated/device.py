@@ -432,7 +432,7 @@ def _gather(tree: Any, found: list[Any]) -> None:
         found.append(tree)
     elif isinstance(tree, (tuple, list)):
         for value in tree:
-            _gather(value, found)
+            found.append(value) if type(value) in _LEAVES else _gather(value, found)
     elif isinstance(tree, dict):
         for value in tree.values():
             _gather(value, found)
@@ -455,7 +455,7 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
     if kind in _LEAVES:
         return change(tree)
     if isinstance(tree, (tuple, list)):
-        changed = [_mapped(change, value) for value in tree]
+        changed = [change(value) if type(value) in _LEAVES else _mapped(change, value) for value in tree]
         return kind(*changed) if hasattr(tree, "_fields") else kind(changed)
     if isinstance(tree, dict):
         return {name: _mapped(change, value) for name, value in tree.items()}
