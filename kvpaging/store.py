@@ -76,7 +76,7 @@ def as_bytes(rows: Tensor) -> Tensor:
 
 
 def move_rows(parts: tuple[Tensor, ...], source: Tensor, destination: Tensor) -> None:
-    """Move rows between slots in every layer, in number: all are read before any is written.
+    """Move rows between slots in every layer, in place: all are read before any is written.
 
     parts: of a store, [L, slots, ..] each. source, destination: int64 [N], destinations distinct. A destination may be
     another row's source, as when an accepted path 0, 2, 5 is moved down to 0, 1, 2.

@@ -61,4 +61,4 @@ class StoredTensors:
             raise WeightsError(f"{self.path}: {name} has type {entry['dtype']}, which is not supported")
         first, last = entry["data_offsets"]
         raw = self.data[self.begin + first : self.begin + last]
-        return (raw.clone() if raw.data_ptr() % dtype.itemsize else raw).view(dtype).view(entry["shape"])
+        return (raw.clone() if raw.storage_offset() % dtype.itemsize else raw).view(dtype).view(entry["shape"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from foresay.verifier.ops import experts as op
 from foresay.verifier.ops import records
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.kernels import experts, linear
+from foresay.verifier.ops.kernels import blocked, experts, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import Routing, turns_of
 from tests.combinations import alternating, pairwise
@@ -60,9 +60,14 @@ def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
         assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
 
 
-@pytest.mark.parametrize(("form", "gated", "dtype"), pairwise(FORMS, ["silu", "clamped", "relu2", ""], DTYPES), ids=str)
-def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype, device, monkeypatch) -> None:
-    """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them."""
+@pytest.mark.parametrize(
+    ("form", "gated", "dtype", "least"), pairwise(FORMS, ["silu", "clamped", "relu2", ""], DTYPES, [128, 512]), ids=str
+)
+def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype, least, device, monkeypatch) -> None:
+    """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them; in one segment and in those of an expert
+    alone."""
+    monkeypatch.setattr(blocked, "_LEAST", least)
+    monkeypatch.setattr(blocked, "_PROGRAMS", 4)
     turns, how = turns_of(gated), Routing(EXPERTS, 2)
     weight, bias = weight_of("fp32" if form == "floats" else form, turns), noise(turns * EXPERTS * OUTER, seed=3)
     weight = weight.to(dtype) if isinstance(weight, Tensor) else weight.whole()
@@ -84,9 +89,12 @@ def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype,
 
 @pytest.mark.parametrize(("dtype", "gated"), alternating(DTYPES, [False, True]), ids=str)
 def test_what_experts_made_is_added_up_in_their_order(dtype, gated, device) -> None:
-    parts, weights, shared, gate = noise(64, 300), noise(16, 4, seed=1), noise(16, 300, seed=2), noise(16, 9, seed=3)
-    places = torch.randperm(64, generator=torch.Generator().manual_seed(5)).view(16, 4).int()
+    """Nothing is read for a row that is padding."""
+    parts, weights, shared, gate = noise(65, 300), noise(16, 4, seed=1), noise(16, 300, seed=2), noise(16, 9, seed=3)
+    places, parts[0] = torch.randperm(64, generator=torch.Generator().manual_seed(5)).view(16, 4).int(), torch.nan
+    places[3], weights[3] = -1, 0.0
     for more in ((), (shared, gate) if gated else (shared,)):
         given, eps = [one.to(device) for one in (parts, weights, places)], torch.finfo(dtype).eps
-        found = experts.mixed(given[0], given[1], given[2], dtype, *(one.to(device) for one in more))
-        torch.testing.assert_close(found.cpu(), op.mixed(parts, weights, places, dtype, *more), rtol=2 * eps, atol=2e-6)
+        found = experts.mixed(given[0][1:], given[1], given[2], dtype, *(one.to(device) for one in more))
+        wanted = op.mixed(parts[1:], weights, places, dtype, *more)
+        torch.testing.assert_close(found.cpu(), wanted, rtol=2 * eps, atol=2e-6)
