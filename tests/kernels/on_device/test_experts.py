@@ -64,8 +64,7 @@ def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
     ("form", "gated", "dtype", "least"), pairwise(FORMS, ["silu", "clamped", "relu2", ""], DTYPES, [128, 512]), ids=str
 )
 def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype, least, device, monkeypatch) -> None:
-    """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them; in one segment and in those of an expert
-    alone."""
+    """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them, in one segment and several."""
     monkeypatch.setattr(blocked, "_LEAST", least)
     monkeypatch.setattr(blocked, "_PROGRAMS", 4)
     turns, how = turns_of(gated), Routing(EXPERTS, 2)
