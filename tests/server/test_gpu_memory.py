@@ -106,12 +106,13 @@ def test_recurrent_states_are_planned_as_they_are_allocated() -> None:
 def test_a_mixture_is_planned_by_what_its_rows_choose() -> None:
     """Of Qwen3's 30B-A3B: vectors of eight experts for a row, not of 128."""
     shape = {"hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4}
-    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-    model = ModelConfig.of(Fields({**LLAMA_8B, **shape, **experts, "architectures": ["Qwen3MoeForCausalLM"]}, ""))
-    found, rows = planned(H200, model), 512
-    assert 0.99 < 2 * parameters(model) / found.weights["target"] < 1.01
-    least = rows * (128256 * 4 + 8 * (2048 * 4 + 768 * 2))
-    assert least < workspace_bytes(model, 2, 4096, rows, 0) < 1.3 * least
+    experts = {"num_experts": 128, "moe_intermediate_size": 768, "architectures": ["Qwen3MoeForCausalLM"]}
+    model, more = (
+        ModelConfig.of(Fields({**LLAMA_8B, **shape, **experts, "num_experts_per_tok": chosen}, "")) for chosen in (8, 9)
+    )
+    assert 0.99 < 2 * parameters(model) / planned(H200, model).weights["target"] < 1.01
+    least = 512 * (2048 * 4 + 768 * 2)
+    assert least < workspace_bytes(more, 2, 4096, 512, 0) - workspace_bytes(model, 2, 4096, 512, 0) < 1.4 * least
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:
@@ -274,8 +275,10 @@ def test_latents_are_planned_as_they_are_kept() -> None:
     assert found.kv_bytes == found.pages * 16 * 16 * 576 * 2
     rows, trees, positions = 128, 64, 131072 + 64
     partials = trees * 16 * (512 + 2 * 2) * 4 * (131136 // 512 + 8 + 2)
-    row = 576 + 2 * 768 + 16 * (128 + 64 + 512 + 64 + 576 + 512 + 128)  # latent, narrower input, queries, output
-    least = rows * 128256 * 4 + partials + rows * row * 2
+    least = rows * 128256 * 4 + partials
     assert least < workspace_bytes(model, 2, positions, rows, trees) < 1.1 * least
+    wider = ModelConfig.of(Fields({**DEEPSEEK, "kv_lora_rank": 576}, ""))  # queries twice, and output
+    more = workspace_bytes(wider, 2, positions, rows, 0) - workspace_bytes(model, 2, positions, rows, 0)
+    assert 16 * 3 * 64 < more / (2 * rows) < 1.1 * 16 * 3 * 64
     assert rope_bytes(model, 2, positions) == positions * 64 * 2 * 2
     assert "latents" in refused(RTX_4090, model).fault
