@@ -298,11 +298,20 @@ def test_one_tensor_by_two_names_is_refused(tmp_path) -> None:
 
 
 def test_files_larger_than_the_memory_are_read(tmp_path) -> None:
-    header = json.dumps({"a": {"dtype": "BF16", "shape": [1 << 39], "data_offsets": [0, 1 << 40]}}).encode()
+    """And behind a byte what is at an odd offset, an empty tensor too."""
+    end = 1 << 40
+    ranges = {"a": (0, end), "byte": (end, end + 1), "odd": (end + 1, end + 7), "empty": (end + 7, end + 7)}
+    entries = {
+        name: {"dtype": "BF16", "shape": [(last - first) // 2], "data_offsets": [first, last]}
+        for name, (first, last) in ranges.items()
+    }
+    header = json.dumps(entries | {"byte": {"dtype": "U8", "shape": [1], "data_offsets": ranges["byte"]}}).encode()
     header = header.ljust(-(-len(header) // 8) * 8)
     with (tmp_path / SINGLE).open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + (1 << 40))
+        file.truncate(8 + len(header) + end + 7)
     checkpoint = Checkpoint.open(tmp_path)
-    assert checkpoint.tensors["a"].nbytes == 1 << 40
-    assert checkpoint.opened(tmp_path / SINGLE).get_tensor("a")[-1] == 0
+    assert checkpoint.tensors["a"].nbytes == end
+    tensors = checkpoint.opened(tmp_path / SINGLE)
+    assert tensors.get_tensor("a")[-1] == 0
+    assert [tensors.get_tensor(name).tolist() for name in ("odd", "empty")] == [[0.0] * 3, []]
