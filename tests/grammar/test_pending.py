@@ -67,7 +67,7 @@ class Stepping:
 
     prepare_one = keep_one
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Nobody observes it."""
 
     def check(self) -> None:
