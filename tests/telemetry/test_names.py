@@ -31,7 +31,7 @@ EXTRA: Json = {"provenance": True, "spec_decode_metrics": "detailed", "max_token
 ASKS: list[Json] = [
     *({"prompt": SAID * 3, "seed": seed, "ignore_eos": True} for seed in range(6)),
     {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},
-    {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}},
+    {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}, "max_tokens": 200},
     {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}}
     | {"speculation": {"method": "suffix"}},  # which finds nothing, so what is forced is drafted by the grammar alone
     {"prompt": "Say it", "seed": 3, "prediction": {"type": "content", "content": SAID}, "temperature": 0},
@@ -78,7 +78,7 @@ async def _told(url: str, trace: Path) -> Told:
     async with aiohttp.ClientSession() as session:
         bodies = []
         for ask in ASKS:
-            async with session.post(f"{url}/v1/completions", json=ask | EXTRA) as response:
+            async with session.post(f"{url}/v1/completions", json=EXTRA | ask) as response:
                 assert response.status == 200, await response.text()
                 bodies.append(await response.json())
         async with asyncio.timeout(60):  # until the last line of the trace is written
