@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from foresay.verifier.ops.kernels import blocked, experts, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import Routing, turns_of
 from tests.combinations import alternating, pairwise
-from tests.kernels.on_device.conftest import DTYPES
+from tests.kernels.on_device.conftest import DTYPES, INTERPRETED
 from tests.verifier.test_experts import EXPERTS, INNER, OUTER, ROUTINGS, chosen_of, noise, of_expert, weight_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(All-NaN|.* encountered in):RuntimeWarning")]
@@ -84,6 +85,24 @@ def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype,
         wanted = torch.stack([alone[one][row] for row, each in enumerate(chosen.tolist()) for one in each])
         assert torch.equal(made, wanted)
     assert torch.equal(experts.expert_linear(shared.repeat_interleave(2, 0), mixture, dtype, where), wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_in_host_memory_have_the_same_bits(form, device) -> None:
+    """Triton 3.7.1's launcher takes whatever address the driver maps into the device's memory, which it does for
+    page-locked tensors (backends/nvidia/driver.c, extractPointer: cuPointerGetAttribute)."""
+    dtype = DTYPES[1]
+    weight = weight_of("fp32" if form == "floats" else form, 2)
+    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight.whole()
+    near = BlockedWeight.of(weight.to(device), None, "silu", EXPERTS)
+    data = {name: getattr(near, name) for name in ("values", "scales", "offsets", "steps")}
+    host = {name: one.cpu() for name, one in data.items() if one is not None}
+    far = replace(near, **(host if INTERPRETED else {name: one.pin_memory() for name, one in host.items()}))
+    assert not far.values.is_cuda
+    x = noise(6, INNER, seed=4).to(device, dtype)
+    shared, where = experts.sort_rows(x, chosen_of(6, "").to(device), Routing(EXPERTS, 2))
+    found, wanted = (experts.expert_linear(shared, one, dtype, where) for one in (far, near))
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(("dtype", "gated"), alternating(DTYPES, [False, True]), ids=str)
