@@ -100,7 +100,8 @@ class Machine:
             if self.gpu is not None:
                 from foresay.server.engine.gpu_memory import plan_gpu
 
-                return plan_gpu(config, length, dtype, model, drafts, self.gpu).total
+                found = plan_gpu(config, length, dtype, model, drafts, self.gpu)
+                return None if found.away else found.total
             taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), self.total).total
         except CannotRun:
             return None

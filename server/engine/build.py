@@ -212,7 +212,16 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
     if memory.states is not None:
         pool.attach_states(*memory.states)
     loading = LoadContext(
-        config, directory, model, dtype.value, length, device, pool, activations.value == "int8", report
+        config,
+        directory,
+        model,
+        dtype.value,
+        length,
+        device,
+        pool,
+        activations.value == "int8",
+        report,
+        away=memory.away,
     )
     files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,7 +166,7 @@ class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
     dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. report: called
     with progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their
-    names in ``--draft``."""
+    names in ``--draft``. away: the target's layers whose experts stay in the host's memory."""
 
     config: EngineConfig
     target: Path
@@ -178,6 +179,7 @@ class LoadContext:
     report: LoadProgress
     unkept: list[tuple[str, Packed]] = field(default_factory=list)
     made: dict[str, Drafter] = field(default_factory=dict)
+    away: Sequence[int] = ()
 
     def paged_model(
         self,
@@ -212,11 +214,12 @@ class LoadContext:
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.report(reading)
         dtype: torch.dtype = getattr(torch, self.dtype)
-        weights = load(directory, model, dtype, self.device.name, lambda share: self.report(reading, share))
+        away = self.away if role == "target" else ()
+        weights = load(directory, model, dtype, self.device.name, lambda share: self.report(reading, share), away)
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.report(f"packing the {role}'s weights")
-        packed = Packed.of(model, weights, self.rounds)
+        packed = Packed.of(model, weights, self.rounds, bool(away))
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
             self.unkept.append((key, packed))
         return packed

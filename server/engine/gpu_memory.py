@@ -24,10 +24,10 @@ import msgspec
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
-from foresay.server.engine.parameters import item_bytes, pinned
+from foresay.server.engine.parameters import expert_bytes, free_bytes, item_bytes, machine_bytes, pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
-from foresay.server.settings.units import bytes_in_words
+from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
 from foresay.verifier.model.config import ModelConfig, products
@@ -44,6 +44,9 @@ UTILIZATION = 0.9
 GRAPH_RESERVE = 1 << 29
 #: Compute capabilities whose multiprocessors have at most 99 KiB of shared memory for a program.
 _LITTLE_SHARED = ((7, 0), (7, 2), (7, 5), (8, 6), (8, 9), (12, 0), (12, 1))
+#: Share of the host's free memory that may be page-locked: what is locked is never swapped, and the page cache, the KV
+#: that is kept on disk and other programs need the rest.
+_HOST_SHARE = 0.75
 #: Default maximum of KV tokens, unless sequences or flags need more: the host keeps records of all pages.
 _MOST_TOKENS = 1 << 22
 #: Shorter contexts are not suggested.
@@ -67,9 +70,30 @@ def plan_gpu(
     case = _Case(config, length, dtype, target, tuple(drafters), device)
     room = case.room
     if room.tokens < case.least:
-        raise CannotRun(_fault(case, room), _hint(list(_hints(case, room))))
+        spilled, host = _spilled(case), int(_HOST_SHARE * min(machine_bytes(), free_bytes() or machine_bytes()))
+        if spilled is None or spilled.locked + spilled.largest > host:
+            lacking = "" if spilled is None else _lacking(spilled, host)
+            raise CannotRun(_fault(case, room) + lacking, _hint(list(_hints(case, room))))
+        case, room = spilled, spilled.room
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    return room.demand.plan(tokens, device.total, room.overhead)
+    found = room.demand.plan(tokens, device.total, room.overhead)
+    if not case.away or (experts := target.stack.experts) is None:
+        return found
+    return replace(found, away=case.away, host=case.locked, woken=case.locked * experts.chosen // experts.count)
+
+
+def _spilled(case: _Case) -> _Case | None:
+    """The case with the experts of as few layers as necessary in the host's memory; None if that does not help."""
+    numbers = tuple(expert_bytes(case.target, case.dtype))
+    tried = [replace(case, away=numbers[:count]) for count in range(1, len(numbers) + 1)]
+    first = bisect.bisect_left(tried, True, key=lambda one: one.fits and one.loads)
+    return tried[first] if first < len(tried) else None
+
+
+def _lacking(case: _Case, host: int) -> str:
+    """host: bytes that may be locked."""
+    needed, layers = bytes_in_words(case.locked + case.largest), counted(len(case.away), "layer")
+    return f"; to keep experts of {layers} in the host's memory takes {needed} of it, and {bytes_in_words(host)} may be"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,23 @@ class _Case:
     target: ModelConfig
     drafters: tuple[DrafterShapes, ...]
     device: Device
+    away: tuple[int, ...] = ()  # layers of the target whose experts stay in the host's memory
+
+    @property
+    def locked(self) -> int:
+        """Bytes of these."""
+        found = expert_bytes(self.target, self.dtype)
+        return sum(found[number] for number in self.away)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of one layer's experts, which are there twice while they are laid out."""
+        return max(expert_bytes(self.target, self.dtype).values())
+
+    @property
+    def loads(self) -> bool:
+        """Whether the layers that stay on the device can be laid out there."""
+        return self.budget - sum(self.room.demand.weights.values()) >= self.largest + GRAPH_RESERVE
 
     @property
     def utilization(self) -> float:
@@ -119,6 +160,9 @@ class _Case:
     def room(self) -> _Room:
         """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
+        if self.away:
+            left = demand.weights["target"] - self.locked
+            demand = replace(demand, weights={**demand.weights, "target": left})
         overhead = self._overhead()
         if demand.state_bytes:
             overhead["recurrent states"] = demand.state_bytes

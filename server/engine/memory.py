@@ -33,7 +33,7 @@ from foresay.server.engine.parameters import (
 )
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
-from foresay.server.settings.units import bytes_in_words
+from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES
 from foresay.verifier.model.config import ModelConfig
@@ -53,6 +53,8 @@ MOST_UTILIZATION = 0.98
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: Of attention on a CPU: rows of a unit of work, positions of a span, sums of spans at once.
 _UNIT, _SPAN, _PARTS = 32, 256, 1024
+#: Bytes that a GPU reads from the host's memory in a second: assumed, of PCIe 4.0 with 16 lanes.
+_PCIE = 25e9
 #: Capacity in tokens of a KV cache whose size does not grow with the text.
 _BOUNDLESS = 1 << 40
 #: Tokens that the exactness probe at start-up needs: it reads two texts at once.
@@ -67,7 +69,8 @@ class MemoryPlan:
     pages: of the pool, including room for drafts and padding. kv_bytes: of all pages. machine: the total available.
     token_bytes: of each further token, in the stores of all models together. window_pages: of the target's layers with
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
-    without recurrent layers.
+    without recurrent layers. away: the target's layers whose experts stay in the host's memory; host: bytes of these,
+    which are no part of anything above, and woken: of those that one token uses.
     """
 
     weights: Mapping[str, int]
@@ -79,6 +82,9 @@ class MemoryPlan:
     overhead: Mapping[str, int] = field(default_factory=dict)
     window_pages: int = 0
     states: tuple[int, int] | None = None
+    away: Sequence[int] = ()
+    host: int = 0
+    woken: int = 0
 
     @property
     def total(self) -> int:
@@ -89,7 +95,18 @@ class MemoryPlan:
     def described(self) -> str:
         """Its parts, in words."""
         parts = listed({**self.weights, **self.overhead})
-        return f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
+        found = f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
+        return found + self._of_host if self.away else found
+
+    @property
+    def _of_host(self) -> str:
+        """What stays in the host's memory, and what it costs."""
+        one, every = (f"{1000 * count / _PCIE:,.1f} ms" for count in (self.woken, self.host))
+        return (
+            f"; experts of {counted(len(self.away), 'layer')}, {bytes_in_words(self.host)}, stay in the host's memory, "
+            f"as the GPU has no room for them: a token alone reads {bytes_in_words(self.woken)} of them, about {one} "
+            f"at {_PCIE / 1e9:g} GB/s over PCIe (assumed); prompts are slower too: a chunk reads nearly all ({every})"
+        )
 
 
 class DrafterShapes(Protocol):

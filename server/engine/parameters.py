@@ -4,6 +4,7 @@ abilities. Does not import torch."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.shape import MAX_NODES, TreeShape
-from foresay.verifier.model.config import ModelConfig, matrices, window_shapes
+from foresay.verifier.model.config import ModelConfig, matrices, products, window_shapes
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -127,6 +128,20 @@ def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item:
         same = tied and not packed and model.stack.embedding_scale == 1.0  # it is the embedding itself
         return 0 if same else item * inner * outer
     return scheme.nbytes(outer, inner, packed)
+
+
+def expert_bytes(model: ModelConfig, dtype: str) -> dict[int, int]:
+    """Bytes of the experts of each layer that has some, on a GPU; none if their numbers are in an order of their own
+    (GPTQ's), which takes further copies to change."""
+    found = Counter[int]()
+    for number, product in products(model):
+        module = f"model.layers.{number}.{next(iter(product.rows))}"
+        scheme = None if model.quantization is None else model.quantization.scheme(module, product.inner)
+        if product.experts and scheme is not None and scheme.ordered:
+            return {}
+        if product.experts:
+            found[number] += _matrix_bytes(model, module, product.inner, product.outer, item_bytes(dtype), False)
+    return dict(found)
 
 
 def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | None = None) -> int:

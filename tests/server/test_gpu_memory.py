@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.cli.main import COMMANDS, build_parser
+from foresay.server.engine import gpu_memory
 from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
@@ -113,6 +114,38 @@ def test_a_mixture_is_planned_by_what_its_rows_choose() -> None:
     assert 0.99 < 2 * parameters(model) / planned(H200, model).weights["target"] < 1.01
     least = 512 * (2048 * 4 + 768 * 2)
     assert least < workspace_bytes(more, 2, 4096, 512, 0) - workspace_bytes(model, 2, 4096, 512, 0) < 1.4 * least
+
+
+QWEN3_30B = {
+    **LLAMA_8B, "hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4,
+    "vocab_size": 151936, "num_experts": 128, "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+    "architectures": ["Qwen3MoeForCausalLM"],
+}  # fmt: skip
+EXPERTS = 128 * 3 * 2048 * 768 * 2
+
+
+def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
+    """Of as few layers as necessary, as the host's memory allows, and it says what that costs."""
+    model, settings = ModelConfig.of(Fields(QWEN3_30B, "")), dict[str, Any](max_model_len=32768)
+    monkeypatch.setattr(gpu_memory, "machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(gpu_memory, "free_bytes", lambda: 60 * GIB)
+    whole = planned(H200, model, **settings)
+    assert (whole.away, whole.host) == ((), 0) and "host" not in whole.described
+    fitting = replace(RTX_4090, free=whole.total - whole.kv_bytes + 32832 * 2 * 48 * 4 * 128 * 2, total=80 * GIB)
+    for more, layers in ((GIB, 0), (-GIB, 1), (-3 * GIB, 3)):
+        found = planned(replace(fitting, free=(fitting.free or 0) + more), model, **settings)
+        assert (found.away, found.host) == (tuple(range(layers)), layers * EXPERTS), more
+        assert found.weights["target"] + found.host == whole.weights["target"]
+        assert found.total <= (fitting.free or 0) + more
+    small = planned(RTX_4090, model, **settings)
+    assert small.host == len(small.away) * EXPERTS and small.woken * 16 == small.host
+    assert f"experts of {len(small.away)} layers, {bytes_in_words(small.host)}, stay in the host's" in small.described
+    assert f"about {1000 * small.woken / 25e9:,.1f} ms at 25 GB/s" in small.described
+    monkeypatch.setattr(gpu_memory, "free_bytes", lambda: (small.host + EXPERTS) * 4 // 3 - GIB)
+    with pytest.raises(CannotRun, match=f"experts of {len(small.away)} layers in the host's memory takes"):
+        planned(RTX_4090, model, **settings)
+    with pytest.raises(CannotRun, match="the engine would take"):
+        planned(replace(RTX_4090, free=2 * GIB), model, **settings)
 
 
 def test_every_part_takes_its_share_of_the_tokens() -> None:

@@ -190,6 +190,10 @@ class Machine(TorchDispatchMode):
         self._pinned.clear()
         self._under_way.clear()
 
+    def reaches(self, tensor: Tensor) -> bool:
+        """Whether a kernel can read it: on the device, or pinned."""
+        return isinstance(tensor, Simulated) or tensor.untyped_storage().data_ptr() in self._pinned
+
     def _pin(self, made: Tensor) -> Tensor:
         self._pinned[made.untyped_storage().data_ptr()] = made
         return made
@@ -374,7 +378,7 @@ def _launched(op: Callable[..., Any]) -> Callable[..., Any]:
         tensors = _tensors((args, kwargs))
         if not any(isinstance(tensor, Simulated) for tensor in tensors):
             return op(*args, **kwargs)
-        if any(not isinstance(tensor, Simulated) for tensor in tensors):
+        if not all(map(CURRENT.reaches, tensors)):
             raise NotOnTheDevice(f"{op.__name__} is given tensors of the CPU")
         if not all(tensor.is_contiguous() for tensor in tensors):
             raise NotOnTheDevice(f"{op.__name__} is given a tensor with gaps: kernels read them as if there were none")

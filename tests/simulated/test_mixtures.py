@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
-from foresay.server.engine.build import build_engine
+from foresay.server.engine import build
+from foresay.server.engine.build import build_engine, plan
+from foresay.server.engine.parameters import quantized
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
+from foresay.verifier.model import apart
+from foresay.verifier.model.config import ModelConfig
 from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.runs import assert_same, jobs_of, plain
@@ -23,7 +30,7 @@ from tests.simulated.device import CURRENT, simulated
 from tests.simulated.graph import captured
 from tests.simulated.test_captured_steps import there
 from tests.simulated.test_compilations import serve
-from tests.simulated.test_engine import build_there
+from tests.simulated.test_engine import GPU, build_there, texts
 from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
 LENGTHS = (9, 1, 17, 33)
@@ -93,11 +100,47 @@ def test_a_step_waits_once_and_launches_no_more(pair, drafts) -> None:
     assert max(each.waits for each in found) == 1, found
 
 
+def short_of_room(monkeypatch: pytest.MonkeyPatch, settings: EngineConfig) -> list[int]:
+    """From now on the device lacks a byte for these settings. Returns the sizes of what is page-locked since."""
+    model = quantized(ModelConfig.from_directory(Path(settings.target)), settings.quantize, "")
+    sizes = list[int]()
+
+    def locked(count: int) -> torch.Tensor:
+        sizes.append(count)
+        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+
+    needed = plan(settings, 160, "float32", model, [], GPU).total
+    monkeypatch.setattr(build, "find_device", lambda config: replace(GPU, free=needed - 1))
+    monkeypatch.setattr(apart, "locked", locked)
+    return sizes
+
+
 @pytest.mark.slow
-def test_nothing_is_compiled_while_a_server_answers(pair, monkeypatch) -> None:
+@pytest.mark.parametrize(("family", "quantize"), [("qwen3_moe", None), ("gpt_oss", None), ("qwen3_moe", "int4")])
+def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch) -> None:
+    """Of one layer. The others' are laid out some rows at a time too; a step waits once."""
+    settings = config(pair(family).directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200, quantize=quantize)
+    build_there(monkeypatch)
+    with simulated():
+        wanted = texts(build_engine(settings))
+        sizes = short_of_room(monkeypatch, settings)
+        monkeypatch.setattr(apart, "_NUMBERS", 1000)
+        engine = build_engine(settings)
+        assert texts(engine) == wanted
+        found = list(steps(engine, engine.info.vocab_size, 2, {"max_tokens": 24}))[2:]
+    assert max(each.waits for each in found) == 1, found
+    assert len(sizes) == (4 if quantize else 2), "of two products values, and scales if they have some"
+    assert f"experts of 1 layer, {bytes_in_words(sum(sizes))}," in engine.info.memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [False, True])
+def test_nothing_is_compiled_while_a_server_answers(pair, away, monkeypatch) -> None:
     build_there(monkeypatch)
     monkeypatch.setattr(CURRENT, "binding", set())
     settings = config(pair("qwen3_moe").directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
+    if away:
+        short_of_room(monkeypatch, settings)
     with simulated(), bound(counting=False) as launches:
         engine = build_engine(settings)
         ready = {name: set(keys) for name, keys in launches.compiled.items()}

@@ -120,8 +120,15 @@ class PackedLayer:
         return self.gate_up or self.qkv, self.down or self.output
 
     @classmethod
-    def of(cls, layer: Layer, weights: LayerWeights, dtype: torch.dtype, rounds: bool = False) -> PackedLayer:
-        """dtype: of activations. rounds: see :class:`~foresay.verifier.model.linear.Linear`."""
+    def of(
+        cls,
+        layer: Layer,
+        weights: LayerWeights,
+        dtype: torch.dtype,
+        rounds: bool = False,
+        spills: torch.device | None = None,
+    ) -> PackedLayer:
+        """dtype: of activations. rounds, spills: see :class:`~foresay.verifier.model.linear.Linear`."""
         alone = layer.mixer if isinstance(layer.mixer, MLP | Experts) else None
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
@@ -138,7 +145,7 @@ class PackedLayer:
             weights = _rates_apart(layer.mixer, weights)
 
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
-            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts)
+            return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts, spills)
 
         def around(name: str | None, kind: NormKind = layer.norm, factor: float = 1.0) -> Norm | None:
             return None if name is None else norm_of(kind, name, weights.vectors, ones, factor)
@@ -146,7 +153,7 @@ class PackedLayer:
         inner, mixture = layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
         count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
-        ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=weights.matrices[out].device)
+        ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=spills or weights.matrices[out].device)
         return cls(
             linear(into, "" if alone is None else alone.activation, 0 if alone is None else count),
             linear(out, experts=0 if alone is None else count),
@@ -306,12 +313,13 @@ class Packed:
     embedding_norm: Norm | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False) -> Packed:
+    def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False, spills: bool = False) -> Packed:
         """Pack them one by one, so that there is never a second copy of the model. rounds: see
-        :class:`~foresay.verifier.model.linear.Linear`."""
+        :class:`~foresay.verifier.model.linear.Linear`. spills: whether experts of some layers are on the CPU."""
+        here = weights.embed.device if spills else None
         embed, dtype, layers = weights.embed, weights.embed.dtype, list[PackedLayer]()
         for index, layer in enumerate(config.stack.layers):
-            layers.append(PackedLayer.of(layer, weights.layers[index], dtype, rounds))
+            layers.append(PackedLayer.of(layer, weights.layers[index], dtype, rounds, here))
             weights.layers[index] = None  # type: ignore[call-overload]
         head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
         if config.stack.embedding_scale != 1.0:  # the head, made from the same matrix, is not scaled

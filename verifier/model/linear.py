@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foresay.verifier.model.apart import laid_out
 from foresay.verifier.ops.experts import expert_linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
@@ -31,7 +32,8 @@ class Linear:
 
     dtype, device: of input and output; dtype is the weight's unless given. gated: the activation applied to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits if there are kernels for the weight
-    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`.
+    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`. spills: the device, if that is a GPU that
+    has no room for all experts (:mod:`foresay.verifier.model.apart`); then a weight of experts may be on the CPU.
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
@@ -44,16 +46,18 @@ class Linear:
         gated: Gate = "",
         rounds: bool = False,
         experts: int = 0,
+        spills: torch.device | None = None,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype, self.device = (
             dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
-            weight.device,
+            spills or weight.device,
         )
         self._was: Tensor | None = None  # the index in an input row for each of the weight's numbers
         if isinstance(weight, QuantizedMatrix):
-            weight, self._was = weight.side_by_side()
-        self._packed = _packed(weight, bias, gated, self.dtype, rounds, experts)
+            weight, was = weight.side_by_side()
+            self._was = None if was is None else was.to(self.device)
+        self._packed = _packed(weight, bias, gated, self.dtype, rounds, experts, spills)
 
     @classmethod
     def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
@@ -106,13 +110,23 @@ class Linear:
 
 
 def _packed(
-    weight: Matrix, bias: Tensor | None, gated: Gate, compute: torch.dtype, rounds: bool, experts: int
+    weight: Matrix,
+    bias: Tensor | None,
+    gated: Gate,
+    compute: torch.dtype,
+    rounds: bool,
+    experts: int,
+    spills: torch.device | None,
 ) -> PackedWeight | BlockedWeight:
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
+        if spills is not None and experts:
+            return laid_out(kept, bias, gated, experts, spills)
         if weight.device.type != "cpu":
             return BlockedWeight.of(kept.whole(), bias, gated, experts)
         return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
+    if spills is not None and experts:
+        return laid_out(weight.to(compute), bias, gated, experts, spills)
     if weight.device.type != "cpu":
         return BlockedWeight.of(weight.to(compute), bias, gated, experts)
     return PackedFloats.of(_kept(weight, compute), bias, gated, experts)

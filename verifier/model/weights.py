@@ -15,7 +15,7 @@ Names, shapes and types are checked against the files' headers before the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -68,14 +68,16 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    away: Container[int] = (),
 ) -> ModelWeights:
-    """The weights in ``directory``, for computing in ``dtype``, on ``device``.
+    """The weights in ``directory``, for computing in ``dtype``, on ``device``. away: numbers of layers whose experts
+    are read to the CPU instead.
 
     Raises WeightsError, which names tensor and file, unless every tensor that the configuration needs is there exactly
     once with the right shape, and no unknown ones are.
     """
     checkpoint = Checkpoint.open(Path(directory))
-    weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)))
+    weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)), away)
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
     if config.tie_word_embeddings:
@@ -143,16 +145,21 @@ def _scheme_of(config: ModelConfig, name: str, matrix: Matrix) -> Scheme | None:
 
 
 def allocate(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu", matrices: torch.dtype | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    matrices: torch.dtype | None = None,
+    away: Container[int] = (),
 ) -> ModelWeights:
-    """Uninitialised weights with the shapes of ``config``. matrices: their dtype, except for the embedding."""
+    """Uninitialised weights with the shapes of ``config``. matrices: their dtype, except for the embedding. away: see
+    :func:`load`."""
 
     rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
     embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     return ModelWeights(
         embed=embed,
         layers=[
-            _allocate_layer(layer, config.hidden_size, rooms, f"model.layers.{number}.")
+            _allocate_layer(layer, config.hidden_size, rooms, f"model.layers.{number}.", number in away)
             for number, layer in enumerate(config.stack.layers)
         ],
         final_norm=_allocate_vectors(rooms, config.stack.norm.vectors(FINAL_NORM, config.hidden_size)),
@@ -168,11 +175,14 @@ def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: str) -> LayerWeights:
+def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: str, away: bool) -> LayerWeights:
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
+    of_experts = replace(rooms, device=torch.device("cpu")) if away else rooms
     for product in layer.products(hidden):
         modules = (f"{prefix}{module}" for module in product.rows)
-        matrices[product.name] = rooms.matrix(product.outer, product.inner, *modules)
+        matrices[product.name] = (of_experts if product.experts else rooms).matrix(
+            product.outer, product.inner, *modules
+        )
         if product.bias:
             biases[product.name] = rooms.vector((product.outer,))
     return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))

@@ -203,6 +203,7 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
         "total": found.total,
         "machine": found.machine,
         "free": free,
+        "host": found.host,
     }
     if free is not None and found.total > free:
         fix = "stop what else takes memory on this machine, or lower --kv-tokens"
