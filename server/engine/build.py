@@ -371,7 +371,7 @@ def _info(
         quantization=in_words(model, loading.dtype, chosen.activations.value),
         activations=chosen.activations.value,
         activations_reason=chosen.activations.reason,
-        weight_bytes=memory.weights["target"],
+        weight_bytes=memory.weights["target"] + memory.host,
         memory=memory.described,
         kv_dtype=loading.dtype if kept == "auto" else kept,
         kv_token_bytes=memory.token_bytes,
