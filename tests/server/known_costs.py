@@ -18,6 +18,7 @@ from foresay.server.engine.costs import Costs
 from foresay.server.host import client
 from foresay.server.host.child import Spawned
 from foresay.server.host.client import EngineProcess
+from foresay.server.host.frames import Channel
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.names import DRAFTERS
@@ -56,6 +57,12 @@ def _forgetful(begin: Callable[..., None]) -> Callable[..., None]:
     return begun
 
 
+async def _knowing(process: EngineProcess, reserved: dict[str, int], steps: int, _: Costs) -> Channel:
+    return await _open(process, reserved, steps, known())
+
+
+_open = EngineProcess.open
 if __name__ == "__main__":
-    vars(client)["Costs"] = known
+    # Those of changed settings would measure again.
+    EngineProcess.open = _knowing  # type: ignore[method-assign, assignment]
     sys.exit(main())
