@@ -100,7 +100,7 @@ class Budget(Observer):
                 right += result.accepted * case.looked
         if self.timed and results and not (trace.prefill_rows or trace.aside):
             if self._looks.now:
-                self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts)
+                self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts, not self._models)
             if drafted := trace.seconds.get("propose", 0.0):
                 self._timed(drafted, [result.tree for result in results if result.tree is not None])
 
@@ -170,6 +170,9 @@ class Budget(Observer):
         cases = [self._cases.get(s.id) or SequenceStats.begun(s, self.members) for s in able]
         self._cases.update((s.id, case) for s, case in zip(able, cases, strict=True))
         self._look(able, cases, looks)
+        nothing = not self._models and not any(case.found.names for case in cases)
+        if nothing and self._lasts(able) and self.why is not None:
+            return self.leader.see(self.why)  # weighing takes several times as long as looking up
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)

@@ -10,8 +10,9 @@ from foresay.spec.budget.weigh import CandidatePlan
 #: and where a model drafts, and by choosing more often while a text is new.
 PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.003, 0.01, 0.005
 #: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
-#: step moves the averages of what choosing takes and brings.
-_VAIN, _SPARED, _MOVED = 10, 4, 1 / 16
+#: step moves the averages of what choosing takes and brings, and a cheaper look that of looks in vain; after how many
+#: steps a look counts less, since it also reads what was written meanwhile.
+_VAIN, _SPARED, _MOVED, _CHEAPER, _SOON = 10, 4, 1 / 16, 1 / 4, 4
 
 
 class Exploration:
@@ -53,25 +54,27 @@ class Looks:
     """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes one or
     two tenths of a millisecond for each sequence: nothing next to a step of 40 ms, but most of one of 0.2. So the more
     looks in a row brought less than they took, the longer it is to the next, up to the limit on time spent choosing in
-    vain. This starts over where looking pays, and where another text begins, unless too much time was spent at the
-    beginnings of earlier ones. share: the time of choosing, over all else in a step."""
+    vain, which is higher for lookups alone. This starts over where looking pays, and where another text begins, unless
+    too much time was spent at the beginnings of earlier ones. share: the time of choosing, over all else in a step."""
 
     def __init__(self) -> None:
         self.now = True
-        self.share = self._brought = self._saved = 0.0  # saved: steps
-        self._vain = self._left = 0
+        self.share = self._lost = self._brought = self._saved = 0.0  # lost: share of looks in vain; saved: steps
+        self._vain = self._left = self._since = 0
         self._drafts = False
 
     def due(self) -> bool:
         """Whether to choose in the step that is planned."""
+        self._since = 1 if self.now else self._since + 1
         self.now = self._left <= 0
         self._left -= 1
         self._saved = min(self._saved + CHOOSING + BEGINNING, 1.0)
         return self.now
 
-    def saw(self, seconds: Mapping[str, float], right: float, drafts: bool = False) -> None:
+    def saw(self, seconds: Mapping[str, float], right: float, drafts: bool = False, alone: bool = False) -> None:
         """Learn from a step with a choice. seconds: by its phases. right: tokens that were found and accepted, per
-        sequence, less what verifying found nodes took: about as many steps were saved. drafts: whether a model does."""
+        sequence, less what verifying found nodes took: about as many steps were saved. drafts: whether a model does.
+        alone: whether there are only lookups."""
         chosen = seconds.get("plan", 0.0)
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
         self.share += _MOVED * (share - self.share)
@@ -79,10 +82,22 @@ class Looks:
         if drafts != self._drafts:  # a change may be an error, so it is looked at sooner
             self._drafts, self._vain = drafts, self._vain // 2
         pays = self._brought >= self.share
-        vain = right <= 0.0 or not pays
+        vain = right <= self.share
+        if vain:
+            self._lose(share)
         self._vain, self._saved = (self._vain + 1, self._saved - share) if vain else (0, 1.0)
         counted = max(0, self._vain - _SPARED) if pays else self._vain
-        self._left = int(self.share / (DRAFTING if drafts else CHOOSING) * min(counted / _VAIN, 1.0))
+        self._left = int(self._lost / (DRAFTING if drafts or alone else CHOOSING) * min(counted / _VAIN, 1.0))
+
+    def _lose(self, share: float) -> None:
+        """Learn what a look in vain takes, without what it read first because it was late: waiting does not avoid that.
+        Otherwise waiting would make looks seem expensive, and the next wait longer."""
+        self._lost = self._lost or share
+        least = share * min(1.0, _SOON / self._since)
+        if share < self._lost:
+            self._lost += _CHEAPER * (share - self._lost)
+        elif least > self._lost:
+            self._lost += _MOVED * (least - self._lost)
 
     def begin(self) -> None:
         """Another text begins."""

@@ -136,6 +136,26 @@ def test_found_nodes_that_bring_less_than_their_rows_take_are_looked_for_more_an
     assert 0.0003 * len(run(looks, 1000, plan=0.0003, right=-0.1)) < 0.005
 
 
+def test_one_look_that_brings_more_than_it_takes_is_followed_by_another() -> None:
+    looks = Looks()
+    run(looks, 1000, plan=0.0003)
+    while not looks.due():
+        pass
+    looks.saw({"plan": 0.0003, "forward": 0.001}, right=1.0)
+    assert looks.due()
+
+
+def test_what_a_late_look_reads_first_makes_the_next_one_no_later() -> None:
+    """Reading takes a hundredth of a step for each token since the last look, whenever that was."""
+    looks, last, waits = Looks(), -1, list[int]()
+    for step in range(2000):
+        if looks.due():
+            waits.append(step - last)
+            looks.saw({"plan": 2e-5 + 1e-5 * waits[-1], "forward": 0.001}, 0.0, alone=True)
+            last = step
+    assert max(waits) <= 6
+
+
 @pytest.mark.parametrize(("right", "pays"), [(4.0, True), (0.25, False)])
 def test_what_is_right_in_every_fourth_look_is_asked_as_often_as_that_pays(right: float, pays: bool) -> None:
     """Four tokens in four looks are worth looks that take a fifth of a step each, and a quarter of one is not."""

@@ -165,6 +165,19 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     assert budget.why is not whys[-1]
 
 
+def test_of_lookups_alone_a_vain_look_weighs_nothing_and_what_is_found_is_weighed() -> None:
+    parrot, one, whys = Parrot("looked", DraftTree.chain([7])), sequence(), []
+    budget = budget_of(Member.looking(parrot))
+    for _ in range(20):
+        (plan,) = budget.plan([one])
+        whys.append(budget.why)
+        budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0))
+    assert all(why is whys[0] for why in whys) and len(parrot.shapes) == len(whys)
+    parrot.tree = LOOKED
+    (plan,) = budget.plan([one])
+    assert plan.shape.levels > 0 and budget.choice == "looked"
+
+
 def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
     """As long as there is room for what was planned, and the sequences are the same."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
