@@ -25,11 +25,11 @@ _NUMBERS = 1 << 22
 class _Pages(mmap.mmap):
     """Pages of this process alone, unlocked before they are returned to the system."""
 
-    place = 0
+    address = 0
 
     def __del__(self) -> None:
-        if self.place:
-            torch.cuda.cudart().cudaHostUnregister(self.place)
+        if self.address:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
 
 
 def locked(count: int) -> Tensor:
@@ -43,7 +43,7 @@ def locked(count: int) -> Tensor:
         raise WeightsError(
             f"{count:,} bytes of the host's memory for experts cannot be page-locked (CUDA error {error})"
         )
-    pages.place = memory.data_ptr()
+    pages.address = memory.data_ptr()
     return memory
 
 
