@@ -24,12 +24,13 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
+from stat import S_ISREG
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from torch import Tensor
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 from foresay.kvpaging.states import NONE
 from foresay.kvpaging.store import KVStore, as_bytes, touch
+from foresay.kvpaging.threads import BackgroundThreads
 
 log = logging.getLogger("foresay.kv")
 
@@ -53,8 +55,8 @@ _LEFT, _EIGHTHS = 7, 8
 _MOMENT, _DEEPER = 60_000_000_000, 1_000_000
 #: In bytes: a disk block, the longest header, what is read before yielding to other threads, and copied at once.
 _BLOCK, _LONGEST, _PIECE, _SLICE = 4096, 1 << 20, 1 << 19, 1 << 16
-#: Files read at once; and pages whose memory is touched at once.
-_THREADS, _RUN = 2, 64
+#: Files read at once; pages whose memory is touched at once, and for how many seconds that is waited for.
+_THREADS, _RUN, _TOUCHING = 2, 64, 1.0
 #: The cores of this process; and a call that yields to other threads.
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -111,7 +113,7 @@ class DiskPages:
         self._folder, self._stores, self._pool, self._most = folder, stores, pool, most
         self._room = 0
         self._writes = True
-        self._threads = ThreadPoolExecutor(_THREADS, "KV on disk", _on_all_cores)
+        self._threads = BackgroundThreads(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
         self._hung: Future[Loaded] | None = None
         self._touched = dict[int, Future[None]]()
@@ -140,8 +142,10 @@ class DiskPages:
         self._news += ["slow"] * pages
 
     def hung(self, loading: Future[Loaded], pages: int) -> None:
-        """As :meth:`slow`, because of a file that does not arrive: nothing more is read until it does."""
+        """As :meth:`slow`, because of a file that does not arrive: nothing more is read until it does. Other threads do
+        everything else."""
         self._hung = loading
+        self._threads.replace()
         self.slow(pages)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -166,7 +170,7 @@ class DiskPages:
             return
         pages = min(sum(name.endswith(f".{_ROWS}") for name in names), self._pool.num_pages - 1)
         for run in range(-(-pages // _RUN)):
-            self._touch(run).result()
+            wait([self._touch(run)], _TOUCHING)
             yield
 
     def _load(self, text: Text) -> Loaded:
@@ -302,8 +306,11 @@ class DiskPages:
 def _read(path: Path, file: _File, text: Text, data: Tensor) -> bool:
     """Fill data, uint8, a piece at a time; whether it is what was written."""
     found, room = sha256(), data.numpy()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as source:
-        length = os.fstat(source.fileno()).st_size - data.nbytes
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as source:
+        about = os.fstat(source.fileno())
+        if not S_ISREG(about.st_mode):  # others may never arrive
+            return False
+        length = about.st_size - data.nbytes
         head = source.read(length) if 0 < length < _LONGEST else b""
         for at in range(0, data.nbytes, _PIECE):
             source.readinto(room[at : at + _PIECE].data)

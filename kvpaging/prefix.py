@@ -160,6 +160,8 @@ class PrefixIndex:
             until = time.perf_counter() + _PATIENCE
             while not loading.done():
                 if time.perf_counter() > until:
+                    for *_, later in loads:
+                        later.cancel()
                     return disk.hung(loading, self.fetched + 1)
                 yield loading
             if not self._hold(text):

@@ -7,6 +7,8 @@ import logging
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -45,6 +47,14 @@ def idle(made: House, pages: int = 1 << 20) -> None:
     assert made.prefix is not None and made.prefix.disk is not None
     while pages and made.engine.keep_one():
         pages -= made.prefix.disk.is_free(60)
+
+
+def at_rest(made: House) -> None:
+    """Until both of its threads have done all that they were given."""
+    assert made.prefix is not None and made.prefix.disk is not None
+    both = threading.Barrier(2)
+    for one in [made.prefix.disk._threads.submit(both.wait) for _ in range(both.parties)]:
+        one.result()
 
 
 class Life:
@@ -105,6 +115,8 @@ class Life:
         self.servers[place] = self.server(self.rng.choice("aab"))
 
     def damage(self) -> None:
+        for _, made in self.servers:
+            at_rest(made)  # what is still read for a request that was cancelled may be removed
         files = [path for path in self.folder.glob("*/*") if path.is_file() and not path.is_symlink()]
         held = [path.read_bytes() for path in files]
         for path in self.rng.sample(files, min(len(files), 5)):
@@ -277,6 +289,38 @@ def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, m
     assert [made.answer(PROMPT, GREEDY, salt).last.cached_tokens for salt in ("", "b")] == [0, 0]
     goes_on.set()
     assert [trace.disk for trace in made.traces if trace.disk] == [{"slow": 4}]  # only the first has waited
+
+
+def test_files_that_never_arrive_hold_up_nothing_else(
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is read at once hangs; other texts are written and found by the next engine."""
+    written(model, tmp_path)
+    made, arrived = house(model, tmp_path, "a"), threading.Event()
+    monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: arrived.wait(60))
+    made.answer(PROMPT, GREEDY)
+    assert made.prefix is not None and made.prefix.disk is not None
+    made.answer(PROMPT[::-1], GREEDY)
+    idle(made)
+    assert list(made.prefix.disk.touched())
+    monkeypatch.undo()
+    assert found(model, tmp_path, PROMPT[::-1]) > 0
+    arrived.set()
+
+
+def test_what_is_no_file_is_removed_and_not_waited_for(model: TableModel, tmp_path: Path) -> None:
+    written(model, tmp_path)
+    first = min((tmp_path / "a").iterdir(), key=lambda path: -path.stat().st_mtime_ns)
+    first.unlink()
+    os.mkfifo(first)
+    assert found(model, tmp_path, PROMPT) == 0
+    assert not first.exists()
+
+
+def test_python_ends_while_a_thread_waits_for_ever() -> None:
+    program = "from foresay.kvpaging.threads import *; BackgroundThreads(2, '', list).submit(SimpleQueue().get)"
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:
