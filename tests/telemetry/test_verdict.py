@@ -142,7 +142,7 @@ def test_a_handful_of_steps_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("requests", "steps", "pays"), [(3, 67, False), (3, 66, None), (2, 150, None), (1, 500, None)])
-def test_that_it_does_not_pay_takes_200_steps_of_3_requests(requests: int, steps: int, pays: bool | None) -> None:
+async def test_that_it_does_not_pay_takes_200_steps_of_3_requests(requests: int, steps: int, pays: bool | None) -> None:
     losing, paying = Run(), Run()
     for _ in range(requests):
         losing.steps(steps, 0, 0.002, 0.050)
@@ -150,6 +150,7 @@ def test_that_it_does_not_pay_takes_200_steps_of_3_requests(requests: int, steps
     verdict = losing.telemetry.verdict()
     assert verdict.pays is pays
     assert (verdict.sentence == "Too few steps to tell whether speculation pays.") is (pays is None)
+    assert bool((await losing.telemetry.snapshot()).live.doubt) is (pays is None), "a figure of chance alone is none"
     assert paying.telemetry.verdict().pays, "what pays is said as soon as before"
 
 

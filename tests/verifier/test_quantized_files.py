@@ -461,17 +461,19 @@ def test_an_order_that_cannot_be_is_refused(tmp_path, part, words) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "part", "words"),
+    ("kind", "part", "byte", "words"),
     [
-        ("fp8 blocks", "weight", "has numbers that are NaN"),
-        ("modelopt", "weight_scale", "has scales that are NaN"),
-        ("nvfp4-pack-quantized", "weight_global_scale", "is nan, which is not a positive number"),
+        ("fp8 blocks", "weight", 0x7F, "has numbers that are NaN"),
+        ("modelopt", "weight_scale", 0x7F, "has scales that are NaN"),
+        ("modelopt", "weight_scale_2", 0x7E, "is 8.4.*, with which weights may be infinite"),
+        ("nvfp4-pack-quantized", "weight_global_scale", 0xFF, "is nan, which is not a positive number"),
+        ("nvfp4-pack-quantized", "weight_global_scale", 0x01, "is 2.3.*, with which weights may be infinite"),
     ],
 )
-def test_numbers_that_are_none_are_refused(tmp_path, kind, part, words) -> None:
+def test_numbers_that_are_none_are_refused(tmp_path, kind, part, byte, words) -> None:
     published(tmp_path, kind)
     tensors, name = load_file(tmp_path / "quantized" / SINGLE), f"model.layers.0.self_attn.k_proj.{part}"
-    tensors[name].view(torch.uint8).flatten()[-4:] = 0x7F if tensors[name].itemsize == 1 else 0xFF
+    tensors[name].flatten().view(torch.uint8)[-4:] = byte
     save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
     with pytest.raises(WeightsError, match=f"{name} {words}"):
         reader(tmp_path / "quantized")

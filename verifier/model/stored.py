@@ -210,10 +210,17 @@ def _put_scales(scales: Tensor, found: Tensor) -> None:
     scales.copy_(found.view(scales.dtype))
 
 
+#: The largest number of e2m1 times the largest scale of e4m3.
+_LARGEST = 6.0 * 448.0
+
+
 def _put_step(steps: Tensor, divides: bool, found: Tensor) -> None:
     if not found.isfinite().all() or not (found > 0).all():
         raise Misfit(f"is {found.item()}, which is not a positive number")
-    steps.copy_(1 / found if divides else found)
+    step = 1 / found if divides else found
+    if not (_LARGEST * step).isfinite().all():
+        raise Misfit(f"is {found.item()}, with which weights may be infinite")
+    steps.copy_(step)
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:

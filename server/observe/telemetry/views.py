@@ -11,7 +11,7 @@ import msgspec
 
 from foresay.server.observe.telemetry import report
 from foresay.server.observe.telemetry.counts import Histogram, link, unlink
-from foresay.server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.window import Window, judged
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
 
 #: After this long the event loop runs. A single piece of work takes up to five times as long.
@@ -58,7 +58,7 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
         acceptance_rate=whole.acceptance_rate,
         tokens_per_step=tokens_per_step(whole.tokens, whole.runs),
         speed_up=whole.speed_up,
-        doubt=whole.doubt,
+        doubt=judged(whole).doubt,
         root_seconds=plain,
         step_seconds=ratio(whole.decode_seconds, whole.decode_steps),
         crowded=ratio(sum(window.waited_seconds for window in recent), busy) or 0.0,

@@ -229,19 +229,20 @@ def summed(windows: Sequence[Window]) -> Window:
 FEWEST_STEPS = 20
 #: Fewer decoding steps, or finished requests, may show a loss by chance.
 FEWEST_STEPS_AGAINST, FEWEST_REQUESTS_AGAINST = 200, 3
-TOO_FEW = "Too few steps to tell whether speculation pays."
+TOO_FEW, FEW = "Too few steps to tell whether speculation pays.", "there are too few steps"
 LOW_ACCEPTANCE = 0.3
 LARGE_SHARE = 0.4
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """pays: None if unknown. speed_up: over plain decoding. saved_seconds: negative if it costs time.
-    sentence: for people."""
+    sentence: for people. doubt: why the speed-up says nothing; empty if it does."""
 
     pays: bool | None
     speed_up: float | None
     saved_seconds: float
     sentence: str
+    doubt: str = ""
 
 
 def judged(window: Window) -> Verdict:
@@ -249,17 +250,17 @@ def judged(window: Window) -> Verdict:
     speed_up = window.speed_up
     saved = 0.0 if speed_up is None else window.plain_seconds - window.decode_seconds
     if not window.drafts:
-        return Verdict(None, speed_up, saved, "Nothing was drafted.")
+        return Verdict(None, speed_up, saved, "Nothing was drafted.", window.doubt)
     if window.doubt:
-        return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {window.doubt}.")
+        return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {window.doubt}.", window.doubt)
     if speed_up is None or window.decode_steps < FEWEST_STEPS:
-        return Verdict(None, speed_up, saved, TOO_FEW)
+        return Verdict(None, speed_up, saved, TOO_FEW, FEW)
     if speed_up >= GAIN:
         return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
     if speed_up > 1 / GAIN:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
     if not window.evident:
-        return Verdict(None, speed_up, saved, TOO_FEW)
+        return Verdict(None, speed_up, saved, TOO_FEW, FEW)
     return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(window)}; {_cause(window)}")
 
 
