@@ -91,8 +91,14 @@ class RecurrentDraftDrafter(DraftModelDrafter):
     def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Catch up, and reserve a page for the next state."""
         super().prepare(sequence, levels)
-        reserved = self._text_of(sequence).reserve()
-        assert reserved, "there are state pages for all texts"
+        self._reserve(self._text_of(sequence))
+
+    def _reserve(self, text: TextState) -> None:
+        if not text.reserve():
+            for other in self._texts.values():
+                other.give_up()
+            reserved = text.reserve()
+            assert reserved, "there are state pages for what all texts need"
 
     def began(self, sequence: SequenceState) -> None:
         """The state after all committed tokens is stored now."""
@@ -105,8 +111,8 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         rows = text.within(min(table.length - 1 - text.at, CATCH_UP_ROWS))
         if rows <= 0:
             return
-        reserved, begun, stop = text.reserve(), text.at, text.at + rows
-        assert reserved, "there are state pages for all texts"
+        self._reserve(text)
+        begun, stop = text.at, text.at + rows
         read = self._text(sequence.tokens[begun:stop])
         self.model.run([Rows(table, read, begun, wanted="none", state=text)])
         text.read(rows)

@@ -230,6 +230,12 @@ class TextState:
         assert self.page == NONE, "adopt is for an empty text"
         self.at, self.page = at, self.pages.retain(page)
 
+    def give_up(self) -> None:
+        """Release what it keeps of its past: checkpoints of later requests, and where it could go back to."""
+        self._set_mark((0, NONE))
+        self.pages.release(self.parted[1])
+        self.parted = 0, NONE
+
     def fork(self) -> TextState:
         """A second state of the same text; both write to other pages from now on."""
         other = TextState(self.pages)

@@ -120,3 +120,21 @@ def test_a_text_that_others_begin_with_is_not_read_again(alike, monkeypatch) -> 
     pages = drafters[0].model.store.states
     assert pages is not None
     pages.pages.check([])
+
+
+@pytest.mark.parametrize("shape", ["chain4", "dynamic 8,8"])
+def test_many_texts_that_leave_others_have_four_states_each(pair, monkeypatch, shape) -> None:
+    """Up to five are of use to a text: what it keeps for other requests is given up where these are too many."""
+    monkeypatch.setattr("tests.same_tokens.models.MAX_SEQS", 24)
+    found = replace(pair("qwen3"), draft=pair("qwen3_5").draft)
+    (base,) = jobs_of(found.vocab_size, (80,), 8, ["warm"])
+    whole = [replace(base, id=f"whole {number}", prompt=[number + 1, *base.prompt]) for number in range(24)]
+    params = replace_params(base.params, max_tokens=60, ignore_eos=True)
+    jobs = [replace(one, id=f"left {one.id}", prompt=[*one.prompt[:45], *[9] * 9], params=params) for one in whole]
+    engine = drafting(found, shape, {}, max_seqs=24, page_size=8, prefix=True, tokens=1 << 15)
+    assert isinstance(engine.drafter, RecurrentDraftDrafter)
+    pages = engine.drafter._store.pages
+    for _ in range(pages.num_pages - 1 - 4 * 24):
+        pages.allocate()
+    run(engine, whole)
+    assert_same(plain(found.target, jobs), run(engine, jobs))
