@@ -126,12 +126,15 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
         target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), max_seqs=1, max_model_len=512, threads=1
     )
     engine, seen = EngineClient(config, spares), list[EngineStatus]()
-    engine._costs, engine.observe_status = Costs(), [seen.append]
+    measuring = asyncio.Event()
+    engine._costs, engine.observe_status = (
+        Costs(),
+        [seen.append, lambda status: status.message.startswith("measuring") and measuring.set()],
+    )
     await engine.start()
     try:
         async with asyncio.timeout(SECONDS):
-            while "measuring" not in engine.status.message:
-                await asyncio.sleep(0.001)
+            await measuring.wait()
             assert await measured(engine, seen), "the one before it never got ready"
             right, costs = await written(engine), engine._costs
             text = asyncio.create_task(written(engine, "killed", 40))
