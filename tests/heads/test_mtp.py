@@ -6,9 +6,11 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from foresay.drafters.eagle import MtpDrafter
 from foresay.kvpaging import KVStore, PagePool
@@ -21,6 +23,7 @@ from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
+from foresay.verifier.model.forward import experts
 from foresay.verifier.model.hub import resolve
 from tests.heads.mtp import Mtp
 from tests.same_tokens.heads import whispered
@@ -62,6 +65,25 @@ def test_its_states_are_those_of_transformers_parts_and_are_fed_back(directory, 
         wanted = oracle.states(embedded, seen)
         assert (states - wanted).abs().max() < 1e-4
         assert torch.equal(logits.argmax(-1), (wanted @ target.embedding.T).argmax(-1))
+
+
+@pytest.mark.parametrize("wanted", ["all", "last"])
+def test_experts_know_which_rows_are_padding(tmp_path, monkeypatch, wanted) -> None:
+    """By the slots of those rows that reach them."""
+    make("qwen3_5_moe", tmp_path)
+    Mtp(family="qwen3_5_moe").put_beside(tmp_path)
+    reader, given = Reader(target := load_decoder(tmp_path)), list[Tensor]()
+    head, table = EagleHead(*read_mtp(tmp_path, target), 512), reader.open()
+    reader.rows(table, tokens := random_tokens(random.Random(1), 40, 300))
+
+    def routed(*own: Any) -> Tensor:
+        given.append(own[4])
+        return experts(*own)
+
+    monkeypatch.setattr("foresay.verifier.heads.layer.experts", routed)
+    store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
+    head.run([Rows(table, torch.tensor(tokens), 0, wanted=wanted)], target.embedding[tokens], store)
+    assert given[0].tolist() == table.slots(0, 40).tolist()[0 if wanted == "all" else -1 :]
 
 
 @pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape((3, 4, 2)), TreeShape((6, 14, 18, 14))])

@@ -38,6 +38,7 @@ NOT_REQUESTS: dict[str, bytes] = {
     "infinity": b'{"model": "toy", "prompt": "x", "temperature": Infinity}',
     "a lone surrogate": b'{"model": "\\ud800", "prompt": "x"}',
     "broken UTF-8": b'{"model": "\xff\xfe", "prompt": "x"}',
+    "broken UTF-8 in an unknown field": b'{"model": 1, "unknown": "\xf0\x9f"}',
     "a byte order mark": b'\xef\xbb\xbf{"model": "toy", "prompt": "x"}',
     "UTF-16": '{"model": "toy"}'.encode("utf-16"),
     "a control character": b'{"model": "\x00", "prompt": "x"}',

@@ -126,11 +126,14 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
         target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), max_seqs=1, max_model_len=512, threads=1
     )
     engine, seen = EngineClient(config, spares), list[EngineStatus]()
-    measuring = asyncio.Event()
-    engine._costs, engine.observe_status = (
-        Costs(),
-        [seen.append, lambda status: status.message.startswith("measuring") and measuring.set()],
-    )
+    engine._costs, measuring = Costs(), asyncio.Event()
+
+    def see(status: EngineStatus) -> None:
+        seen.append(status)
+        if status.message.startswith("measuring"):
+            measuring.set()
+
+    engine.observe_status = [see]
     await engine.start()
     try:
         async with asyncio.timeout(SECONDS):

@@ -143,7 +143,7 @@ class PagedHead:
         x: the stream. mixed: the first attention's input. causal: the same rows with causal attention, for the layers
         that use it.
         """
-        rotation = self._rope.rows(rows.positions)
+        rotation, slots = self._rope.rows(rows.positions), rows.slots
         norms = [*(layer.before_attention for _, layer in self._layers[1:]), self._last]
         for number, ((node, layer), above) in enumerate(zip(self._layers, norms, strict=True)):
             own = causal if causal is not None and self.config.causal[number] else rows
@@ -152,9 +152,10 @@ class PagedHead:
                 if not len(rows.logits_indices):
                     return x[:0], x[:0]
                 x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
+                slots = slots[rows.logits_indices]
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
             if layer.experts is not None:
-                mixed = add_norm(x, experts(layer, layer.experts, inner, None), above)
+                mixed = add_norm(x, experts(layer, layer.experts, inner, None, slots), above)
             else:
                 into, back = layer.inner
                 mixed = add_norm(x, back.unfinished(into.gated(inner)), above)

@@ -89,7 +89,7 @@ def _check(request: GenerationRequest) -> None:
 def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
     """msgspec's error as one that names the field. given: returns the whole request, as plain objects."""
     message, path = complaint(error)
-    with suppress(msgspec.DecodeError):  # an invalid body may hold unreadable numbers
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # the rest of an invalid body may be unreadable
         if (beyond := bounds.out_of_range(path, kind, given())) is not None:
             return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
