@@ -60,7 +60,8 @@ class Looks:
     def __init__(self) -> None:
         self.now = True
         self.share = self._lost = self._brought = self._saved = 0.0  # lost: share of looks in vain; saved: steps
-        self._vain = self._left = self._since = 0
+        self._vain = self._left = 0
+        self._since = 1  # steps since the last look
         self._drafts = False
 
     def due(self) -> bool:

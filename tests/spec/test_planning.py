@@ -165,6 +165,14 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     assert budget.why is not whys[-1]
 
 
+def test_a_step_in_which_no_text_may_draft_may_be_the_first() -> None:
+    budget, one = budget_of(Member.looking(Parrot("looked", LOOKED)), timed=True), sequence()
+    one.limit = len(one.tokens) + 1
+    (plan,) = budget.plan([one])
+    budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
+    assert plan is NO_PLAN and not budget.failed
+
+
 def test_of_lookups_alone_a_vain_look_weighs_nothing_and_what_is_found_is_weighed() -> None:
     parrot, one, whys = Parrot("looked", DraftTree.chain([7])), sequence(), []
     budget = budget_of(Member.looking(parrot))
