@@ -26,7 +26,7 @@ async def shown(
     services: list[Service] = []
     async with (
         served(engine, tokenizer, services.append) as client,
-        visiting(str(client.make_url("")).rstrip("/"), **context) as visit,
+        visiting(str(client.make_url("")).rstrip("/"), **{"reduced_motion": "reduce"} | context) as visit,
     ):
         await visit.go(path)
         await visit.ready()

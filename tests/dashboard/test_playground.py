@@ -12,6 +12,7 @@ from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.dashboard.browsing import SEND, STOP, STORY, needs_chromium, visiting
 from tests.dashboard.writing import sent, writing
 from tests.server.live import LiveServer
+from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -70,8 +71,7 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None
         assert frames[1]["instructions"] == "You are an owl."
         await visit.show("playground")
         await expect(anew).to_be_visible()
-        await anew.focus()
-        await page.keyboard.press("Enter")
+        await anew.press("Enter")
         await expect(users).to_have_count(0)
         await expect(page.locator("#prompt")).to_be_focused()
         await visit.set(system="")
@@ -120,8 +120,8 @@ async def test_the_answer_says_the_same_as_the_list(url: str) -> None:
         await visit.run(max_output_tokens=60, seed=6)
         said = dict(
             zip(
-                await page.locator(".numbers-said dt").all_inner_texts(),
-                await page.locator(".numbers-said dd").all_inner_texts(),
+                await page.locator(".figures dt").all_inner_texts(),
+                await page.locator(".figures dd").all_inner_texts(),
                 strict=True,
             )
         )
@@ -174,7 +174,8 @@ async def test_enter_sends_and_shift_enter_breaks_the_line(tokenizer: Tokenizer)
 
 
 async def test_an_answer_that_is_stopped_stays(tokenizer: Tokenizer) -> None:
-    async with writing("fox ", tokenizer, pause=0.05) as visit:
+    engine = ScriptedEngine(tokenizer.encode("fox "), hold_after=40)
+    async with writing("", tokenizer, engine=engine) as visit:
         await visit.ask(max_output_tokens=400)
         await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
         await visit.page.click(STOP)
@@ -194,6 +195,7 @@ async def test_an_answer_is_shown_as_the_model_means_it_or_by_token(tokenizer: T
         await expect(answer.locator(".markdown pre")).to_have_text("fox()")
         await expect(answer.locator(".markdown")).to_contain_text("<b>owl</b>")
         await expect(answer.locator(".coloured")).to_be_hidden()
+        await visit.keep_labels()
         await answer.locator(".code button").click()
         await expect(answer.locator(".code button")).to_have_text("Copied")
         assert await page.evaluate("navigator.clipboard.readText()") == "fox()"

@@ -116,8 +116,7 @@ async def test_explanations_open_by_keyboard_and_close_with_escape(tokenizer: To
         await expect(page.locator("[data-tile='Drafts right']")).to_be_visible()
         assert await asks.count() >= 10
         for ask in await asks.all():
-            await ask.focus()
-            await page.keyboard.press("Enter")
+            await ask.press("Enter")
             await expect(open_).to_have_count(1)
             await expect(open_).to_have_text(re.compile(r"\w"))
             await page.keyboard.press("Escape")
@@ -147,11 +146,9 @@ async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> N
         await why.tap()
         await expect(page.locator(".why:popover-open")).to_have_count(0)
         depth, told = page.locator("#by-depth svg"), page.locator("#by-depth .when")
-        await depth.scroll_into_view_if_needed()
-        plot = await depth.bounding_box()
-        assert plot is not None
-        await page.touchscreen.tap(plot["x"] + 80, plot["y"] + 60)
+        await depth.tap(position={"x": 80, "y": 60})
         await expect(told).to_have_text(re.compile("^token 1: right in"))
-        await page.wait_for_timeout(1500)  # it is drawn again every second
+        await asked(visit)
+        await expect(page.locator("[data-total=requests] b")).to_have_text("2")  # and all of it is drawn again
         await expect(told).to_have_text(re.compile("^token 1: right in"))
         await expect(page.locator("#by-depth .bar").first).to_have_class("bar chosen")

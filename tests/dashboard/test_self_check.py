@@ -57,7 +57,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
         assert visit.complaints == []
 
 
-async def test_nothing_is_said_where_nobody_asked_for_it(tokenizer: Tokenizer) -> None:
+async def test_nothing_is_shown_where_no_check_was_requested(tokenizer: Tokenizer) -> None:
     engine = Diverging(tokenizer.encode("once upon a time"), run=3)
     async with served(engine, tokenizer) as client, visiting(str(client.make_url("")).rstrip("/")) as visit:
         await visit.go("/dashboard")

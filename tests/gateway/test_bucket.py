@@ -77,7 +77,7 @@ def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minu
 
 
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
-def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
+def test_after_the_stated_wait_a_request_is_let_in(per_minute, events):
     clock = Clock()
     bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
@@ -88,7 +88,7 @@ def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
 
 
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
-def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
+def test_the_stated_wait_is_not_a_second_too_long(per_minute, events):
     clock = Clock()
     bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
@@ -100,7 +100,7 @@ def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
             assert bucket.level < 1
 
 
-def test_the_guess_at_the_next_free_place_follows_littles_law():
+def test_the_estimate_of_the_next_free_slot_follows_littles_law():
     pace = Pace()
     assert pace.retry_after(5) == 1
     for _ in range(100):

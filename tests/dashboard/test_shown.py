@@ -47,17 +47,15 @@ async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
         await asked(visit)
         labels = page.locator("#by-depth .below")
         await expect(labels).to_have_text(["1", "2", "3", "4", "5", "6", "7", "8", "9+"])
-        await page.locator("#by-depth svg").focus()
-        await page.keyboard.press("End")
+        await page.locator("#by-depth svg").press("End")
         told = page.locator("#by-depth .when")
         await expect(told).to_have_text(re.compile(r"^token 9\+: right in \d+ % of the drafts, \d+ % of those"))
         await expect(page.locator("#tree .node")).to_have_count(10)
-        await page.locator("#tree svg").focus()
-        await page.keyboard.press("End")
-        await expect(page.locator("#tree .told")).to_have_text(re.compile(r"^token 9\+: drafted \d+ times, right"))
+        await page.locator("#tree svg").press("End")
+        await expect(page.locator("#tree .readout")).to_have_text(re.compile(r"^token 9\+: drafted \d+ times, right"))
 
 
-async def test_requests_say_what_was_asked_for_and_nobody_else_is_told(tokenizer: Tokenizer) -> None:
+async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Tokenizer) -> None:
     engine, key = ScriptedEngine([5], run=3), bearer(ALICE)
     async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE, BOB]))) as client:
         said = {"role": "user", "content": "What does\n the fox say? " * 20}
@@ -271,7 +269,6 @@ async def test_what_the_table_of_a_chart_says_is_what_the_chart_shows(tokenizer:
             await expect(page.locator(f"#{chart} tbody tr")).not_to_have_count(0)
         per_pass = set(await page.locator("#tokens-per-step tbody td").all_inner_texts())
         assert per_pass == {"3.00"} == {await Shown(page).tile("Tokens per pass")}
-        await page.locator("#by-depth svg").focus()
-        await page.keyboard.press("Home")
+        await page.locator("#by-depth svg").press("Home")
         first = await page.locator("#by-depth tbody tr").first.locator("td").first.inner_text()
         await expect(page.locator("#by-depth .when")).to_have_text(re.compile(f"^token 1: right in {first} of"))
