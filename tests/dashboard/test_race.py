@@ -12,7 +12,7 @@ from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
 from tests.dashboard.browsing import STOP, STORY, Visit, needs_chromium, visiting
-from tests.dashboard.writing import sent, writing
+from tests.dashboard.showing import sent, writing
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]

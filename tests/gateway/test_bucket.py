@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresay.server.gateway.caller import LONGEST, Limits, Pace, RateLimiter, TokenBucket
-from foresay.server.schemas.errors import RateLimited, Unauthorized
+from foresay.server.schemas.errors import RateLimited
 from tests.gateway.guarded import Clock
 
 #: What happens to a bucket: so many seconds pass, then somebody wants so much.
@@ -139,20 +139,6 @@ def test_requests_are_counted_by_answer_and_places_by_choice():
     rate_limiter.leave(4, 1.0)
     with pytest.raises(RateLimited, match="2 requests per minute; try again in 30 s"):
         rate_limiter.enter(1, 10)
-
-
-def test_more_choices_than_there_are_places_are_refused_without_a_promise():
-    with pytest.raises(RateLimited, match="asks for 3 choices at once; this key may run 2") as refused:
-        RateLimiter(Limits(max_concurrent_requests=2)).enter(3, 1)
-    assert refused.value.headers == {}
-
-
-def test_a_revoked_key_runs_nothing_new():
-    rate_limiter = RateLimiter()
-    rate_limiter.enter(1, 1)
-    rate_limiter.revoked = True
-    with pytest.raises(Unauthorized):
-        rate_limiter.enter(1, 1)
 
 
 @given(

@@ -190,6 +190,7 @@ async def test_every_choice_takes_a_slot(tokenizer, letters):
         assert (await post(client, prompt=["a", "b"])).status == 429
         never = await post(client, prompt=["a"] * 4)
         assert never.status == 429 and "Retry-After" not in never.headers
+        assert "asks for 4 choices at once; this key may run 3" in await never.text()
         one = asyncio.create_task(post(client))
         await until(lambda: len(engine.requests) == 3)
         for task in (asking, one):

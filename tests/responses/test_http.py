@@ -8,12 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.api.responses.events import OutputTextDelta
 from foresay.server.api.responses.store import MOST_EVENTS, Responses
-from foresay.server.gateway.caller import Caller, serve
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
 from tests.server.scripted import END, INFO, ScriptedEngine
@@ -222,24 +220,6 @@ async def test_a_tool_is_called_and_its_result_read(able):
     assert engine.requests[1].prompt == engine.requests[2].prompt
     prompt = able.decode(engine.requests[1].prompt, skip_special_tokens=False)
     assert "There it is." in prompt and '"at": "fox"' in prompt and "<think>Where?</think>" in prompt
-
-
-async def test_a_tenant_sees_only_its_own(tokenizer):
-    @web.middleware
-    async def by_header(request: web.Request, handler: Any) -> Any:
-        serve(caller=Caller(tenant=request.headers["X-Tenant"]))
-        return await handler(request)
-
-    async with serving(saying(tokenizer), tokenizer, middleware=by_header) as (http, _):
-        async with http.post("/v1/responses", json={"input": "Tell"}, headers={"X-Tenant": "a"}) as answer:
-            id = (await answer.json())["id"]
-        for path in (f"/v1/responses/{id}", f"/v1/responses/{id}/input_items"):
-            assert (await http.get(path, headers={"X-Tenant": "a"})).status == 200
-            assert (await http.get(path, headers={"X-Tenant": "b"})).status == 404
-        body = {"input": "And?", "previous_response_id": id}
-        for tenant, status in (("a", 200), ("b", 400)):
-            assert (await http.post("/v1/responses", json=body, headers={"X-Tenant": tenant})).status == status
-        assert (await http.delete(f"/v1/responses/{id}", headers={"X-Tenant": "b"})).status == 404
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
-from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, serve
 from foresay.server.text.choice import Choice
-from tests.responses.serving import STORY, address, asking, saying, serving
+from tests.responses.serving import STORY, asking, saying, serving
 from tests.server.scripted import END
 from tests.server.wire import until
 
@@ -67,24 +66,6 @@ async def _final(connection: Any) -> Any:
         if event.type in LAST:
             return event.response
     raise AssertionError("the connection was closed")
-
-
-async def test_the_official_synchronous_client(tokenizer):
-    def talk(url: str) -> list[str]:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        with client, client.responses.connect() as connection:
-            connection.response.create(model="toy", input="Tell")
-            types: list[str] = []
-            for event in connection:
-                types.append(event.type)
-                if event.type in LAST:
-                    return types
-        return types
-
-    async with serving(saying(tokenizer), tokenizer) as (http, _):
-        types = await asyncio.to_thread(talk, address(http))
-    assert types[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
-    assert types[-1] == "response.completed"
 
 
 async def test_the_events_are_those_of_http(tokenizer):

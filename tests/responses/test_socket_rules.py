@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType
 
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import Caller, RateLimiter, serve
 from foresay.server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, TEXT, Bare
 from tests.responses.serving import STORY, saying, serving
@@ -192,22 +191,6 @@ async def test_more_than_may_wait_is_refused(tokenizer):
         assert (event["status"], event["error"]["code"], event["stream_id"]) == (429, "too_many_waiting", "a")
 
 
-async def test_a_key_that_is_taken_away_closes_with_1008(tokenizer):
-    rate_limiter = RateLimiter()
-
-    @web.middleware
-    async def known(request: web.Request, handler: Any) -> Any:
-        serve(caller=Caller(name="key", tenant="t", rate_limiter=rate_limiter))
-        return await handler(request)
-
-    async with serving(saying(tokenizer), tokenizer, middleware=known) as (http, _), http.ws_connect(PATH) as socket:
-        assert said(await answer(socket, {"input": "Tell"})) == STORY
-        rate_limiter.revoked = True
-        error = (await answer(socket, {"input": "Tell"}))[-1]
-        assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
-        assert await closed_with(socket) == 1008
-
-
 @pytest.mark.parametrize(
     ("headers", "status"), [({"Sec-WebSocket-Protocol": "other"}, 400), ({"Sec-WebSocket-Version": "3"}, 400)]
 )
@@ -219,11 +202,3 @@ async def test_a_handshake_that_cannot_succeed_is_an_http_error(tokenizer, heade
         assert response.status == status and (await response.json())["error"]["message"]
         service.server.draining = True
         assert (await http.get(PATH, headers=upgrade)).status == 503
-
-
-def test_frames_of_the_bare_client_are_what_the_standard_says():
-    from tests.responses.bare import frame
-
-    plain = frame(b"Hello", BINARY)
-    assert plain[0] == 0x82 and plain[1] == 0x85
-    assert bytes(byte ^ plain[2 + index % 4] for index, byte in enumerate(plain[6:])) == b"Hello"

@@ -34,7 +34,7 @@ ASKS: list[Json] = [
     {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}, "max_tokens": 200},
     {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}}
     | {"speculation": {"method": "suffix"}},  # which finds nothing, so what is forced is drafted by the grammar alone
-    {"prompt": "Say it", "seed": 3, "prediction": {"type": "content", "content": SAID}, "temperature": 0},
+    {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "prediction": "what the one above wrote without it"},
 ]
 
 
@@ -82,6 +82,8 @@ async def _told(url: str, trace: Path) -> Told:
 
         bodies = []
         for ask in ASKS:
+            if "prediction" in ask:  # one that is right is drafted from, whatever steps cost
+                ask = ask | {"prediction": {"type": "content", "content": bodies[7]["choices"][0]["text"]}}
             async with session.post(f"{url}/v1/completions", json=EXTRA | ask) as response:
                 assert response.status == 200, await response.text()
                 bodies.append(await response.json())
