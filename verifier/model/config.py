@@ -142,7 +142,7 @@ class ModelConfig:
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
         found = read_quantization(filled)
-        if found is not None and not all(scheme.plain_int8 for _, scheme in found.rules):
+        if found is not None and not all(scheme.plain_int8 for _, scheme in found.all_rules):
             raise filled.error(
                 f"a head's weights in {found} are not supported; supported: {FLOATS}, int8 (int-quantized)"
             )
