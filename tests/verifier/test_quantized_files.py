@@ -439,8 +439,8 @@ def test_each_module_of_modelopts_may_have_its_own_kind(tmp_path) -> None:
     (tmp_path / "quantized" / MODELOPT_FILE).write_text(json.dumps(own))
     quantization = ModelConfig.from_directory(tmp_path / "quantized").quantization
     assert str(quantization) == "fp4 in groups of 16, fp8 by tensor"
-    exact, found = (reader(tmp_path / copy).alone(TOKENS) for copy in ("plain", "quantized"))
-    assert (found - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+    exact, logits = (reader(tmp_path / copy).alone(TOKENS) for copy in ("plain", "quantized"))
+    assert (logits - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
 
 
 BROKEN: dict[str, Any] = {

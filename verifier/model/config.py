@@ -161,7 +161,7 @@ _LLAMA_DEFAULTS = {
 
 def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.error("architectures is missing, so the kind of model is unknown")
     if names[0] not in FAMILIES:
         supported = (f"{name} ({family.models})" for name, family in FAMILIES.items())
