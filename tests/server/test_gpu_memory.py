@@ -142,6 +142,9 @@ def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
             assert flag == "--max-model-len" and f"on the GPU, {fitting_flags(found.instead)}" in found.described
             assert not planned(device, model, max_model_len=int(length)).away
         assert bool(found.instead) == bool(layers)
+    tight = replace(fitting, free=whole.weights["target"] - 2 * EXPERTS + GIB * 6 // 5)
+    found = planned(tight, model, max_model_len=2048, graphs=False)
+    assert len(found.away) == 3, "two are enough for texts, but not for laying out a further layer"
     small = planned(RTX_4090, model, **settings)
     assert small.host == len(small.away) * EXPERTS and small.woken * 16 == small.host
     assert f"experts of {len(small.away)} layers, {bytes_in_words(small.host)}, stay in the host's" in small.described

@@ -147,6 +147,7 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
         engine = build_engine(settings)
         assert texts(engine) == wanted
         found = list(steps(engine, engine.info.vocab_size, 2, {"max_tokens": 24}))[2:]
+    assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=0), found
     assert max(each.waits for each in found) == 1, found
     assert len(sizes) == (4 if quantize else 2), "of two products values, and scales if they have some"
     assert f"experts of 1 layer, {bytes_in_words(sum(sizes))}," in engine.info.memory
