@@ -101,8 +101,8 @@ def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def _added_up(self, query: Value, low: Value, high: Value) -> Value:
             total = self.k.variable(self.k.constant(0.0, F32))
-            with self.k.loop(low, high) as place:
-                weight = self.k.load(self.spans.scores_of(query), self.spans.of_weights, place)
+            with self.k.loop(low, high) as offset:
+                weight = self.k.load(self.spans.scores_of(query), self.spans.of_weights, offset)
                 total.value = total.value + self.k.widened(weight)
             return total.value
 
@@ -163,11 +163,11 @@ def _largest_scales() -> Kernel:
         top = k.variable(k.constant(0.0, F32))
         for last in (False, True):
             with k.loop(0, k.counted(2)) as row:
-                place = k.load(slots, I64, row) * heads + head
+                offset = k.load(slots, I64, row) * heads + head
                 if last:
-                    k.store(top.value, scales, place)
+                    k.store(top.value, scales, offset)
                 else:
-                    top.value = k.larger(k.load(scales, F32, place), top.value)
+                    top.value = k.larger(k.load(scales, F32, offset), top.value)
     return k
 
 

@@ -53,16 +53,16 @@ class Checking:
         self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
         self.engine = CheckedEngine(self.check, engine)
 
-    def begin(self, asked: Request) -> Reader:
+    def begin(self, requests: Request) -> Reader:
         """A client's request."""
         self.idle.clear()
         reader = Reader()
-        self.engine.add(asked, reader)
+        self.engine.add(requests, reader)
         return reader
 
-    async def ask(self, *asked: Request) -> list[Reader]:
+    async def ask(self, *requests: Request) -> list[Reader]:
         """Clients' requests, all at once, to their ends."""
-        readers = [self.begin(one) for one in asked]
+        readers = [self.begin(one) for one in requests]
         for reader in readers:
             await asyncio.wait_for(reader.over.wait(), PATIENCE)
         self.idle.set()
@@ -78,17 +78,17 @@ async def checking(
     engine: ServedEngine, share: float = 1.0, chance: Callable[[], float] = lambda: 0.0
 ) -> AsyncIterator[Checking]:
     """A self-check that runs. chance: what it draws for each request."""
-    place = Checking(engine, share, chance)
-    async with asynccontextmanager(place.check.life)(web.Application()):
-        yield place
+    checker = Checking(engine, share, chance)
+    async with asynccontextmanager(checker.check.life)(web.Application()):
+        yield checker
 
 
 class Diverging(ScriptedEngine):
-    """Plain decoding says something else from output position ``place`` on."""
+    """Plain decoding emits something else from output position ``differs_at`` on."""
 
-    place = 5
+    differs_at = 5
 
     def script_of(self, request: Request) -> list[int]:
         if request.speculate:
             return self.tokens
-        return [*self.tokens[: self.place], *(token + 1 for token in self.tokens[self.place :])]
+        return [*self.tokens[: self.differs_at], *(token + 1 for token in self.tokens[self.differs_at :])]

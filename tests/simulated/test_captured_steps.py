@@ -26,7 +26,6 @@ from foresay.verifier.ops.records import Norm
 from tests.same_tokens.captured import MakeDrafter, captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
-from tests.same_tokens.test_aside import Aside
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured
@@ -299,7 +298,7 @@ def test_chunks_that_sample_nothing_follow_each_other(elsewhere) -> None:
     """Two captured passes with no wait in between: the host writes the rows of the second into the same memory."""
     made, moved = elsewhere
     engine_on = partial(captured_engine, drafter=lambda pool: None, shape=ROOT_ONLY, graphs=False, max_seqs=1)
-    jobs = [Aside.of(job) for job in jobs_of(made.vocab_size, (100,), 4)]
+    jobs = [replace(job, aside=True) for job in jobs_of(made.vocab_size, (100,), 4)]
     with simulated():
         engine = engine_on(moved)
         verifier = cast(ModelRunner, engine.runner.verifier)
