@@ -49,7 +49,7 @@ def idle(made: Harness, pages: int = 1 << 20) -> None:
         pages -= made.prefix.disk.is_free(60)
 
 
-def at_rest(made: House) -> None:
+def at_rest(made: Harness) -> None:
     """Until both of its threads have done all that they were given."""
     assert made.prefix is not None and made.prefix.disk is not None
     both = threading.Barrier(2)
@@ -296,7 +296,7 @@ def test_files_that_never_arrive_hold_up_nothing_else(
 ) -> None:
     """All that is read at once hangs; other texts are written and found by the next engine."""
     written(model, tmp_path)
-    made, arrived = house(model, tmp_path, "a"), threading.Event()
+    made, arrived = harness(model, tmp_path, "a"), threading.Event()
     monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
     monkeypatch.setattr(DiskPages, "_load", lambda *given: arrived.wait(60))
     made.answer(PROMPT, GREEDY)
