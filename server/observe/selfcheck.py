@@ -84,12 +84,14 @@ class Difference(msgspec.Struct, frozen=True):
     plain: int | None
 
 
-def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0) -> Difference | None:
-    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on."""
+def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0, over: bool = False) -> Difference | None:
+    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on. over: it ended
+    with them."""
     for position, token in enumerate(plain, start=begin):
         if token != written[position]:
             return Difference(position, written[position], token)
-    return None
+    end = begin + len(plain)
+    return Difference(end, written[end], None) if over and end < len(written) else None
 
 
 # -- re-run, compared as tokens arrive -------------------------------------------------------------------------------
@@ -119,12 +121,11 @@ class Rerun:
             self.end("lost")
             return
         written, length = self.answer.tokens, len(self.answer.tokens)
-        self.difference = difference(written, delta.tokens[: length - self.tokens], self.tokens)
-        self.tokens += len(delta.tokens)
+        plain, over = delta.tokens[: length - self.tokens], delta.finish_reason is not None
+        self.difference = difference(written, plain, self.tokens, over)
+        self.tokens += len(plain)
         if self.difference is not None:
-            self.tokens = self.difference.position + 1
-        elif delta.finish_reason is not None and self.tokens < length:
-            self.difference = Difference(self.tokens, written[self.tokens], None)
+            self.tokens = min(self.tokens, self.difference.position + 1)
         if self.difference is not None or self.tokens >= length:
             self.end("compared")
 
