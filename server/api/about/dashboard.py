@@ -1,4 +1,4 @@
-"""The page that shows what speculation does, and its data; ``/metrics``, the same for Prometheus.
+"""The page that shows what speculation does, and its data.
 
 The feed is one event a second with everything that changes. Each reader has a task of its own that waits for it. While
 a reader does not read, no events are made for it, only its socket's buffer fills, and other readers are unaffected;
@@ -233,12 +233,6 @@ async def request(http: web.Request) -> web.Response:
     return json_response(detail)
 
 
-async def metrics(http: web.Request) -> web.Response:
-    """Counters, gauges and histograms, for Prometheus."""
-    body, content_type = await http.app[MODELS].exposition.text(http.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
-
-
 READ_ERRORS = (401, 403, 404)
 _ID = (("request_id", "the id of a request in that list"),)
 QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
@@ -249,5 +243,4 @@ ROUTES = [
     Route("GET", "/dashboard/state", state, answer=State, errors=READ_ERRORS, query=QUERY),
     Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], errors=READ_ERRORS, query=QUERY),
     Route("GET", "/dashboard/requests/{request_id}", request, None, RequestDetail, None, READ_ERRORS, _ID, QUERY),
-    Route("GET", "/metrics", metrics, media="text/plain"),
 ]
