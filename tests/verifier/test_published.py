@@ -46,6 +46,11 @@ LITE = {
     "moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None,
     "vocab_size": 102400, "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
 }  # fmt: skip
+V2 = {
+    **LITE, "hidden_size": 5120, "num_hidden_layers": 60, "num_attention_heads": 128, "intermediate_size": 12288,
+    "moe_intermediate_size": 1536, "n_routed_experts": 160, "q_lora_rank": 1536, "n_group": 8, "topk_group": 3,
+    "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0,
+}  # fmt: skip
 K2 = {
     "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1,
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "vocab_size": 163840,
@@ -87,6 +92,7 @@ PUBLISHED = {
         Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, {}, (29.9, 3.9), 3, "model.layers.4.", BEHIND
     ),
     "deepseek-ai/DeepSeek-V2-Lite": Published(DeepseekV2Config, DeepseekV2ForCausalLM, LITE, (15.7, 2.7)),
+    "deepseek-ai/DeepSeek-V2": Published(DeepseekV2Config, DeepseekV2ForCausalLM, V2, (235.7, 21.4)),
     "deepseek-ai/DeepSeek-V3": Published(
         DeepseekV3Config, DeepseekV3ForCausalLM, {}, (671.0, 37.5), 3, "model.layers.4.", BEHIND
     ),

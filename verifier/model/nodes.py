@@ -165,7 +165,8 @@ class Router:
     module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
     sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores only for the choice.
     groups: the number of groups of experts, and how many of them are considered: those with the largest sum of their
-    two best scores. normalised: the weights of the chosen are divided by their sum; scale: and multiplied.
+    two best sigmoids, or largest softmax. normalised: the weights of the chosen are divided by their sum; scale: and
+    multiplied.
     Of equal scores the lowest number is chosen.
     """
 

@@ -65,7 +65,7 @@ def _mixers(
     kinds: dict[str, Callable[[Fields], Mixer]] = dict.fromkeys(_ATTENDING, lambda _: attends)
     kinds |= {**dict.fromkeys(_SCANNING, scans), **alone}
     for name in names:
-        if name not in kinds:
+        if str(name) not in kinds:
             raise fields.error(f"layer type {name!r} is not supported; supported: {', '.join(kinds)}")
     made = {name: kinds[name](fields) for name in set(names)}
     own = [made[name] for name in names]
