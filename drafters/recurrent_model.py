@@ -114,7 +114,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         self._reserve(text)
         begun, stop = text.at, text.at + rows
         read = self._text(sequence.tokens[begun:stop])
-        self.model.run([Rows(table, read, begun, wanted="none", state=text)])
+        self.model.run([Rows(table, read, begun, logits="none", state=text)])
         text.read(rows)
         self.model.store.mark(table, stop)
         if begun < sequence.prompt_length <= stop + 1:

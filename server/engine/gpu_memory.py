@@ -197,7 +197,7 @@ class _Case:
         rows = {at: drafted_rows(max(sizes(seqs)), nodes, at) for at in (positions, min(positions, LONG))}
         kept = max(rows.values()) if self.drafters else MAX_NODES  # where steps stop: none with found nodes alone does
         prompts = chunks(seqs, min(self.device.chunk, self.length), positions, page_size)
-        kept += sum(each.wanted for each in (*passes(seqs, positions, page_size), *prompts))
+        kept += sum(each.logits for each in (*passes(seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
         most = max((each.rows for each in prompts), default=0)
         stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size

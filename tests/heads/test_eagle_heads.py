@@ -201,7 +201,7 @@ def follow_masks(model, head: EagleHead, guesses: Callable[[Features, list[int],
         drafter.keep(features, torch.arange(length - 1), table.slots(0, length - 1))
         drafter._start(SequenceState("", tokens, 1, SamplingParams(), table, Noise(1, 300), 9, frozenset()))
         if length > levels + 1:
-            rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, wanted="none")
+            rows = Rows(table, torch.tensor(tokens[1 : length - levels]), 1, logits="none")
             head.run([rows], drafter.rows[table.slots(0, length - levels - 1)], drafter.store)
         sequences.append(BatchSlot(table.pages, length - 1, tokens, SamplingParams(), 0))
         expected.append(guesses(features, tokens, levels))

@@ -93,7 +93,7 @@ def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
             super()._weigh(first, part, span, low, high)
             k, border = self.k, self.k.smallest(self.border, high)
-            border = k.select((border > low) & (self._told(self.row, 2) > 0), border, low)
+            border = k.select((border > low) & (self._info_of(self.row, 2) > 0), border, low)
             with k.loop(first, first + self.team) as query:
                 ends = [end - span for end in (low, border, high)]
                 totals = [self._added_up(query, *stretch) for stretch in pairwise(ends)]
@@ -114,7 +114,7 @@ def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class PathFirst(attention._Attention):
         def _in_order(self, index: Value, count: Value) -> Value:
-            return self.k.select(self._told(self.row, 2) > 0, count - 1 - index, index)
+            return self.k.select(self._info_of(self.row, 2) > 0, count - 1 - index, index)
 
     rewritten(monkeypatch, attention, "_Attention", PathFirst)
 

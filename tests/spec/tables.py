@@ -148,7 +148,7 @@ class TableVerifier:
         wanted: list[tuple[int, int]] = []
         starts = [0]
         for part in rows:
-            first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.wanted]
+            first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.logits]
             wanted += self._write(part)[first:]
             starts.append(len(wanted))
         logits = self.model.logits([state for state, _ in wanted], [token for _, token in wanted])

@@ -86,7 +86,7 @@ def test_a_prompt_is_scored_once() -> None:
     other = harness(model)
     other.add("only", PROMPT, params, progress=progress_of(whole, 6))
     assert all(delta.prompt_logprobs is None for delta in other.run()["only"].deltas)
-    assert other.verifier.passes[0][0].wanted == "last", "and not read for it again"
+    assert other.verifier.passes[0][0].logits == "last", "and not read for it again"
 
 
 def test_choices_go_on_each_for_itself() -> None:

@@ -83,7 +83,7 @@ def test_a_prompt_alone_comes_in_chunks_of_the_largest_size() -> None:
     harness = Harness(TableModel(2), max_chunk=8)
     harness.add("a", _prompt(1, 30), _sampling(1, 2))
     harness.run()
-    parts = [[(len(part.tokens), part.base, part.wanted) for part in rows] for rows in harness.verifier.passes]
+    parts = [[(len(part.tokens), part.base, part.logits) for part in rows] for rows in harness.verifier.passes]
     # 29 tokens before the root, which rides along with the last chunk.
     assert parts == [[(8, 0, "none")], [(8, 8, "none")], [(8, 16, "none")], [(6, 24, "last")], [(1, 30, "all")]]
 
@@ -93,7 +93,7 @@ def test_the_oldest_prompt_goes_first_and_the_next_takes_what_is_left() -> None:
     harness.add("a", _prompt(1, 11), _sampling(1, 2))
     harness.add("b", _prompt(2, 11), _sampling(1, 2))
     harness.run()
-    parts = [[(len(part.tokens), part.wanted) for part in rows] for rows in harness.verifier.passes]
+    parts = [[(len(part.tokens), part.logits) for part in rows] for rows in harness.verifier.passes]
     # b joins a's last chunk, then a decodes while b's prompt is finished; one row of the eight is never a root.
     assert parts == [
         [(8, "none")],
@@ -113,8 +113,8 @@ def test_a_mixed_step_has_no_more_prefill_rows_than_the_cost_allows(shape: tuple
     while harness.engine.has_work:
         harness.step()
         rows = harness.verifier.passes[-1]
-        decoding = sum(len(part.tokens) for part in rows if part.wanted == "all")
-        prefill = sum(len(part.tokens) - (part.wanted == "last") for part in rows if part.wanted != "all")
+        decoding = sum(len(part.tokens) for part in rows if part.logits == "all")
+        prefill = sum(len(part.tokens) - (part.logits == "last") for part in rows if part.logits != "all")
         assert prefill == harness.traces[-1].prefill_rows
         assert prefill <= harness.scheduler.chunk(decoding, 100)
         assert (
@@ -188,7 +188,7 @@ def test_a_tree_gives_way_before_a_neighbour_does() -> None:
     for name in "ab":
         assert answers[name].plain == plain(model, [1, ord(name) - 90], _sampling(1, 12))
         assert answers[name].statistics.preemptions == 0
-    sizes = {len(part.tokens) for rows in harness.verifier.passes for part in rows if part.wanted == "all"}
+    sizes = {len(part.tokens) for rows in harness.verifier.passes for part in rows if part.logits == "all"}
     assert sizes == {1, 20}
 
 

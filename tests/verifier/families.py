@@ -192,7 +192,7 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
-#: Mamba-2 layers with two heads to a key, without positions; with experts beside the MLP, and without.
+#: Mamba-2 layers with two heads to a key, without positions; with experts next to the MLP, and without.
 GRANITE_HYBRID = {
     **GRANITE,
     "attention_bias": False,

@@ -182,8 +182,8 @@ def test_eos_token_ids(read):
 def test_eos_token_ids_that_the_model_does_not_have_are_left_out(read, caplog):
     config = read(LLAMA2_7B, generation={"eos_token_id": [7, 32000, -1]})
     assert config.eos_token_ids == (7,)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert all(word in said for word in ("generation_config.json", "eos_token_id 32000, -1", "32000 tokens"))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert all(word in message for word in ("generation_config.json", "eos_token_id 32000, -1", "32000 tokens"))
 
 
 def test_missing_keys_fall_back_to_what_transformers_assumes(read):

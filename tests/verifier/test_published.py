@@ -61,7 +61,7 @@ K2 = {
 
 class Published(NamedTuple):
     """config, model: transformers'; values: that are not their defaults. billions: of weights, and of those that a row
-    meets. layer: which is like that which predicts tokens, called ``beside``; more: what that has by itself. stacked:
+    meets. layer: which is like that which predicts tokens, called ``sibling``; more: what that has by itself. stacked:
     whether files have a tensor of all experts. wrapped: in a model of texts and images."""
 
     config: Any
@@ -69,7 +69,7 @@ class Published(NamedTuple):
     values: dict[str, Any]
     billions: tuple[float, float]
     layer: int = -1
-    beside: str = ""
+    sibling: str = ""
     more: tuple[str, ...] = ()
     stacked: bool = False
     wrapped: str = ""
@@ -108,8 +108,8 @@ def shapes(how: Published, config: Any) -> Iterator[tuple[str, list[int]]]:
         for name, part in [(whole, stack)] if how.stacked else of_each(whole, stack):
             yield name.replace("model.", "model.language_model.", 1) if how.wrapped else name, list(part.shape)
             if (own := name.removeprefix(f"model.layers.{how.layer}.")) != name:
-                yield f"{how.beside}{own}", list(part.shape)
-    prefix, width = how.beside.removesuffix("layers.0."), config.hidden_size
+                yield f"{how.sibling}{own}", list(part.shape)
+    prefix, width = how.sibling.removesuffix("layers.0."), config.hidden_size
     for name in how.more:
         norm = "norm" in name
         yield f"{prefix}{name}.weight", [width] if norm else [width, 2 * width]
@@ -145,7 +145,7 @@ def config_of(how: Published, values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_checkpoints_fit(tmp_path, name) -> None:
-    """And what is beside the target's layers is known to predict further tokens, or left out."""
+    """And what is next to the target's layers is known to predict further tokens, or left out."""
     how = PUBLISHED[name]
     whole = publish(tmp_path, how)
     config = ModelConfig.from_directory(tmp_path)

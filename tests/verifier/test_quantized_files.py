@@ -102,11 +102,11 @@ def in_order_of(weight: Tensor, symmetric: bool) -> tuple[dict[str, Tensor], Ten
     from compressed_tensors.compressors.pack_quantized import helpers
 
     first = any_order(weight.shape[1])
-    place = first.argsort()
+    order = first.argsort()
     tensors, meant = compressed_of(weight[:, first], 4, symmetric, "pack-quantized")
-    numbers = helpers.unpack_from_int32(tensors["weight_packed"], 4, weight.shape)[:, place]
+    numbers = helpers.unpack_from_int32(tensors["weight_packed"], 4, weight.shape)[:, order]
     packed = helpers.pack_to_int32(numbers.contiguous(), 4)
-    return {**tensors, "weight_packed": packed, "weight_g_idx": place.int() // GROUP}, meant[:, place]
+    return {**tensors, "weight_packed": packed, "weight_g_idx": order.int() // GROUP}, meant[:, order]
 
 
 def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:

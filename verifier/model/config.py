@@ -253,8 +253,8 @@ def stored_parameters(model: ModelConfig) -> int:
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths. window: how many
-    positions a row attends to, including its own; None: all up to it. state: what a recurrence, beside heads or without
-    any, keeps of a text."""
+    positions a row attends to, including its own; None: all up to it. state: what a recurrence, alongside heads or
+    without any, keeps of a text."""
 
     heads: int
     key_dim: int
