@@ -22,6 +22,7 @@ import pytest
 from foresay.server.cli.main import main
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
+from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
@@ -31,7 +32,7 @@ BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 600, "temper
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LiveServer]:
     flags = ("--max-model-len", "1024", "--admin-key", KEY, "--engine-timeout", "1800")
-    with LiveServer(tmp_path / "log", *flags) as server:
+    with LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server:
         server.wait_for_url()
         yield server
 
@@ -55,11 +56,12 @@ async def answer(client: aiohttp.ClientSession) -> Any:
         return await response.json()
 
 
-async def begun(server: LiveServer, client: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+async def begun(server: LiveServer, client: aiohttp.ClientSession, folder: Path) -> aiohttp.ClientResponse:
     """A stream that has said something, of an engine that was stopped then."""
-    response = await client.post("/v1/completions", json=BODY | {"stream": True})
-    await response.content.readline()
-    os.kill(server.engine_processes()[-1], signal.SIGSTOP)  # one before may be ending yet
+    with existing(folder / "slow"):
+        response = await client.post("/v1/completions", json=BODY | {"stream": True})
+        await response.content.readline()
+        os.kill(server.engine_processes()[-1], signal.SIGSTOP)  # one before may be ending yet
     return response
 
 
@@ -79,7 +81,7 @@ async def test_another_draft_and_the_same_weights_once_more(
     right = (await answer(client))["choices"][0]["text"]
     copied = shutil.copytree(BUNDLED / "target", tmp_path / "copied")
     for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
-        stream = await begun(server, client)
+        stream = await begun(server, client, tmp_path)
         status, said = await reload(server, *flags)
         assert status == 0 and "engine replaced after" in said and "1 streams go on" in said, said
         events = await rest(stream)
