@@ -256,10 +256,10 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         values: url, key, model, context and output.
         """
         config = json.dumps(_filled(self.config, values))
-        place = folder / (self.file or "unused")
+        path = folder / (self.file or "unused")
         if self.file:
-            place.write_text(config, "utf-8")
-        known = {**values, "quoted_model": json.dumps(values["model"]), "config": config, "config_file": str(place)}
+            path.write_text(config, "utf-8")
+        known = {**values, "quoted_model": json.dumps(values["model"]), "config": config, "config_file": str(path)}
         command = [str(_filled(word, known)) for word in self.command]
         return command, {name: str(_filled(value, known)) for name, value in self.environment.items()}
 

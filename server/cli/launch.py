@@ -102,8 +102,8 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
 @contextmanager
 def _shared(url: str, ours: bool) -> Iterator[None]:
     """Hold a lock while an agent uses a server. A server that we started is kept until no other agent uses it."""
-    place = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
-    with open(place, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
+    lock_file = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
+    with open(lock_file, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
         try:
@@ -113,7 +113,7 @@ def _shared(url: str, ours: bool) -> Iterator[None]:
                 return
             print("foresay launch: the server ends with the last agent that uses it, or at Ctrl-C", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        place.unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)
 
 
 @contextmanager

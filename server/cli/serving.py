@@ -125,8 +125,8 @@ def access(config: ServeConfig) -> str:
 def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, float] | None = None) -> str:
     """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. sampling:
     sampling fields for a model with a chat template; None: it has no template."""
-    asked = [{"role": "user", "content": "What is photosynthesis?"}]
-    given: dict[str, Any] = {"prompt": "Once upon a time"} if sampling is None else {"messages": asked, **sampling}
+    question = [{"role": "user", "content": "What is photosynthesis?"}]
+    given: dict[str, Any] = {"prompt": "Once upon a time"} if sampling is None else {"messages": question, **sampling}
     path = "completions" if sampling is None else "chat/completions"
     body = {"model": model, **given, "max_tokens": 100, "stream": True}
     sent = shlex.quote(msgspec.json.encode(body).decode())
@@ -137,10 +137,10 @@ def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, f
 def _sampling(config: ServeConfig) -> dict[str, float] | None:
     """The sampling of ``foresay chat``, if the target's files have a chat template; None for several models, whose
     files may not be on disk yet."""
-    place = None if config.models else cached_target(config)
-    if place is None:
+    source = None if config.models else cached_target(config)
+    if source is None:
         return None
-    directory = resolve(place)
+    directory = resolve(source)
     tokenizer = directory / "tokenizer_config.json"
     inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
     if not inside and not (directory / "chat_template.jinja").exists():

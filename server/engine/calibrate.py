@@ -328,8 +328,8 @@ class ProfileRun:
         # A pass of more rows costs more, as the target's own passes show.
         (_, less), (rows, more) = (self._points[0], self._points[-1]) if self._points else ((1, 1.0), (2, 1.0))
         row = max(0.0, more - less) / (less * max(rows - 1, 1))
-        beyond, beside = tree.levels - 1, tree.nodes - 1 - tree.levels
-        level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * beside)
+        beyond, siblings = tree.levels - 1, tree.nodes - 1 - tree.levels
+        level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * siblings)
         deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
         along = min([level, *(max(0.0, took[chain] - first) / (chain.levels - 1) for chain in apart if chain in took)])
         return DraftCost(max(0.0, first - along), along, row * level, deciding + level - along)

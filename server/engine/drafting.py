@@ -98,8 +98,8 @@ def capture_passes(
     capture of the drafters for the profile run. longest: most tokens of a text. chunk: most prefill rows."""
     needs = united([drafter.needs for drafter in drafters])
     room = longest + MAX_NODES, verifier.store.pool.page_size
-    beside = max_seqs if verifier.store.states is None else 1  # recurrent layers read rows without gaps between them
-    sizes = [*passes(max_seqs, *room), *chunks(beside, min(chunk, longest), *room)]
+    wide = max_seqs if verifier.store.states is None else 1  # recurrent layers read rows without gaps between them
+    sizes = [*passes(max_seqs, *room), *chunks(wide, min(chunk, longest), *room)]
     for number, _ in enumerate(verifier.capture(needs, sizes, capture), start=1):
         report("capturing passes", number / len(sizes))
     for captured in filter(None, map(on_device, drafters)):

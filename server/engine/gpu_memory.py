@@ -326,8 +326,8 @@ def _row_numbers(model: ModelConfig) -> int:
         made |= Counter({product.name: product.outer // (product.experts or 1) * times})
         read |= Counter({product.name: product.inner * times})
     inner = made[GATE_UP] + made[SHARED_GATE_UP] + read[DOWN] + read[SHARED_DOWN]
-    beside = max(map(_absorbed, model.stack.attentions))
-    return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + beside
+    latents = max(map(_absorbed, model.stack.attentions))
+    return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + latents
 
 
 def _linear_partials(model: ModelConfig) -> int:

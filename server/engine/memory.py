@@ -263,8 +263,8 @@ def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
     if (mixture := model.stack.experts) is not None:  # a row is copied for each of its experts
         widths += mixture.chosen * (model.hidden_size + mixture.inner)
         wide += (mixture.chosen + 1) * model.hidden_size
-    beside = max(map(_of_attention, model.stack.attentions), default=0)
-    return item_bytes(dtype) * rows * widths + 4 * (wanted * model.vocab_size + rows * wide + beside) + _ANY_PASS
+    attention = max(map(_of_attention, model.stack.attentions), default=0)
+    return item_bytes(dtype) * rows * widths + 4 * (wanted * model.vocab_size + rows * wide + attention) + _ANY_PASS
 
 
 def _of_attention(node: Attention) -> int:

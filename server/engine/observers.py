@@ -198,7 +198,7 @@ class TraceWriter(Observer):
             lead=result.scheduled.prefill,
             drafter=tree.drafter,
             parents=parents,
-            drawn=[children.get(place, -1) for place in enumerate(drawn)],
+            drawn=[children.get(edge, -1) for edge in enumerate(drawn)],
             chances=[round(chance, 4) for chance in tree.chances] if len(tree.chances) == len(tokens) else [],
             forced=result.forced,
             accepted=result.accepted,

@@ -39,8 +39,8 @@ def opens_socket(request: web.Request) -> bool:
     """Whether the request is a WebSocket handshake on a path that has WebSockets."""
     headers = request.headers
     upgrade, connection = headers.get("Upgrade", "").lower(), headers.get("Connection", "").lower()
-    asked = upgrade.strip() == "websocket" and "upgrade" in connection and "Sec-WebSocket-Key" in headers
-    return asked and request.method == "GET" and request.path in SOCKET_PATHS
+    requested = upgrade.strip() == "websocket" and "upgrade" in connection and "Sec-WebSocket-Key" in headers
+    return requested and request.method == "GET" and request.path in SOCKET_PATHS
 
 
 def presented(request: web.Request) -> str | None:
@@ -130,8 +130,8 @@ class Origins:
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The response to a CORS preflight; None if the request is not one."""
-        asked = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
-        if request.method != "OPTIONS" or not asked:
+        requested = "Origin" in request.headers and "Access-Control-Request-Method" in request.headers
+        if request.method != "OPTIONS" or not requested:
             return None
         headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(REMEMBER_SECONDS)}
         wanted = request.headers.get("Access-Control-Request-Headers", "")

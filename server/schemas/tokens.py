@@ -112,7 +112,7 @@ class Provenance(msgspec.Struct):
     @classmethod
     def joined(cls, several: Iterable[Provenance | UnsetType]) -> Provenance | UnsetType:
         """All of them concatenated; unset if all are."""
-        told = [one for one in several if one is not UNSET]
-        if not told:
+        given = [one for one in several if one is not UNSET]
+        if not given:
             return UNSET
-        return cls([step for one in told for step in one.steps], [token for one in told for token in one.tokens])
+        return cls([step for one in given for step in one.steps], [token for one in given for token in one.tokens])

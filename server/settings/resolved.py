@@ -65,9 +65,9 @@ def check_names(config: EngineConfig) -> None:
     or a path does not exist, and ConfigurationError for a name that is not on disk but close to a known one."""
     for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
         _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
-        place = part.partition(":")[2] or part
-        if is_local(place) and not Path(place).expanduser().exists():
-            resolve(place, flag="--draft")
+        source = part.partition(":")[2] or part
+        if is_local(source) and not Path(source).expanduser().exists():
+            resolve(source, flag="--draft")
     if config.target == "bundled":
         return
     check_model_name(f"TARGET {config.target}", config.target)
@@ -81,8 +81,8 @@ def check_names(config: EngineConfig) -> None:
 def check_config(config: EngineConfig) -> ModelConfig | None:
     """The configuration of a target on disk, before the slow imports; None for one that has yet to be fetched. Raises a
     loader's error for one that cannot be loaded."""
-    place = Path(config.target).expanduser()
-    here = place.exists() or cached_target(config) is not None
+    source = Path(config.target).expanduser()
+    here = source.exists() or cached_target(config) is not None
     return ModelConfig.from_directory(target_directory(config)) if here else None
 
 
@@ -146,8 +146,8 @@ def _predicts(config: EngineConfig) -> bool:
     from foresay.verifier.model.checkpoint import header_names  # imports numpy
 
     try:
-        place = cached_target(config)
-        directory = None if place is None else resolve(place)
+        source = cached_target(config)
+        directory = None if source is None else resolve(source)
         if directory is None or not (names := header_names(directory)):
             return False
         return mtp_layout(names, ModelConfig.from_directory(directory)) is not None
@@ -160,8 +160,8 @@ def _may_draft(config: EngineConfig) -> bool:
     from foresay.verifier.model.config import parameters
 
     try:
-        place = cached_target(config)
-        model = None if place is None or config.quantize else ModelConfig.from_directory(resolve(place))
+        source = cached_target(config)
+        model = None if source is None or config.quantize else ModelConfig.from_directory(resolve(source))
     except ModelError:  # loading it reports the error
         return False
     return model is not None and model.quantization is None and _LEAST <= parameters(model) <= _MOST
@@ -174,8 +174,8 @@ def _heads(config: EngineConfig) -> dict[str, Path]:
         from foresay.server.catalog.catalog import of_files
 
         try:
-            place = cached_target(config)
-            known = None if place is None else of_files(resolve(place))
+            source = cached_target(config)
+            known = None if source is None else of_files(resolve(source))
         except ModelNotFound:
             known = None
         if known is None:
@@ -191,8 +191,8 @@ def _the_target(config: EngineConfig) -> str:
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or are in local directories."""
     named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
-    places = [place or word for word, _, place in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
-    return all(Path(place).exists() for place in places)
+    sources = [source or word for word, _, source in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
+    return all(Path(source).exists() for source in sources)
 
 
 def _found_draft(config: EngineConfig, part: str) -> str:

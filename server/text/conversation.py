@@ -29,8 +29,8 @@ def first_words(text: str) -> str:
 
 def last_words(request: schemas.ChatRequest) -> str:
     """The first words of the user's last message; else of the last message."""
-    said = request.messages or []
-    last = next((message for message in reversed(said) if message.role == "user"), said[-1] if said else None)
+    history = request.messages or []
+    last = next((message for message in reversed(history) if message.role == "user"), history[-1] if history else None)
     if last is None or last.content is None:
         return ""
     if isinstance(last.content, str):
@@ -58,24 +58,24 @@ def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[i
 
     Later ones become user messages, merged with neighbouring ones, since templates often require alternating turns.
     """
-    told: list[dict[str, Any]] = []
+    adapted: list[dict[str, Any]] = []
     moved: list[int] = []
     for index, message in enumerate(messages):
         late = message["role"] == "system" and index > 0
         if late:
             moved.append(index)
             message = message | {"role": "user"}
-        if told and message["role"] == told[-1]["role"] == "user" and (late or index - 1 in moved):
-            told[-1] = told[-1] | {"content": f"{told[-1]['content']}\n\n{message['content']}"}
+        if adapted and message["role"] == adapted[-1]["role"] == "user" and (late or index - 1 in moved):
+            adapted[-1] = adapted[-1] | {"content": f"{adapted[-1]['content']}\n\n{message['content']}"}
         else:
-            told.append(message)
-    return told, moved
+            adapted.append(message)
+    return adapted, moved
 
 
 def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation as gpt-oss's template expects it: one call per message, followed by its results; a call's text
     is added to the reasoning, which has another name there."""
-    told: list[dict[str, Any]] = []
+    adapted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         own = {name: value for name, value in message.items() if name != "reasoning_content"}
         thought = message.get("reasoning_content")
@@ -83,12 +83,12 @@ def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             results = list(takewhile(lambda other: other["role"] == "tool", messages[index + 1 :]))
             own |= {"content": "", "thinking": "\n\n".join(filter(None, (thought, message["content"])))}
             for call in calls:
-                told.append(own | {"tool_calls": [call]})
-                told += [result for result in results if result["tool_call_id"] == call["id"]]
+                adapted.append(own | {"tool_calls": [call]})
+                adapted += [result for result in results if result["tool_call_id"] == call["id"]]
                 own["thinking"] = ""
         elif message["role"] != "tool":
-            told.append(own if thought is None else own | {"thinking": thought})
-    return told
+            adapted.append(own if thought is None else own | {"thinking": thought})
+    return adapted
 
 
 #: Describes tools to a model whose chat template has none. Its calls have the format ``hermes``.
@@ -104,25 +104,25 @@ def spelled_out(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> 
     """The conversation for a template without tools: they are described in the system message, or in the first message
     if there is none; calls and results become text of messages, results as the user's.
     """
-    told: list[dict[str, Any]] = []
+    adapted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
             if index and messages[index - 1]["role"] == "tool":
-                told[-1]["content"] += f"\n{result}"
+                adapted[-1]["content"] += f"\n{result}"
             else:
-                told.append({"role": "user", "content": result})
+                adapted.append({"role": "user", "content": result})
             continue
         functions = [call["function"] for call in message.get("tool_calls", ())]
-        said = [json.dumps({"name": one["name"], "arguments": one["arguments"]}) for one in functions]
-        calls = [f"<tool_call>\n{one}\n</tool_call>" for one in said]
+        objects = [json.dumps({"name": one["name"], "arguments": one["arguments"]}) for one in functions]
+        calls = [f"<tool_call>\n{one}\n</tool_call>" for one in objects]
         content = "\n".join(filter(None, [message["content"], *calls]))
-        told.append({name: value for name, value in message.items() if name != "tool_calls"} | {"content": content})
+        adapted.append({name: value for name, value in message.items() if name != "tool_calls"} | {"content": content})
     if tools:
         listed = _TOOLS + "\n".join(json.dumps(tool["function"]) for tool in tools)
-        order = (told[0]["content"], listed) if told[0]["role"] == "system" else (listed, told[0]["content"])
-        told[0] = told[0] | {"content": "\n\n".join(filter(None, order))}
-    return told
+        order = (adapted[0]["content"], listed) if adapted[0]["role"] == "system" else (listed, adapted[0]["content"])
+        adapted[0] = adapted[0] | {"content": "\n\n".join(filter(None, order))}
+    return adapted
 
 
 def _check_arguments(messages: list[schemas.Message]) -> None:

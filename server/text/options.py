@@ -174,8 +174,8 @@ def choice_seed(seed: int, number: int) -> int:
 def check_choices(prompts: int, count: int) -> None:
     """Raise for more choices, over all prompts, than one response may have."""
     if prompts * count > MOST_CHOICES:
-        asked = f"{prompts} prompts with n = {count} are {prompts * count} choices"
-        raise InvalidRequest("n", f"{asked}; at most {MOST_CHOICES} are allowed")
+        requested = f"{prompts} prompts with n = {count} are {prompts * count} choices"
+        raise InvalidRequest("n", f"{requested}; at most {MOST_CHOICES} are allowed")
 
 
 #: msgspec would encode these as base64 text.

@@ -41,12 +41,12 @@ class Room(msgspec.Struct, frozen=True):
         """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known yet.
         about: prefix of the number in the message.
         """
-        asked = tokens + (completion or 1)
-        if asked > self.longest:
+        needed = tokens + (completion or 1)
+        if needed > self.longest:
             least = about if completion else "at least "
             raise ContextLengthExceeded(
                 self.field,
-                f"This model's maximum context length is {self.longest} tokens. However, you requested {least}{asked} "
+                f"This model's maximum context length is {self.longest} tokens. However, you requested {least}{needed} "
                 f"tokens ({about}{tokens} in the prompt, {completion or 1} in the completion).",
             )
 

@@ -73,7 +73,7 @@ def warning(code: WarningCode, field: str | Path, **values: object) -> Warned:
 
 def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...]:
     """Warnings about tools that cannot be run here. tools: the field and the type of each."""
-    listed = [warning("tool_left_out", place, kind=kind) for place, kind in tools[:MOST_TOOLS_NAMED]]
+    listed = [warning("tool_left_out", path, kind=kind) for path, kind in tools[:MOST_TOOLS_NAMED]]
     if more := len(tools) - len(listed):
         sentence = f"{more:,} more of types that cannot be run here; the model does not see them"
         listed.append(Warned("tool_left_out", ("tools",), sentence))

@@ -114,7 +114,7 @@ class Answer(ABC):
         self.stream_interval = stream_interval(body)
         self.created = int(time.time())
         self._token_decoder = TokenDecoder(choices[0].tokenizer, bool(body.return_tokens_as_token_ids))
-        positions = {choice.request.id: place for place, choice in enumerate(choices)}
+        positions = {choice.request.id: index for index, choice in enumerate(choices)}
         self._leaders = [positions[choice.request.fork_of or choice.request.id] for choice in choices]
         self._prompts: dict[int, list[TokenLogprobs | None]] = {}
         self._unclosed = len(choices)

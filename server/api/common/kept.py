@@ -39,10 +39,10 @@ def page(http: web.Request, entries: Sequence[tuple[str, Any]], usual: str) -> d
         raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
     entries = entries[::-1] if order == "desc" else entries
     if after is not None:
-        places = [place for place, (id, _) in enumerate(entries) if id == after]
-        if not places:
+        positions = [index for index, (id, _) in enumerate(entries) if id == after]
+        if not positions:
             raise InvalidRequest("after", f": there is no item {after!r}")
-        entries = entries[places[0] + 1 :]
+        entries = entries[positions[0] + 1 :]
     ids, data = [id for id, _ in entries[:limit]], [one for _, one in entries[:limit]]
     first, last = (ids[0], ids[-1]) if ids else (None, None)
     return {"data": data, "first_id": first, "last_id": last, "has_more": len(entries) > limit}

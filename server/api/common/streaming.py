@@ -68,7 +68,7 @@ class Spread:
         over = run.finish_reason is not None or run.finish_at is not None
         pause = 0.0 if over or self._interval is None else self._interval / len(tokens)
         self.hasten()
-        self._waiting += ((now + place * pause, piece) for place, piece in enumerate(tokens))
+        self._waiting += ((now + index * pause, piece) for index, piece in enumerate(tokens))
 
     def hasten(self) -> None:
         """Make everything that waits due now."""
@@ -138,13 +138,13 @@ def split(run: Piece) -> list[Piece]:
         Piece(
             text=token_texts.text,
             parts=joined(token_texts.parts),
-            token_ids=run.token_ids[place : place + 1],
-            logprobs=run.logprobs[place : place + 1],
-            offsets=run.offsets[place : place + 1],
-            tokens=run.tokens[place : place + 1],
+            token_ids=run.token_ids[index : index + 1],
+            logprobs=run.logprobs[index : index + 1],
+            offsets=run.offsets[index : index + 1],
+            tokens=run.tokens[index : index + 1],
             token_texts=[token_texts],
         )
-        for place, token_texts in enumerate(run.token_texts)
+        for index, token_texts in enumerate(run.token_texts)
     ]
     pieces[0].prompt_logprobs, pieces[0].steps = run.prompt_logprobs, run.steps
     pieces[-1].finish_reason, pieces[-1].finish_at = run.finish_reason, run.finish_at

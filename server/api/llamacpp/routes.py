@@ -291,7 +291,7 @@ async def slots(http: web.Request) -> web.Response:
     async with http.app[MODELS].reading(http.query.get("model")) as service:
         info, busy = service.opened()[1], service.running
     usual = {"n_ctx": info.max_model_len, "speculative": info.drafter != NONE}
-    return json_response([{"id": place, **usual, "is_processing": place < busy} for place in range(info.max_seqs)])
+    return json_response([{"id": index, **usual, "is_processing": index < busy} for index in range(info.max_seqs)])
 
 
 async def studio_models(http: web.Request) -> web.Response:

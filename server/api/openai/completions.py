@@ -191,7 +191,7 @@ async def _completions(http: web.Request, service: Service, body: CompletionRequ
 def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]], choices: list[Choice]) -> list[Echo]:
     """The echo of each choice; a prompt may have several choices."""
     each = len(choices) // len(given)
-    made = [echoed(body, one, choices[each * place].request.prompt, text.tokenizer) for place, one in enumerate(given)]
+    made = [echoed(body, one, choices[each * index].request.prompt, text.tokenizer) for index, one in enumerate(given)]
     return [echo for echo in made for _ in range(each)]
 
 

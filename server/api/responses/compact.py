@@ -73,11 +73,11 @@ async def _length(service: Service, body: schemas.CompactRequest, items: Sequenc
 def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
     """The number of items that are always left out, and the indices of all that can be, in order; the index of a user
     message means everything before it."""
-    questions = [place for place, item in enumerate(items) if item.role == "user"]
+    questions = [index for index, item in enumerate(items) if item.role == "user"]
     last = questions[-1] if questions else 0
-    thoughts = [place for place, item in enumerate(items) if item.type == "reasoning"]
-    results = [place for place, item in enumerate(items[:-1]) if _is_result(item)]
-    always = [place for place in thoughts if place < last]
+    thoughts = [index for index, item in enumerate(items) if item.type == "reasoning"]
+    results = [index for index, item in enumerate(items[:-1]) if _is_result(item)]
+    always = [index for index in thoughts if index < last]
     others = sorted({*thoughts, *results} - {*always})
     return len(always), [*always, *others, *questions[1:]]
 
@@ -86,15 +86,15 @@ def window(
     items: Sequence[schemas.InputItem], left_out: Sequence[int]
 ) -> tuple[list[schemas.InputItem], dict[str, int]]:
     """The items without those at these indices, and counts of what was left out."""
-    start = max((place for place in left_out if items[place].role == "user"), default=0)
+    start = max((index for index in left_out if items[index].role == "user"), default=0)
     rules = [item for item in items[:start] if item.role in _RULES]
     lacks = {"results": 0, "thoughts": 0, "earlier": start - len(rules)}
     kept = []
-    for place, item in enumerate(items[start:], start):
-        if place in left_out and _is_result(item):
+    for index, item in enumerate(items[start:], start):
+        if index in left_out and _is_result(item):
             lacks["results"] += 1
             item = replace(item, output=MISSING_RESULT)
-        elif place in left_out and item.type == "reasoning":
+        elif index in left_out and item.type == "reasoning":
             lacks["thoughts"] += 1
             continue
         kept.append(item)

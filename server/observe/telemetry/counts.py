@@ -265,10 +265,10 @@ class PositionCounts:
 
     def count(self, shape: Shape, last: int, times: int) -> None:
         """Count ``times`` trees of one shape whose accepted path ended with node ``last``."""
-        for place in shape.links:
-            self.drafted[place] = self.drafted.get(place, 0) + times
-        for place in shape.trails[last]:
-            self.taken[place] = self.taken.get(place, 0) + times
+        for position in shape.links:
+            self.drafted[position] = self.drafted.get(position, 0) + times
+        for position in shape.trails[last]:
+            self.taken[position] = self.taken.get(position, 0) + times
 
     def add(self, other: Self) -> None:
         """Count what the other one has counted."""

@@ -89,8 +89,8 @@ class RequestStats:
     @property
     def bytes(self) -> int:
         """Approximate memory that it takes."""
-        said = sum(map(len, self._text))
-        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + said
+        texts = sum(map(len, self._text))
+        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + texts
 
     def kept(self, delta: Delta, piece: Piece) -> None:
         """Count one step of this request, and what of it is in the text."""
@@ -246,9 +246,9 @@ class RequestStats:
         spans = iter(pairwise([*self._offsets, len(text)]))
         found = []
         for _, drafter, _, accepted, sure, kept, _, sources in self._steps:
-            for place, (begin, end) in zip(range(kept), spans, strict=False):
-                who, depth = (sources[place] if sources else drafter, place + 1) if place < accepted else ("", 0)
-                found.append(TokenText(text[begin:end], who, depth, place < sure))
+            for index, (begin, end) in zip(range(kept), spans, strict=False):
+                who, depth = (sources[index] if sources else drafter, index + 1) if index < accepted else ("", 0)
+                found.append(TokenText(text[begin:end], who, depth, index < sure))
         return found
 
 

@@ -80,20 +80,20 @@ def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Scr
     """A call whose name comes before its arguments."""
     before, *rest = PLACEHOLDER.split(way.call)
     name = ""
-    for place, text in zip(rest[::2], rest[1::2], strict=True):
-        if place == "parameters":
+    for part, text in zip(rest[::2], rest[1::2], strict=True):
+        if part == "parameters":
             call.named(name)
             return (yield from _parameters(way, _PIECES.findall(text)[0], answer, reader, call))
-        if place == "arguments":
+        if part == "arguments":
             call.named(name)
             yield from arguments(reader, call)
             return call.close()
         word = yield from _word(reader)
-        if place == "name":
+        if part == "name":
             name, *number = word.rpartition(text) if text == ":" else (word,)
             reader.unread(*"".join(number))
         else:
-            call.id = word if place == "id" else f"{TAG.sub('', before)}{name}:{word}"
+            call.id = word if part == "id" else f"{TAG.sub('', before)}{name}:{word}"
         for piece in _PIECES.findall(text):
             yield from reader.expect(piece)
         if not text:  # the arguments follow at once
