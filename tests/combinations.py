@@ -1,4 +1,4 @@
-"""Fewer cases than a product of parameters has, chosen so that every value is tried beside several others."""
+"""Fewer cases than a product of parameters has, chosen so that every value is tried with several others."""
 
 from __future__ import annotations
 

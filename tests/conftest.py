@@ -46,7 +46,7 @@ def process_as_it_was(one_thread: None) -> Iterator[None]:
     """What the tests of a file leave changed in their process is put back: it is chance which file comes next there.
 
     A server in this process takes the lines of some loggers to itself, and an engine needs neither gradients nor more
-    threads than it was told.
+    threads than it was given.
     """
     grad, torch_threads, kernel_threads = torch.is_grad_enabled(), torch.get_num_threads(), threads.wanted()
     root, known = logging.root.level, [(one, one.level, one.propagate, list(one.handlers)) for one in loggers()]
@@ -92,7 +92,7 @@ def agent() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def able() -> Tokenizer:
-    """The same, where calls and thoughts are told after the text."""
+    """The same, where calls and thoughts follow the text."""
     from tests.responses.conftest import TEMPLATE
     from tests.server.conftest import byte_level_tokenizer
 
@@ -125,7 +125,7 @@ def checking_spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spares
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The bundled pair behind a real server, which whoever uses it leaves as it was."""
+    """The bundled pair behind a real server, which its users leave as it was."""
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", "--max-seqs", "4") as server:
         yield server.wait_for_url()
 

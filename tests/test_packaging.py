@@ -71,7 +71,7 @@ def test_the_device_of_the_image_is_one_of_two(tmp_path: Path, device: str, stat
     assert device != "tpu" or "cpu or cuda, not tpu" in done.stderr
 
 
-def test_the_image_listens_where_it_says_and_is_asked_how_it_is() -> None:
+def test_the_image_listens_where_it_says_and_has_a_health_check() -> None:
     assert f"EXPOSE {ServeConfig().port}" in DOCKERFILE
     assert "FORESAY_HOST=0.0.0.0" in DOCKERFILE and f"127.0.0.1:{ServeConfig().port}/health" in DOCKERFILE
     assert instruction("USER") == ["1000"]

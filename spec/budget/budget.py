@@ -32,9 +32,6 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
-#: Drafts of each model before the measurements and priors of start-up are trusted, and how many of these in one text:
-#: texts differ, and the machine may be busy at start-up.
-_FIRST_TRIES, _IN_A_TEXT = 16, 4
 #: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
@@ -65,6 +62,7 @@ class Budget(Observer):
         self._exploration, self._looks = Exploration(), Looks()
         self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
+        self._undrafted: tuple[list[SequenceState], list[Plan]] = [], []  # a step without drafts, to be repeated
         self._kept = 0  # steps since the last choice
         self._drafts = False  # whether the best plan drafts with a model
         self._found = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
@@ -101,6 +99,12 @@ class Budget(Observer):
         if self.timed and results and not (trace.prefill_rows or trace.aside):
             if self._looks.now:
                 self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts)
+            elif trace.root_seconds:
+                plain = trace.root_seconds * trace.emitted / len(results)
+                self._looks.gained(plain - sum(trace.seconds.values()))
+            if self.why is not None and self.why.probe:
+                tried = self.why.ways[0]
+                self._exploration.took(tried.model, sum(trace.seconds.values()), tried.seconds)
             if drafted := trace.seconds.get("propose", 0.0):
                 self._timed(drafted, [result.tree for result in results if result.tree is not None])
 
@@ -138,15 +142,20 @@ class Budget(Observer):
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
         self._kept += 1
+        looks = self._looks.due()
+        if not looks and sequences == self._undrafted[0]:
+            return self._undrafted[1]
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         if not able:
             self.why, self._plans = None, {}
         else:
-            predicted = any(sequence.prediction for sequence in able)
-            looks = self._looks.due() or not self.timed or predicted
+            looks = looks or not self.timed or any(sequence.prediction for sequence in able)
             if looks or not self._lasts(able):
                 self._decide(able, looks)
-        return [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
+        plans = [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
+        repeats = self.timed and not any(plan.shares for plan in plans) and not any(s.prediction for s in able)
+        self._undrafted = (list(sequences), plans) if repeats else ([], [])
+        return plans
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
         """Whether the last plan still applies: to the same sequences, and with no found nodes in it; without drafts to
@@ -173,7 +182,7 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs, cases)
+        chosen = self._explored(ways, costs)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
@@ -204,16 +213,8 @@ class Budget(Observer):
         pace = sum([case.pace(seconds[1]) for case in cases])
         return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
-    def _explored(
-        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
-    ) -> CandidatePlan:
+    def _explored(self, ways: Sequence[CandidatePlan], costs: StepCosts) -> CandidatePlan:
         """The best plan, or one that is explored."""
-        if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
-            for way in ways:
-                if way.model and self._models[way.model].costs.learnt < _FIRST_TRIES:
-                    for case in cases:
-                        case.explored += 1
-                    return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}

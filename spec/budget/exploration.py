@@ -8,10 +8,14 @@ from foresay.spec.budget.weigh import CandidatePlan
 
 #: The share of the time that may be lost by drafting with models in vain, by choosing in vain, where nothing is drafted
 #: and where a model drafts, and by choosing more often while a text is new.
-PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.003, 0.01, 0.005
+PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.002, 0.01, 0.003
+#: A try that took longer than so many times its expectation was delayed by something else.
+_MOST_OVER = 4.0
 #: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
 #: step moves the averages of what choosing takes and brings.
 _VAIN, _SPARED, _MOVED = 10, 4, 1 / 16
+#: How many times what a choice takes may be lost by the drafts it chose.
+_LOST = 4.0
 
 
 class Exploration:
@@ -48,6 +52,11 @@ class Exploration:
                 return way
         return best
 
+    def took(self, model: str, seconds: float, expected: float) -> None:
+        """What a try took beyond what was expected is saved before the next: of a model that rested, code and weights
+        are out of the caches."""
+        self._saved[model] = self._saved.get(model, 0.0) - min(max(0.0, seconds - expected), _MOST_OVER * expected)
+
 
 class Looks:
     """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes one or
@@ -59,6 +68,7 @@ class Looks:
     def __init__(self) -> None:
         self.now = True
         self.share = self._brought = self._saved = 0.0  # saved: steps
+        self._gained = self._took = 0.0  # seconds: by drafts since the last choice, and what that took
         self._vain = self._left = 0
         self._drafts = False
 
@@ -66,7 +76,7 @@ class Looks:
         """Whether to choose in the step that is planned."""
         self.now = self._left <= 0
         self._left -= 1
-        self._saved = min(self._saved + CHOOSING + BEGINNING, 1.0)
+        self._saved += CHOOSING + BEGINNING
         return self.now
 
     def saw(self, seconds: Mapping[str, float], right: float, drafts: bool = False) -> None:
@@ -74,15 +84,23 @@ class Looks:
         sequence, less what verifying found nodes took: about as many steps were saved. drafts: whether a model does."""
         chosen = seconds.get("plan", 0.0)
         share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
+        self._gained, self._took = 0.0, chosen
         self.share += _MOVED * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
         if drafts != self._drafts:  # a change may be an error, so it is looked at sooner
             self._drafts, self._vain = drafts, self._vain // 2
         pays = self._brought >= self.share
         vain = right <= 0.0 or not pays
-        self._vain, self._saved = (self._vain + 1, self._saved - share) if vain else (0, 1.0)
+        self._vain, self._saved = (self._vain + 1, min(self._saved, 1.0) - share) if vain else (0, 1.0)
         counted = max(0, self._vain - _SPARED) if pays else self._vain
         self._left = int(self.share / (DRAFTING if drafts else CHOOSING) * min(counted / _VAIN, 1.0))
+
+    def gained(self, seconds: float) -> None:
+        """Learn what a step with drafts that were chosen before gained over plain steps: once a few choices' time is
+        lost, it is chosen anew."""
+        self._gained = min(0.0, self._gained + seconds)
+        if self._gained < -_LOST * self._took:
+            self._left = 0
 
     def begin(self) -> None:
         """Another text begins."""

@@ -71,5 +71,5 @@ def fails_to_compile(task: Task) -> None:
 
 
 def tests_pass(task: Task) -> None:
-    """What tests found, beside it."""
+    """The number of tests that passed, as a measurement."""
     task.take("kernel tests", "passed", lambda: 27)

@@ -99,7 +99,7 @@ def test_forced_draws_follow_the_trace(options: Options) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.15])
-def test_as_many_words_are_edited_as_said(rate: float) -> None:
+def test_as_many_words_are_edited_as_requested(rate: float) -> None:
     text = "\n".join(" ".join(f"{line}.{word}" for word in range(12)) for line in range(60))
     edit = texts.edited(text, random.Random(1), rate)
     kept = sum(word in set(edit.split()) for word in text.split()) / 720
@@ -154,7 +154,7 @@ def test_floors_are_probed_by_as_many_threads_as_kernels_have(
     }
 
 
-def test_steps_of_targets_that_are_kept_otherwise_are_measured_beside(options: Options) -> None:
+def test_steps_of_targets_of_other_dtypes_are_measured_too(options: Options) -> None:
     assert floor.kept("quantize=int4,activations=int8") == {"quantize": "int4", "activations": "int8"}
     plain, other = drive.build("none", options), drive.build("none", replace(options, kv_dtype="int8"))
     rows = floor.report(plain, [1], 1, 16, {"step, kv_dtype=int8": other})["groups"]["1 rows"]

@@ -40,7 +40,7 @@ def test_texts_that_are_too_short_are_no_workload(tmp_path: Path) -> None:
     assert set(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)) == {"fresh", "edits", "drawn", "again"}
 
 
-def test_what_is_asked_again_is_asked_alike(tmp_path: Path) -> None:
+def test_a_repeated_request_is_the_same(tmp_path: Path) -> None:
     """Both prompts, and then both once more; a round has one seed, so the answers are the same."""
     asked = next(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)["again"])
     assert len(asked) == 4

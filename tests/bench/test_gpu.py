@@ -142,7 +142,7 @@ def test_a_step_of_many_rows_begins_at_the_same_text_again(rows: int, bench: Ben
     assert found["steps"] == 6 and found["emitted"] >= 1
 
 
-def test_a_proposer_is_made_for_whoever_drafts(bench: Bench) -> None:
+def test_every_drafter_has_a_proposer(bench: Bench) -> None:
     assert bench.proposer("none", TreeShape()) is None
     proposer = bench.proposer(PUBLISHED, TreeShape.chain(2))
     assert proposer is not None and proposer.shape.nodes == 3
@@ -165,7 +165,7 @@ def test_the_librarys_step_computes_what_ours_does(bench: Bench, device: Device)
     library.products()
 
 
-def test_a_product_and_the_librarys_are_compared_with_nothing_asked_for_ahead(monkeypatch, tmp_path: Path) -> None:
+def test_a_product_and_the_librarys_are_compared_with_nothing_prefetched(monkeypatch, tmp_path: Path) -> None:
     """Ours is timed once more as it is served; that is another number."""
     overlap: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Foresay beside llama.cpp: who is asked what, what the answers come to, and what the README says of them."""
+"""Foresay next to llama.cpp: which prompts each gets, how answers are summed up, and what the README says of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_way_of_ours_and_each_format_of_theirs_has_a_server() -> None:
     assert "xllamacpp w-q4_1 ngram-mod" in prebuilt
 
 
-def test_each_prompt_is_asked_once_and_at_one_temperature(tmp_path: Path) -> None:
+def test_each_prompt_is_sent_once_and_at_one_temperature(tmp_path: Path) -> None:
     text = tmp_path / "text.md"
     text.write_text("\n".join(f"The {number}th of many lines." for number in range(200)))
     code = tmp_path / "code.jsonl"
@@ -66,14 +66,14 @@ def test_prompts_come_from_everywhere_in_a_file() -> None:
     assert peers.evenly("ab", 3) == ["a", "b"]
 
 
-def test_code_is_asked_for_as_a_user_would() -> None:
+def test_prompts_for_code_are_a_users() -> None:
     drawn = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
     assert drawn.chat and "def once():" in drawn.text and drawn.text.startswith("Complete")
     told = prompts.Prompt("own", "Once", chat=False)
     assert peers.instructed("own", told) is told
 
 
-def test_one_client_times_whoever_serves(tmp_path: Path) -> None:
+def test_one_client_times_every_server(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", "--draft", "none") as live:
         server = peers.Server("foresay none", int(live.wait_for_url().rpartition(":")[2]), {"model": None})
         counted: list[int] = []

@@ -169,7 +169,7 @@ def test_memory_that_rises_is_not_flat() -> None:
     assert few is not None and few.flat is None
 
 
-def test_anything_wrong_is_told_by_the_exit_status() -> None:
+def test_anything_wrong_changes_the_exit_status() -> None:
     tally = Tally(faults=[Fault("hung", "auto, wave 0", "nothing came")])
     found = {"flat": True, "wrong": 0, "leaked": 0, "other_faults": len(tally.faults)}
     assert not report.well(found) and report.well(found | {"other_faults": 0})

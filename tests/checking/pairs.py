@@ -192,7 +192,7 @@ DOUBTFUL = {
 
 
 def tie(directory: Path) -> None:
-    """An output head that config.json ties to the embedding, stored beside it, and equal."""
+    """An output head that config.json ties to the embedding, stored separately, and equal."""
     tensors = load_file(directory / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

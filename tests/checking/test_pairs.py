@@ -37,7 +37,7 @@ def test_sound_pairs_can_work_and_do(name, models, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
-def test_doubts_are_told_and_the_pair_works(name, models, tmp_path) -> None:
+def test_doubts_are_warnings_and_the_pair_works(name, models, tmp_path) -> None:
     case = DOUBTFUL[name]
     config = case.config(models, tmp_path)
     report = check(config)
@@ -48,7 +48,7 @@ def test_doubts_are_told_and_the_pair_works(name, models, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_faults_are_told_and_nothing_is_built(name, models, tmp_path) -> None:
+def test_faults_are_errors_and_nothing_is_built(name, models, tmp_path) -> None:
     case = FAULTY[name]
     config = case.config(models, tmp_path)
     report = check(config)
@@ -61,7 +61,7 @@ def test_faults_are_told_and_nothing_is_built(name, models, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("most", "status", "words"), [(1 << 30, "ok", "weights: later starts map them"), (999, "warn", "each start reads")]
 )
-def test_where_packed_weights_lie_is_told(most, status, words, models, tmp_path, monkeypatch) -> None:
+def test_the_folder_of_packed_weights_is_named(most, status, words, models, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
     config = msgspec.structs.replace(SOUND[next(iter(SOUND))].config(models, tmp_path), weight_cache_bytes=most)
     assert words in told(check(config), status)

@@ -78,7 +78,7 @@ def test_nothing_is_loaded_for_a_pair_that_cannot_work(models, tmp_path) -> None
     assert report.probe == []
 
 
-def test_nobody_to_measure_is_said(models, tmp_path) -> None:
+def test_a_pair_without_drafter_says_that_nothing_is_measured(models, tmp_path) -> None:
     report = check(SOUND["none"].config(models, tmp_path), probe_seconds=0.1)
     assert report.works
     assert "there is no drafter to measure" in [finding.text for finding in report.findings]
@@ -189,7 +189,7 @@ def statistics(accepted: list[int], speed: float) -> Statistics:
     )
 
 
-def test_acceptance_is_told_both_ways() -> None:
+def test_acceptance_is_cumulative_and_conditional() -> None:
     steps = ([0, 3, 2, 1, 0, 3, 1, 2], [0, 3, 3, 0, 2, 1, 3, 0])  # the first of each read the prompt
     written = [Written(list(range(20)), statistics(accepted, 30.0)) for accepted in steps]
     alone = [Written(list(range(20)), statistics([0] * 20, speed)) for speed in (10.0, 20.0)]
@@ -198,7 +198,7 @@ def test_acceptance_is_told_both_ways() -> None:
     assert str(found.accepted_by_depth) == "cumulative 0.79 0.57 0.36, conditional 0.79 0.73 0.62"
     assert found.tokens_per_step == 2.5
     assert (found.drafted_speed, found.plain_speed) == (30.0, 15.0)
-    assert found.speedup == 2.0, "the quotient of the speeds that stand beside it"
+    assert found.speedup == 2.0, "the quotient of the speeds in the same report"
     assert found.spread == (1.5, 3.0)
     assert found.propose_share == 0.25
     assert found.same_tokens

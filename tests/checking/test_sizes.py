@@ -124,7 +124,7 @@ def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])
 def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> None:
-    """In fp32, with matrices in 16 bits beside an embedding in fp32."""
+    """In fp32, with matrices in 16 bits and an embedding in fp32."""
     monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: machine * GIB)
     config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32", device="cpu")
     (fault,) = [finding for finding in check(config).findings if finding.status == "fail"]

@@ -23,8 +23,8 @@ PROGRAMS = {
 
 
 def run(work: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that may use the agents, in ``work`` and a home beside it. Nothing of this process's environment is
-    in its own but the path."""
+    """Run a command that may use the agents, in ``work`` with a home of their own. Of this process's environment it has
+    nothing but the path."""
     home = work.parent / "home"
     home.mkdir(exist_ok=True)
     for name, program in PROGRAMS.items():

@@ -47,7 +47,7 @@ def node(*command: str, home: Path, cwd: Path | None = None, **variables: str) -
 
 
 def script(name: str, url: str, home: Path) -> dict[str, object]:
-    """What one of the scripts beside package.json prints, run where it finds the packages."""
+    """What one of the scripts next to package.json prints, run where it finds the packages."""
     at = home / name
     at.write_text((NODE / name).read_text("utf-8"), "utf-8")
     if not (home / "node_modules").exists():

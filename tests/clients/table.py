@@ -44,14 +44,14 @@ CLIENTS = (
         "PyPI",
         ("anthropic",),
         "messages, tools, thinking, schemas, streams, counting",
-        "tests/routes/test_clients.py, tests/routes/test_agents.py",
+        "tests/routes/test_messages.py, tests/routes/test_agents.py, tests/routes/test_clients.py",
     ),
     Client(
         "Ollama, Python",
         "PyPI",
         ("ollama",),
         "chats, prompts, tools, thinking, schemas, streams, lists of models",
-        "tests/routes/test_clients.py, tests/routes/test_ollama.py",
+        "tests/routes/test_ollama.py, tests/routes/test_agents.py, tests/routes/test_clients.py",
     ),
     Client(
         "LangChain",

@@ -111,6 +111,10 @@ class Visit:
         await self.page.wait_for_function("width => innerWidth === width", arg=width)
         await self.page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
+    async def keep_labels(self) -> None:
+        """Nothing that the page does later happens: a label that changes for a second can be waited for."""
+        await self.page.evaluate("globalThis.setTimeout = () => 0")
+
     async def paints(self, chart: str) -> None:
         """Wait for more than a dot: one busy second is a narrow column or the beginning of a line, which goes on."""
         async with asyncio.timeout(PATIENCE / 1000):

@@ -1,16 +1,18 @@
-"""A page on a server whose answers are written down."""
+"""A page on a server whose answers are written down, and what such a page sends."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
+from playwright.async_api import WebSocket
 
 from foresay.server.host.service import Service
-from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.trace import StepTrace
 from tests.dashboard.browsing import Visit, visiting
 from tests.server.scripted import STEP, ScriptedEngine, served
@@ -20,21 +22,51 @@ ASK: dict[str, Any] = {"prompt": "Tell me of the fox", "max_tokens": 40, "ignore
 
 @asynccontextmanager
 async def shown(
-    engine: ScriptedEngine, tokenizer: Tokenizer, path: str = "/dashboard", **context: Any
-) -> AsyncIterator[tuple[Any, Visit]]:
-    """The service of an open page."""
+    engine: ScriptedEngine,
+    tokenizer: Tokenizer,
+    path: str = "/dashboard",
+    defaults: SamplingDefaults | None = None,
+    self_check: float = 0.0,
+    **context: Any,
+) -> AsyncIterator[tuple[Service, Visit]]:
+    """The service of an open page. context: of the browser."""
     services: list[Service] = []
     async with (
-        served(engine, tokenizer, services.append) as client,
-        visiting(str(client.make_url("")).rstrip("/"), **context) as visit,
+        served(engine, tokenizer, services.append, defaults, self_check=self_check) as client,
+        visiting(str(client.make_url("")).rstrip("/"), **{"reduced_motion": "reduce"} | context) as visit,
     ):
         await visit.go(path)
         await visit.ready()
         yield services[0], visit
 
 
-async def asked(visit: Visit, path: str = "/v1/completions", **fields: Any) -> Any:
-    """Ask the server of the page for something."""
+@asynccontextmanager
+async def writing(
+    text: str,
+    tokenizer: Tokenizer,
+    defaults: SamplingDefaults | None = None,
+    engine: ScriptedEngine | None = None,
+    **context: Any,
+) -> AsyncIterator[Visit]:
+    """The open playground of a server that always writes this text."""
+    engine = engine or ScriptedEngine(tokenizer.encode(text), run=3)
+    async with shown(engine, tokenizer, "/", defaults, **context) as (_, visit):
+        yield visit
+
+
+def sent(visit: Visit) -> list[dict[str, Any]]:
+    """The messages of the page from now on."""
+    frames: list[dict[str, Any]] = []
+
+    def opened(socket: WebSocket) -> None:
+        socket.on("framesent", lambda frame: frames.append(json.loads(frame)))
+
+    visit.page.on("websocket", opened)
+    return frames
+
+
+async def posted(visit: Visit, path: str = "/v1/completions", **fields: Any) -> Any:
+    """The answer of the page's server to a request."""
     async with aiohttp.ClientSession() as session, session.post(visit.url + path, json=ASK | fields) as response:
         assert response.status == 200, await response.text()
         return await response.json()

@@ -79,7 +79,7 @@ def test_what_the_files_refer_to_is_there():
     assert reached == set(assets())
 
 
-def test_they_name_no_other_place_and_hold_no_code_of_others():
+def test_they_name_no_other_site_and_hold_no_code_of_others():
     for name, text in texts().items():
         addresses = set(re.findall(r"\w+://[^\s\"'`)]+", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}, name

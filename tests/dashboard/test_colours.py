@@ -9,9 +9,10 @@ import pytest
 
 from foresay.server.api.about.dashboard import assets
 from foresay.spec.names import DRAFTERS, NONE
-from tests.dashboard.browsing import needs_chromium, visiting
+from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.seeing import Colour, contrast, nearest
-from tests.server.scripted import END, ScriptedEngine, served
+from tests.dashboard.showing import shown
+from tests.server.scripted import END, ScriptedEngine
 
 THEMES = ("light", "dark")
 #: Shows tokens of each drafter at depths 0 to 5, and reads what is painted: the ground, and the text on it.
@@ -63,12 +64,7 @@ def test_every_drafter_has_a_colour_that_every_eye_tells_from_the_others(theme: 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
 async def test_tints_of_neighbouring_depths_differ_and_what_stands_on_them_can_be_read(tokenizer, theme) -> None:
-    async with (
-        served(ScriptedEngine([END]), tokenizer) as client,
-        visiting(str(client.make_url("")).rstrip("/"), color_scheme=theme) as visit,
-    ):
-        await visit.go("/dashboard")
-        await visit.ready()
+    async with shown(ScriptedEngine([END]), tokenizer, color_scheme=theme) as (_, visit):
         found = await visit.page.evaluate(TINTS, [*DRAFTERS, "somebody_else"])
         assert visit.complaints == []
     assert set(found) == {*DRAFTERS, "somebody_else"}
@@ -86,12 +82,7 @@ async def test_tints_of_neighbouring_depths_differ_and_what_stands_on_them_can_b
 @needs_chromium
 @pytest.mark.slow
 async def test_a_combination_is_striped_in_the_colours_of_its_members(tokenizer) -> None:
-    async with (
-        served(ScriptedEngine([END]), tokenizer) as client,
-        visiting(str(client.make_url("")).rstrip("/")) as visit,
-    ):
-        await visit.go("/dashboard")
-        await visit.ready()
+    async with shown(ScriptedEngine([END]), tokenizer) as (_, visit):
         swatch, fill, stripes = await visit.page.evaluate(
             """async () => {
               const { html, svg } = await import("/dashboard/static/elements.js");

@@ -36,16 +36,16 @@ async def test_an_event_at_once_and_then_one_a_second(tokenizer):
     async with served(engine, tokenizer) as client:
         state = await (await client.get("/dashboard/state")).json()
         since = int(state["snapshot"]["now"])
+        began, frames = time.monotonic(), []
         async with client.get(f"/dashboard/feed?since={since}") as response:
             assert response.content_type == "text/event-stream"
             assert "Content-Encoding" not in response.headers
-            began, frames = time.monotonic(), []
             assert (await client.post("/v1/completions", json=ASK)).status == 200
             async for frame in events(response):
                 frames.append(frame)
                 if len(frames) >= 4 and sum(point["tokens"] for point in frame_points(frames)) == ASK["max_tokens"]:
                     break
-        assert 1.9 < time.monotonic() - began < 60
+        assert time.monotonic() - began > 1.9
         seconds = [int(frame["snapshot"]["now"]) for frame in frames]
         assert seconds == sorted(set(seconds)), "one a second"
         points = frame_points(frames)
@@ -83,7 +83,7 @@ async def test_since_is_a_second(tokenizer, since):
 # -- who may -----------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_and_their_text_are_told_to_their_own_key_only(tokenizer):
+async def test_requests_and_their_text_are_shown_to_their_own_key_only(tokenizer):
     engine = ScriptedEngine(tokenizer.encode("the fox is secret"), run=3)
     async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE, BOB]))) as client:
         await client.post("/v1/completions", json=ASK, headers=bearer(ALICE))
@@ -165,7 +165,7 @@ async def third(frames):
 
 
 @pytest.mark.parametrize("path", ["state", "feed", "requests", "requests/x"])
-async def test_a_page_whose_name_was_pointed_here_is_told_nothing(tokenizer, path):
+async def test_a_page_whose_name_was_pointed_here_gets_nothing(tokenizer, path):
     """DNS rebinding: to the browser the request is one of the page's own, and has no origin."""
     async with served(ScriptedEngine([END]), tokenizer) as client:
         response = await client.get(f"/dashboard/{path}", headers=REBOUND)
@@ -266,7 +266,6 @@ async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer, monkeypat
     async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
         await anext(events(response))
         assert client.app is not None
-        began = time.monotonic()
         await client.app.shutdown()
-        await response.read()
-        assert time.monotonic() - began < 60
+        async with asyncio.timeout(60):
+            await response.read()

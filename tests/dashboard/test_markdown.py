@@ -6,7 +6,7 @@ import pytest
 
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium
-from tests.dashboard.writing import writing
+from tests.dashboard.showing import writing
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -89,8 +90,7 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         row = page.locator("#requests tr[data-id]").first
         (count, _, _) = await visit.counts(page.locator(".answer"))
         await expect(row.locator("td").nth(3)).to_have_text(str(count))
-        await row.locator("button").focus()
-        await page.keyboard.press("Enter")
+        await row.locator("button").press("Enter")
         detail = page.locator("#request-detail")
         await detail.locator(".coloured span").first.wait_for()
         assert await visit.tokens(detail) == said
@@ -100,10 +100,9 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         await page.click("text=Show tokens")
         await expect(page.locator(".answer .strip .step")).to_have_count(steps)
         await visit.show("dashboard")
-        first = detail.locator(".coloured")
-        await first.focus()
-        await page.keyboard.press("ArrowRight")
-        assert (await detail.locator(".told").last.inner_text()).startswith(f'"{said[0][0]}":'.replace("\n", "\\n"))
+        await detail.locator(".coloured").press("ArrowRight")
+        first = re.escape(json.dumps(said[0][0], ensure_ascii=False))
+        await expect(detail.locator(".readout").last).to_have_text(re.compile(f"^{first}:"))
         await visit.keep_picture("request", tmp_path)
         await page.keyboard.press("Escape")
         await row.locator("button").click()
@@ -161,17 +160,15 @@ async def test_the_charts_can_be_read_with_the_keyboard(url):
         await visit.run(max_output_tokens=30)
         chart = page.locator("#time-per-step svg")
         await page.wait_for_selector("#time-per-step .fill", state="attached")
-        await chart.focus()
         for key in ("End", *["ArrowLeft"] * 200):  # seconds ago
-            await page.keyboard.press(key)
-            if "nothing" not in (await chart.get_attribute("aria-label") or ""):
+            await chart.press(key)
+            label = await chart.get_attribute("aria-label") or ""
+            if "nothing" not in label:
                 break
-        assert re.search(r"model pass [\d.]+ m?s", await chart.get_attribute("aria-label") or "")
+        assert re.search(r"model pass [\d.]+ m?s", label)
         await expect(page.locator("#time-per-step .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
         await expect(page.locator("#load .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
-        depth = page.locator("#by-depth svg")
-        await depth.focus()
-        await page.keyboard.press("ArrowRight")
+        await page.locator("#by-depth svg").press("ArrowRight")
         await expect(page.locator("#by-depth .when")).to_have_text(
             re.compile(r"^token 1: right in \d+ % of the drafts, \d+ % of those right before it; in the last hour")
         )
@@ -191,7 +188,7 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.keep_picture("phone", tmp_path)
 
 
-async def test_a_key_is_asked_for_once_and_a_wrong_one_told_so(guarded_url, tmp_path):
+async def test_a_key_is_requested_once_and_a_wrong_one_refused(guarded_url, tmp_path):
     async with visiting(guarded_url) as visit:
         page = visit.page
         await visit.go("/dashboard")
@@ -215,7 +212,7 @@ async def test_a_key_is_asked_for_once_and_a_wrong_one_told_so(guarded_url, tmp_
         assert await page.evaluate("localStorage.length") == 0
 
 
-async def test_text_that_was_not_to_be_stored_is_told_so(url):
+async def test_a_note_replaces_text_that_was_not_to_be_stored(url):
     async with aiohttp.ClientSession() as session:
         asked = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
         async with session.post(f"{url}/v1/responses", json=asked) as response:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
+import msgspec
 import pytest
 from playwright.async_api import expect
 
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
-from tests.dashboard.browsing import SEND, STOP, STORY, needs_chromium, visiting
-from tests.dashboard.writing import sent, writing
-from tests.server.live import LiveServer
+from foresay.spec.request import Origin
+from tests.dashboard.browsing import SEND, STOP, STORY, needs_chromium
+from tests.dashboard.showing import sent, writing
+from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, slow_target: str) -> Iterator[str]:
-    """A server with two drafters to choose from; of a number of tokens that no clock decides."""
-    log = tmp_path_factory.mktemp("serve") / "log"
-    drafting = ("--draft", "draft_model,ngram", "--draft-tokens", "3")
-    with LiveServer(log, slow_target, *drafting, "--threads", "1") as server:
-        yield server.wait_for_url()
 
 
 async def test_the_first_visit_is_the_playground_and_the_dashboard_one_click_away(tokenizer: Tokenizer) -> None:
@@ -48,11 +40,9 @@ async def test_the_first_visit_is_the_playground_and_the_dashboard_one_click_awa
         assert visit.complaints == []
 
 
-async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None:
-    async with visiting(url) as visit:
+async def test_a_conversation_goes_on_until_a_new_one_is_begun(tokenizer: Tokenizer) -> None:
+    async with writing("the fox and the owl ", tokenizer) as visit:
         page, frames = visit.page, sent(visit)
-        await visit.go()
-        await visit.ready()
         anew = page.locator("button.anew")
         await expect(anew).to_be_hidden()
         await visit.set(system="You are an owl.")
@@ -70,8 +60,7 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None
         assert frames[1]["instructions"] == "You are an owl."
         await visit.show("playground")
         await expect(anew).to_be_visible()
-        await anew.focus()
-        await page.keyboard.press("Enter")
+        await anew.press("Enter")
         await expect(users).to_have_count(0)
         await expect(page.locator("#prompt")).to_be_focused()
         await visit.set(system="")
@@ -80,11 +69,9 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(url: str) -> None
         assert "instructions" not in frames[2]
 
 
-async def test_what_failed_is_no_part_of_the_conversation(url: str) -> None:
-    async with visiting(url) as visit:
+async def test_what_failed_is_no_part_of_the_conversation(tokenizer: Tokenizer) -> None:
+    async with writing("fox ", tokenizer) as visit:
         frames = sent(visit)
-        await visit.go()
-        await visit.ready()
         await visit.run(max_output_tokens=4, top_p=0)
         await expect(visit.page.locator("#playground > .outcome")).to_have_text(re.compile("^It failed: top_p must be"))
         await expect(visit.page.locator(".turn")).to_have_count(0)
@@ -93,11 +80,16 @@ async def test_what_failed_is_no_part_of_the_conversation(url: str) -> None:
         assert len(frames[1]["input"]) == 1
 
 
-async def test_the_drafter_that_is_chosen_drafts(url: str) -> None:
-    async with visiting(url) as visit:
+class Chosen(ScriptedEngine):
+    """All its drafts are those of the drafter that the last request names."""
+
+    def origin(self, said: int, run: list[int]) -> Origin:
+        return msgspec.structs.replace(super().origin(said, run), drafter=self.requests[-1].draft_method or "ngram")
+
+
+async def test_the_drafter_that_is_chosen_drafts(tokenizer: Tokenizer) -> None:
+    async with writing("", tokenizer, engine=Chosen(tokenizer.encode("the fox and the owl "), run=3)) as visit:
         page, frames = visit.page, sent(visit)
-        await visit.go()
-        await visit.ready()
         await expect(page.locator("[name=method] option")).to_have_text(["auto", "draft_model", "ngram"])
         await visit.set()
         await page.select_option("[name=method]", "draft_model")
@@ -112,16 +104,14 @@ async def test_the_drafter_that_is_chosen_drafts(url: str) -> None:
         assert "speculation" not in frames[-1]
 
 
-async def test_the_answer_says_the_same_as_the_list(url: str) -> None:
-    async with visiting(url) as visit:
+async def test_the_answer_says_the_same_as_the_list(tokenizer: Tokenizer) -> None:
+    async with writing("the fox and the owl ", tokenizer) as visit:
         page = visit.page
-        await visit.go()
-        await visit.ready()
         await visit.run(max_output_tokens=60, seed=6)
         said = dict(
             zip(
-                await page.locator(".numbers-said dt").all_inner_texts(),
-                await page.locator(".numbers-said dd").all_inner_texts(),
+                await page.locator(".figures dt").all_inner_texts(),
+                await page.locator(".figures dd").all_inner_texts(),
                 strict=True,
             )
         )
@@ -174,7 +164,8 @@ async def test_enter_sends_and_shift_enter_breaks_the_line(tokenizer: Tokenizer)
 
 
 async def test_an_answer_that_is_stopped_stays(tokenizer: Tokenizer) -> None:
-    async with writing("fox ", tokenizer, pause=0.05) as visit:
+    engine = ScriptedEngine(tokenizer.encode("fox "), hold_after=40)
+    async with writing("", tokenizer, engine=engine) as visit:
         await visit.ask(max_output_tokens=400)
         await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
         await visit.page.click(STOP)
@@ -194,6 +185,7 @@ async def test_an_answer_is_shown_as_the_model_means_it_or_by_token(tokenizer: T
         await expect(answer.locator(".markdown pre")).to_have_text("fox()")
         await expect(answer.locator(".markdown")).to_contain_text("<b>owl</b>")
         await expect(answer.locator(".coloured")).to_be_hidden()
+        await visit.keep_labels()
         await answer.locator(".code button").click()
         await expect(answer.locator(".code button")).to_have_text("Copied")
         assert await page.evaluate("navigator.clipboard.readText()") == "fox()"

@@ -12,7 +12,7 @@ from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
 from tests.dashboard.browsing import STOP, STORY, Visit, needs_chromium, visiting
-from tests.dashboard.writing import sent, writing
+from tests.dashboard.showing import sent, writing
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -81,11 +81,9 @@ async def test_the_lanes_are_side_by_side_on_a_phone_too(tokenizer: Tokenizer) -
         await visit.ask("compare", max_output_tokens=24, seed=5)
         lanes = visit.page.locator(".lanes .answer")
         await expect(lanes).to_have_count(2)
-        left, right = [await lanes.nth(place).bounding_box() for place in (0, 1)]
-        assert left is not None
-        assert right is not None
-        assert left["y"] == right["y"]
-        assert left["x"] + left["width"] <= right["x"]
+        left, right = await lanes.evaluate_all("all => all.map(lane => lane.getBoundingClientRect().toJSON())")
+        assert left["top"] == right["top"]
+        assert left["right"] <= right["left"]
         await finished(visit)
         for place in (0, 1):
             await expect(lanes.nth(place).locator(".clock")).to_have_text(TIME)
@@ -137,7 +135,7 @@ class Forgetful(ScriptedEngine):
         return [*self.tokens[len(self.requests) :], *self.tokens]
 
 
-async def test_texts_that_differ_are_told(tokenizer: Tokenizer) -> None:
+async def test_texts_that_differ_are_reported(tokenizer: Tokenizer) -> None:
     engine = Forgetful(tokenizer.encode("abcdefghijklmnopqrstuvwxyz"), run=3)
     async with writing("", tokenizer, engine=engine) as visit:
         await visit.ask("compare", max_output_tokens=6, seed=7)
@@ -159,6 +157,7 @@ async def test_the_result_is_a_picture_to_save_or_to_copy(tokenizer: Tokenizer, 
         await (await download.value).save_as(saved)
         assert saved.read_bytes().startswith(b"\x89PNG")
         assert len(saved.read_bytes()) > 20_000, "there is something on it"
+        await visit.keep_labels()
         await page.click("text=Copy picture")
         await expect(page.locator("text=Copied")).to_be_visible()
         types = "async () => (await navigator.clipboard.read()).flatMap((one) => one.types)"

@@ -12,8 +12,7 @@ from playwright.async_api import Page, expect
 
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import Visit, needs_chromium, visiting
-from tests.dashboard.showing import asked, shown, step
-from tests.dashboard.writing import writing
+from tests.dashboard.showing import posted, shown, step, writing
 from tests.models.serving import serving
 from tests.server.scripted import ScriptedEngine
 
@@ -39,7 +38,7 @@ async def violations(page: Page) -> list[str]:
 @pytest.mark.parametrize("theme", WIDTHS)
 async def test_the_playground_is_clean_at_every_width(tokenizer: Tokenizer, theme: str) -> None:
     found: dict[str, list[str]] = {}
-    async with writing(TEXT, tokenizer, color_scheme=theme, reduced_motion="reduce") as visit:
+    async with writing(TEXT, tokenizer, color_scheme=theme) as visit:
         page = visit.page
 
         async def look(view: str) -> None:
@@ -84,7 +83,7 @@ async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokeniz
         for _ in range(200):
             service.telemetry.step(replace(step(), woken=12.5))  # of a mixture: one chart more
         for seed in range(9):
-            await asked(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
+            await posted(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
         await expect(page.locator("#requests tr[data-id]")).to_have_count(8)
         for summary in await page.locator("#charts summary").all():
             await summary.click()
@@ -111,13 +110,12 @@ async def test_the_page_of_several_models_is_sound(tokenizer: Tokenizer, theme: 
 async def test_explanations_open_by_keyboard_and_close_with_escape(tokenizer: Tokenizer) -> None:
     async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
         page, open_ = visit.page, visit.page.locator(".why:popover-open")
-        await asked(visit)
+        await posted(visit)
         asks = page.locator("button.ask:visible, button.chip, #pair button")
         await expect(page.locator("[data-tile='Drafts right']")).to_be_visible()
         assert await asks.count() >= 10
         for ask in await asks.all():
-            await ask.focus()
-            await page.keyboard.press("Enter")
+            await ask.press("Enter")
             await expect(open_).to_have_count(1)
             await expect(open_).to_have_text(re.compile(r"\w"))
             await page.keyboard.press("Escape")
@@ -128,9 +126,9 @@ async def test_explanations_open_by_keyboard_and_close_with_escape(tokenizer: To
 async def test_an_open_explanation_stays_open_while_numbers_change(tokenizer: Tokenizer) -> None:
     async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
         page, open_ = visit.page, visit.page.locator(".why:popover-open")
-        await asked(visit)
+        await posted(visit)
         await page.get_by_role("button", name="What is meant: Tokens per pass").click()
-        await asked(visit)
+        await posted(visit)
         await expect(page.locator("[data-total=requests] b")).to_have_text("2")
         await expect(open_).to_contain_text("one pass of the model")
 
@@ -139,7 +137,7 @@ async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> N
     phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     async with shown(ScriptedEngine([5], run=3), tokenizer, **phone) as (_, visit):
         page = visit.page
-        await asked(visit)
+        await posted(visit)
         why = page.get_by_role("button", name="What is meant: Drafts right")
         await why.tap()
         box = await page.locator(".why:popover-open").bounding_box()
@@ -147,11 +145,9 @@ async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> N
         await why.tap()
         await expect(page.locator(".why:popover-open")).to_have_count(0)
         depth, told = page.locator("#by-depth svg"), page.locator("#by-depth .when")
-        await depth.scroll_into_view_if_needed()
-        plot = await depth.bounding_box()
-        assert plot is not None
-        await page.touchscreen.tap(plot["x"] + 80, plot["y"] + 60)
+        await depth.tap(position={"x": 80, "y": 60})
         await expect(told).to_have_text(re.compile("^token 1: right in"))
-        await page.wait_for_timeout(1500)  # it is drawn again every second
+        await posted(visit)
+        await expect(page.locator("[data-total=requests] b")).to_have_text("2")  # and all of it is drawn again
         await expect(told).to_have_text(re.compile("^token 1: right in"))
         await expect(page.locator("#by-depth .bar").first).to_have_class("bar chosen")

@@ -10,13 +10,11 @@ from playwright.async_api import Page, expect
 
 from foresay.server.observe import selfcheck
 from foresay.server.text.tokenizer import Tokenizer
-from tests.dashboard.browsing import needs_chromium, visiting
+from tests.dashboard.browsing import needs_chromium
+from tests.dashboard.showing import posted, shown
 from tests.selfcheck.checking import Diverging
-from tests.server.scripted import served
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-
-ASK = {"prompt": "Tell", "max_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +31,10 @@ async def shade(page: Page) -> str:
 async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
     engine.place = 1000
-    async with (
-        served(engine, tokenizer, self_check=1.0) as client,
-        visiting(str(client.make_url("")).rstrip("/")) as visit,
-    ):
-        await visit.go("/dashboard")
-        await visit.ready()
+    async with shown(engine, tokenizer, self_check=1.0) as (_, visit):
         said = visit.page.locator("[data-fact=check] button")
         await expect(said).to_have_text("self-check: no answers yet")
-        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        await posted(visit, max_tokens=12)
         await expect(said).to_have_text("self-check: 1 answer, 0 differ")
         await said.click()
         await expect(visit.page.locator(".why:popover-open")).to_have_text(
@@ -49,7 +42,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
         )
         good = await shade(visit.page)
         engine.place = 5
-        assert (await client.post("/v1/completions", json=ASK)).status == 200
+        await posted(visit, max_tokens=12)
         await expect(said).to_have_text("self-check: 2 answers, 1 differs")
         assert await shade(visit.page) != good
         assert await visit.page.locator("#facts .bad[data-fact=check]").count() == 1
@@ -57,12 +50,10 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
         assert visit.complaints == []
 
 
-async def test_nothing_is_said_where_nobody_asked_for_it(tokenizer: Tokenizer) -> None:
+async def test_nothing_is_shown_where_no_check_was_requested(tokenizer: Tokenizer) -> None:
     engine = Diverging(tokenizer.encode("once upon a time"), run=3)
-    async with served(engine, tokenizer) as client, visiting(str(client.make_url("")).rstrip("/")) as visit:
-        await visit.go("/dashboard")
-        await visit.ready()
-        assert (await client.post("/v1/completions", json=ASK)).status == 200
+    async with shown(engine, tokenizer) as (_, visit):
+        await posted(visit, max_tokens=12)
         await expect(visit.page.locator("#footer li[data-total=generation_tokens] b")).to_have_text("12")
         await expect(visit.page.locator("#facts li")).not_to_have_count(0)
         assert await visit.page.locator("[data-fact=check] button").count() == 0

@@ -65,7 +65,7 @@ async def test_what_cannot_be_drafted_is_refused(tokenizer, path, given, param, 
     assert says in error["message"]
 
 
-def test_plain_steps_that_were_asked_for_say_nothing_of_whether_speculation_pays():
+def test_plain_steps_by_request_say_nothing_of_whether_speculation_pays():
     counted = {"rows": 5, "drafted": 4, "accepted": 2, "emitted": 3}
     step = msgspec.structs.replace(STEP, **counted, seconds={"forward": 0.02}, root_seconds=0.01)
     in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)

@@ -264,7 +264,7 @@ async def test_the_access_log_says_who_and_how_much_and_never_what(tokenizer, en
 
 
 async def test_the_access_log_tells_of_a_client_that_left_and_of_a_socket_that_closed(tokenizer, auth, caplog):
-    engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
+    engine = ScriptedEngine(tokenizer.encode("abc"), hold_after=20)
     with caplog.at_level(logging.INFO, "foresay.access"):
         async with guarded(engine, tokenizer, auth) as client:
             asked = ASK | {"max_tokens": 200, "stream": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,22 +10,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from playwright.async_api import async_playwright
 
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
+from tests.dashboard.browsing import CHROMIUM, PATIENCE, SWITCHES
 from tests.gateway.guarded import ALICE, guarded
 from tests.server.scripted import END, ScriptedEngine
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SWITCHES = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--host-resolver-rules=MAP evil.test 127.0.0.1",
-]
+RESOLVE = "--host-resolver-rules=MAP evil.test 127.0.0.1"
 #: Each returns what the page got to see.
 ASK = """async ([url, key]) => {
     const headers = {"Content-Type": "application/json", ...(key && {Authorization: `Bearer ${key}`})};
@@ -55,7 +47,6 @@ pytestmark = pytest.mark.skipif(
 @asynccontextmanager
 async def page_of_another_site() -> AsyncIterator[tuple[Any, str]]:
     """A browser's page and its origin."""
-    from playwright.async_api import async_playwright
 
     async def hello(request: web.Request) -> web.Response:
         return web.Response(text="<title>another site</title>", content_type="text/html")
@@ -63,7 +54,7 @@ async def page_of_another_site() -> AsyncIterator[tuple[Any, str]]:
     site = web.Application()
     site.add_routes([web.get("/", hello)])
     async with TestServer(site) as server, async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=120_000)
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=[*SWITCHES, RESOLVE], timeout=PATIENCE)
         page = await browser.new_page()
         origin = f"http://127.0.0.1:{server.port}"
         await page.goto(origin)

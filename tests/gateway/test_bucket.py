@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foresay.server.gateway.caller import LONGEST, Limits, Pace, RateLimiter, TokenBucket
-from foresay.server.schemas.errors import RateLimited, Unauthorized
+from foresay.server.schemas.errors import RateLimited
 from tests.gateway.guarded import Clock
 
 #: What happens to a bucket: so many seconds pass, then somebody wants so much.
@@ -77,7 +77,7 @@ def test_over_any_time_no_more_is_had_than_a_minutes_worth_and_the_rate(per_minu
 
 
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
-def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
+def test_after_the_stated_wait_a_request_is_let_in(per_minute, events):
     clock = Clock()
     bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
@@ -88,7 +88,7 @@ def test_whoever_waits_as_long_as_told_is_let_in(per_minute, events):
 
 
 @given(per_minute=st.integers(1, 1000), events=EVENTS)
-def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
+def test_the_stated_wait_is_not_a_second_too_long(per_minute, events):
     clock = Clock()
     bucket = TokenBucket(per_minute, clock)
     for passed, amount in events:
@@ -100,7 +100,7 @@ def test_nobody_is_told_to_wait_a_second_too_long(per_minute, events):
             assert bucket.level < 1
 
 
-def test_the_guess_at_the_next_free_place_follows_littles_law():
+def test_the_estimate_of_the_next_free_slot_follows_littles_law():
     pace = Pace()
     assert pace.retry_after(5) == 1
     for _ in range(100):
@@ -139,20 +139,6 @@ def test_requests_are_counted_by_answer_and_places_by_choice():
     rate_limiter.leave(4, 1.0)
     with pytest.raises(RateLimited, match="2 requests per minute; try again in 30 s"):
         rate_limiter.enter(1, 10)
-
-
-def test_more_choices_than_there_are_places_are_refused_without_a_promise():
-    with pytest.raises(RateLimited, match="asks for 3 choices at once; this key may run 2") as refused:
-        RateLimiter(Limits(max_concurrent_requests=2)).enter(3, 1)
-    assert refused.value.headers == {}
-
-
-def test_a_revoked_key_runs_nothing_new():
-    rate_limiter = RateLimiter()
-    rate_limiter.enter(1, 1)
-    rate_limiter.revoked = True
-    with pytest.raises(Unauthorized):
-        rate_limiter.enter(1, 1)
 
 
 @given(

@@ -105,7 +105,7 @@ NETWORK = {"host": "0.0.0.0"}
         (NETWORK | {"api_key_file": "keys.toml", "ssl_certfile": "a", "ssl_keyfile": "b"}, None),
     ],
 )
-def test_a_server_that_others_can_reach_is_warned_about_and_told_what_to_do(given, warning):
+def test_a_server_that_others_can_reach_gets_a_warning_with_advice(given, warning):
     notes = serving.warnings(ServeConfig(**given))
     assert len(notes) == (warning is not None)
     if warning is not None:

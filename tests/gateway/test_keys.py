@@ -19,6 +19,7 @@ from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, KeyStore
 from foresay.server.schemas.errors import Unauthorized
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
+from tests.server.wire import until
 
 
 def ring_of(*given: str) -> KeyRing:
@@ -174,7 +175,7 @@ def test_without_keys_nobody_needs_one():
 
 
 def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(file):
-    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=10))
+    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=2))
     alice, bob = holder(chain, ALICE), holder(chain, BOB)
     bob.rate_limiter.enter(1, 5)
     header, first, second = file.read_text().split("[[key]]")
@@ -185,7 +186,7 @@ def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(
         alice.rate_limiter.enter(1, 1)
     assert holder(chain, BOB).rate_limiter is bob.rate_limiter
     requests = bob.rate_limiter.requests
-    assert requests is not None and requests.level == pytest.approx(9, abs=0.1)
+    assert requests is not None and 1 <= requests.level < 1.9
     touch(file, header + "[[key]]" + first + "[[key]]" + second + "max_requests_per_minute = 5\n")
     chain.refresh()
     assert holder(chain, ALICE).rate_limiter is not alice.rate_limiter
@@ -243,7 +244,7 @@ def test_a_file_that_says_there_are_none_locks_everybody_out(file):
     assert chain.caller(ALICE) is None
 
 
-async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
+async def test_a_file_is_read_when_its_writer_is_done(file, monkeypatch):
     monkeypatch.setattr(keys, "LOOK_SECONDS", 0.01)
     chain, looks = KeyStore(file=str(file)), []
 
@@ -255,9 +256,7 @@ async def test_a_file_is_read_when_whoever_writes_it_is_done(file, monkeypatch):
     read = []
     monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
     watching = asyncio.create_task(chain.watch())
-    async with asyncio.timeout(60):
-        while not read:
-            await asyncio.sleep(0.01)
+    await until(lambda: read)
     watching.cancel()
     assert read[0] > 20
 

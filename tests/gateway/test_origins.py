@@ -30,7 +30,7 @@ def preflight(origin: str, **more: str) -> dict[str, str]:
     return {"Origin": origin, "Access-Control-Request-Method": "POST"} | more
 
 
-async def test_unless_asked_no_page_is_let_in(tokenizer, engine):
+async def test_no_page_is_let_in_by_default(tokenizer, engine):
     async with guarded(engine, tokenizer, AuthMiddleware()) as client:
         for origin in (PAGE, "null", "http://127.0.0.1:1", "http://localhost", "file://", "garbage", ""):
             for method, path in (("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")):
@@ -168,7 +168,7 @@ async def test_a_page_whose_name_was_pointed_here_reads_nothing(tokenizer, engin
     assert engine.requests == []
 
 
-async def test_whether_it_is_ready_is_said_under_any_name(tokenizer, engine):
+async def test_whether_it_is_ready_is_answered_under_any_name(tokenizer, engine):
     async with guarded(engine, tokenizer, at("127.0.0.1")) as client:
         response = await client.get("/ready", headers=REBOUND)
         assert (response.status, await response.json()) == (200, {"status": "ready"})

@@ -1,4 +1,4 @@
-"""What all keys share: none can take it all, whoever comes next gets some, and one who is alone may use everything."""
+"""What all keys share: none can take all of it, the next one gets some, and one alone may use everything."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_it_adds_up_whatever_happens():
 
 
 @contextmanager
-def beside(most: int) -> Iterator[Callable[[Caller, Callable[[], Any]], asyncio.Future[Any]]]:
-    """What runs work for a caller in one of so many shared threads."""
+def pool(most: int) -> Iterator[Callable[[Caller, Callable[[], Any]], asyncio.Future[Any]]]:
+    """Runs work for a caller in one of ``most`` shared threads."""
     with SharedThreads(most) as threads:
 
         def run(caller: Caller, work: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -96,7 +96,7 @@ def beside(most: int) -> Iterator[Callable[[Caller, Callable[[], Any]], asyncio.
 
 async def test_one_key_cannot_have_all_threads():
     alice, bob, carol, over = keyed("alice"), keyed("bob"), keyed("carol"), threading.Event()
-    with beside(4) as run:
+    with pool(4) as run:
         held = [run(alice, over.wait) for _ in range(9)]
         assert await asyncio.wait_for(run(bob, lambda: "bob"), 60) == "bob"
         held += [run(bob, over.wait), run(bob, over.wait)]
@@ -110,12 +110,12 @@ async def test_one_key_cannot_have_all_threads():
 
 async def test_who_is_alone_has_all_threads_and_others_take_turns():
     anyone, running = Caller(), threading.Barrier(5)
-    with beside(4) as run:
+    with pool(4) as run:
         jobs = [run(anyone, running.wait) for _ in range(4)]
         await asyncio.to_thread(running.wait, 60)
         await asyncio.gather(*jobs)
     done: list[str] = []
-    with beside(1) as run:
+    with pool(1) as run:
         begin = threading.Event()
         jobs = [run(keyed("first"), begin.wait)]
         for name in ("alice", "alice", "alice", "bob", "carol"):
@@ -140,7 +140,7 @@ async def test_a_pool_that_is_shut_down_keeps_nobody_waiting():
 
 @KEYS
 async def test_one_key_cannot_fill_the_queue(tokenizer, keys, most):
-    engine = ScriptedEngine(tokenizer.encode("abc"), pause=30)
+    engine = ScriptedEngine(tokenizer.encode("abc"), hold_after=0)
     async with guarded(engine, tokenizer, AuthMiddleware(KeyStore(keys)), most_running=8) as client:
         waiting = [
             asyncio.create_task(client.post("/v1/completions", json=ASK, headers=bearer(ALICE))) for _ in range(most)
@@ -271,10 +271,8 @@ async def test_a_body_that_keeps_coming_may_take_its_time(tokenizer, monkeypatch
 
 
 async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_together(tokenizer):
-    engine, auth = (
-        saying(tokenizer, "fox " * 100, pause=0.05),
-        AuthMiddleware(KeyStore([ALICE, BOB]), largest_body=20_000),
-    )
+    engine = saying(tokenizer, hold_after=5)
+    auth = AuthMiddleware(KeyStore([ALICE, BOB]), largest_body=20_000)
     message = {"type": "response.create", "input": "Tell", "unknown": "x" * 10_000, "stream_id": "a"}
     async with serving(engine, tokenizer, auth=auth, max_body_bytes=1000) as (http, service):
         async with AsyncExitStack() as opened:
@@ -282,9 +280,9 @@ async def test_the_messages_that_wait_on_all_sockets_of_a_key_are_bounded_togeth
                 await opened.enter_async_context(http.ws_connect(PATH, headers=bearer(key)))
                 for key in (ALICE, ALICE, BOB)
             ]
-            for socket in (one, two, one, two):
+            for socket, held in ((one, 10_000), (two, 20_000), (one, 30_000), (two, 30_000)):
                 await socket.send_json(message)
-                await asyncio.sleep(0.05)
+                await until(lambda held=held: service.server.bodies.used > held)
             event = await two.receive_json(timeout=60)
             while event["type"] != "error":
                 event = await two.receive_json(timeout=60)

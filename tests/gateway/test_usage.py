@@ -104,7 +104,7 @@ async def test_keys_list_shows_what_each_key_has_used(tokenizer, capsys):
         ("keys list --url http://127.0.0.1:1 --admin-key x", "no Foresay server answers there"),
     ],
 )
-def test_what_cannot_be_listed_is_said(words: str, said: str, capsys, monkeypatch):
+def test_what_cannot_be_listed_is_an_error(words: str, said: str, capsys, monkeypatch):
     monkeypatch.delenv("FORESAY_ADMIN_KEY", raising=False)
     assert main(words.split()) in (1, 2)
     assert said in capsys.readouterr().err

@@ -133,7 +133,7 @@ def test_an_answer_without_text_has_an_empty_message(tokenizer):
     ("error", "type", "status"),
     [(Cancelled(), "response.incomplete", "cancelled"), (EngineFailed("x"), "response.failed", "failed")],
 )
-def test_a_response_that_breaks_off_keeps_what_it_said(tokenizer, error, type, status):
+def test_a_response_that_breaks_off_keeps_its_text(tokenizer, error, type, status):
     answer = answer_of(tokenizer)
     before: list[Any] = answer.opening(0) + answer.chunks(0, Piece(parts=[TextPart("Once")]))
     last: Any = answer.broken(described(error)[1])

@@ -9,16 +9,6 @@ ASK: dict[str, Any] = {"model": "bundled", "input": "Tell me a story about a fox
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-async def test_the_conversation_goes_on_warm(client):
-    first = await client.responses.create(**ASK, max_output_tokens=24)
-    more: dict[str, Any] = {"model": "bundled", "input": "And then?", "max_output_tokens": 4}
-    by_id = await client.responses.create(**more, previous_response_id=first.id, extra_body={"seed": 5})
-    assert by_id.usage.input_tokens_details.cached_tokens >= 16
-    more["input"] = [{"role": "user", "content": ASK["input"]}, *first.output, {"role": "user", "content": "And then?"}]
-    by_items = await client.responses.create(**more, extra_body={"seed": 5})
-    assert by_items.output_text == by_id.output_text
-
-
 async def test_logprobs(client):
     whole = await client.responses.create(
         **ASK, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"]

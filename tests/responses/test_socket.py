@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from aiohttp import WSMsgType, web
-from openai import OpenAI
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, serve
 from foresay.server.text.choice import Choice
-from tests.responses.serving import STORY, address, asking, saying, serving
+from tests.responses.serving import STORY, asking, saying, serving
 from tests.server.scripted import END
+from tests.server.wire import until
 
 PATH = "/v1/responses"
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -66,24 +66,6 @@ async def _final(connection: Any) -> Any:
         if event.type in LAST:
             return event.response
     raise AssertionError("the connection was closed")
-
-
-async def test_the_official_synchronous_client(tokenizer):
-    def talk(url: str) -> list[str]:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        with client, client.responses.connect() as connection:
-            connection.response.create(model="toy", input="Tell")
-            types: list[str] = []
-            for event in connection:
-                types.append(event.type)
-                if event.type in LAST:
-                    return types
-        return types
-
-    async with serving(saying(tokenizer), tokenizer) as (http, _):
-        types = await asyncio.to_thread(talk, address(http))
-    assert types[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
-    assert types[-1] == "response.completed"
 
 
 async def test_the_events_are_those_of_http(tokenizer):
@@ -187,7 +169,7 @@ async def test_a_response_is_cancelled_by_its_id(tokenizer):
 
 
 async def test_cancel_ends_a_lane_and_what_waits_in_it(tokenizer):
-    engine = saying(tokenizer, "fox " * 100, pause=0.01)
+    engine = saying(tokenizer, "fox " * 100, hold_after=9)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:
         for lane in ("a", "a", "a", "b"):
             await socket.send_json({"type": "response.create", "stream_id": lane, "input": "Tell"})
@@ -207,7 +189,7 @@ async def test_cancel_ends_a_lane_and_what_waits_in_it(tokenizer):
     assert "cancelled" in [event["response"]["status"] for event in rest["a"] if event["type"] in LAST[:3]]
 
 
-async def test_a_cancel_in_the_moment_in_which_the_engine_is_asked_counts(tokenizer, monkeypatch):
+async def test_a_cancel_in_the_moment_of_the_engines_request_counts(tokenizer, monkeypatch):
     engine = saying(tokenizer, "fox " * 100, pause=0.01)
     async with serving(engine, tokenizer) as (http, service), http.ws_connect(PATH) as socket:
         add = engine.add
@@ -302,9 +284,7 @@ async def test_the_kv_of_a_conversation_is_kept_warm(tokenizer):
     limits = SocketLimits(refresh=0.05)
     async with serving(engine, tokenizer, limits) as (http, _), http.ws_connect(PATH) as socket:
         await answer(socket, {"input": "Tell", "store": False})
-        async with asyncio.timeout(60):
-            while len(engine.warm) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(engine.warm) == 2)
     tokens, salt = engine.warm[0]
     assert tokens == [*engine.requests[0].prompt, *tokenizer.encode(STORY, False), END] and salt == ""
 

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import WSMsgType, web
+from aiohttp import WSMsgType
 
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import Caller, RateLimiter, serve
 from foresay.server.http.auth import AuthMiddleware
 from tests.responses.bare import BINARY, PING, TEXT, Bare
 from tests.responses.serving import STORY, saying, serving
@@ -41,7 +40,7 @@ async def closed_with(socket: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "limits", [SocketLimits(stall=0.3), SocketLimits(outbox_bytes=20_000, behind=0.02)], ids=["by time", "by bytes"]
+    "limits", [SocketLimits(stall=1.0), SocketLimits(outbox_bytes=20_000, behind=0.02)], ids=["by time", "by bytes"]
 )
 async def test_a_reader_that_stops_is_closed_with_1013_and_its_request_cancelled(tokenizer, limits):
     engine = saying(tokenizer, "fox " * 50, run=50, pause=0.0005)
@@ -81,12 +80,12 @@ async def test_a_socket_that_nobody_uses_is_closed_with_1000(tokenizer):
 
 
 async def test_a_running_response_is_no_idleness(tokenizer):
-    engine = saying(tokenizer, pause=0.1)
-    async with serving(engine, tokenizer, SocketLimits(idle=0.5)) as (http, _), http.ws_connect(PATH) as socket:
+    engine = saying(tokenizer, pause=0.2)
+    async with serving(engine, tokenizer, SocketLimits(idle=1.0)) as (http, _), http.ws_connect(PATH) as socket:
         assert said(await answer(socket, {"input": "Tell"})) == STORY
 
 
-async def test_the_socket_too_many_is_told_and_closed_with_1013(tokenizer):
+async def test_the_socket_too_many_is_refused_and_closed_with_1013(tokenizer):
     limits = SocketLimits(most=2)
     async with serving(saying(tokenizer), tokenizer, limits) as (http, service):
         async with http.ws_connect(PATH) as one, http.ws_connect(PATH), http.ws_connect(PATH) as third:
@@ -120,7 +119,7 @@ async def test_a_draining_server_finishes_what_runs_and_closes_with_1012(tokeniz
 
 
 async def test_a_drain_that_loses_patience_fails_the_response_first(tokenizer):
-    engine = saying(tokenizer, LONG, pause=0.02)
+    engine = saying(tokenizer, hold_after=5)
     async with serving(engine, tokenizer) as (http, service), http.ws_connect(PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "Tell"})
         assert (await socket.receive_json())["type"] == "response.created"
@@ -156,8 +155,8 @@ async def test_a_message_in_fragments_is_one_message(tokenizer):
 
 
 @pytest.mark.parametrize("leave", [Bare.vanish, Bare.half_close], ids=["vanish", "half close"])
-async def test_a_client_that_leaves_cancels_what_it_asked_for(tokenizer, leave):
-    engine = saying(tokenizer, LONG, pause=0.01)
+async def test_a_client_that_leaves_cancels_its_requests(tokenizer, leave):
+    engine = saying(tokenizer, hold_after=5)
     async with serving(engine, tokenizer) as (http, service), await Bare.connect(int(http.port or 0)) as bare:
         for lane in ("a", "b", "b"):
             await bare.create(input="Tell", stream_id=lane)
@@ -168,7 +167,7 @@ async def test_a_client_that_leaves_cancels_what_it_asked_for(tokenizer, leave):
 
 
 async def test_pings_come_and_silence_ends_the_socket(tokenizer):
-    engine = saying(tokenizer, LONG, pause=0.05)
+    engine = saying(tokenizer, hold_after=5)
     async with (
         serving(engine, tokenizer, SocketLimits(heartbeat=0.2)) as (http, service),
         await Bare.connect(int(http.port or 0)) as bare,
@@ -182,7 +181,7 @@ async def test_pings_come_and_silence_ends_the_socket(tokenizer):
 
 
 async def test_more_than_may_wait_is_refused(tokenizer):
-    engine = saying(tokenizer, LONG, pause=0.01)
+    engine = saying(tokenizer, hold_after=5)
     async with serving(engine, tokenizer, SocketLimits(waiting=3)) as (http, _), http.ws_connect(PATH) as socket:
         for _ in range(5):
             await socket.send_json({"type": "response.create", "input": "Tell", "stream_id": "a"})
@@ -190,22 +189,6 @@ async def test_more_than_may_wait_is_refused(tokenizer):
         while event["type"] != "error":
             event = await socket.receive_json()
         assert (event["status"], event["error"]["code"], event["stream_id"]) == (429, "too_many_waiting", "a")
-
-
-async def test_a_key_that_is_taken_away_closes_with_1008(tokenizer):
-    rate_limiter = RateLimiter()
-
-    @web.middleware
-    async def known(request: web.Request, handler: Any) -> Any:
-        serve(caller=Caller(name="key", tenant="t", rate_limiter=rate_limiter))
-        return await handler(request)
-
-    async with serving(saying(tokenizer), tokenizer, middleware=known) as (http, _), http.ws_connect(PATH) as socket:
-        assert said(await answer(socket, {"input": "Tell"})) == STORY
-        rate_limiter.revoked = True
-        error = (await answer(socket, {"input": "Tell"}))[-1]
-        assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
-        assert await closed_with(socket) == 1008
 
 
 @pytest.mark.parametrize(
@@ -219,11 +202,3 @@ async def test_a_handshake_that_cannot_succeed_is_an_http_error(tokenizer, heade
         assert response.status == status and (await response.json())["error"]["message"]
         service.server.draining = True
         assert (await http.get(PATH, headers=upgrade)).status == 503
-
-
-def test_frames_of_the_bare_client_are_what_the_standard_says():
-    from tests.responses.bare import frame
-
-    plain = frame(b"Hello", BINARY)
-    assert plain[0] == 0x82 and plain[1] == 0x85
-    assert bytes(byte ^ plain[2 + index % 4] for index, byte in enumerate(plain[6:])) == b"Hello"

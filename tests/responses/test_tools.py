@@ -71,7 +71,7 @@ async def test_calls_go_back_by_the_clients_names(agent, run):
     assert done.input == '+ "new"\n'
 
 
-async def test_the_model_is_told_what_there_is_and_the_client_what_is_left_out(agent):
+async def test_the_model_sees_the_tools_and_the_client_which_ones_are_left_out(agent):
     engine = roomy(agent, "Yes")
     async with asking(engine, agent) as client:
         response = await client.responses.with_raw_response.create(model="toy", input="Go", tools=TOOLS)
@@ -237,7 +237,7 @@ async def test_hints_that_the_model_has_no_word_for_are_named(agent):
     assert told[2][1].endswith("<|assistant|>highlow")
 
 
-def test_what_a_custom_tool_is_told():
+def test_what_a_custom_tool_gets():
     assert spoken_input(arguments_of('a "b"\n')) == 'a "b"\n'
     for broken in ('{"input": "a', "ls -l", "[1]", '{"input": 5}', '{"other": "x"}', ""):
         assert spoken_input(broken) == broken

@@ -64,7 +64,7 @@ def _short(response: dict[str, Any]) -> dict[str, Any]:
 async def conversation() -> str:
     """All of it."""
     tokenizer = byte_level_tokenizer()
-    engine = saying(tokenizer, "Once upon a time there was a fox.", run=3, pause=0.05)
+    engine = saying(tokenizer, "Once upon a time there was a fox.", run=3, pause=0.01)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect("/v1/responses") as socket:
         lines = Transcript(socket)
         lines.comment("Prepare a conversation: its KV is computed, no text is written.")
@@ -78,7 +78,7 @@ async def conversation() -> str:
         await lines.say({"type": "response.create", "input": "Hi", "temperature": 9, "stream_id": "a"})
         await lines.hear(*LAST)
         lines.comment("Cancel a response.")
-        engine.pause = 0.3
+        engine.hold_after = 3
         await lines.say({"type": "response.create", "input": "Again.", "store": False, "stream_id": "a"})
         await lines.hear("response.output_text.delta")
         await lines.say({"type": "response.cancel", "stream_id": "a"})

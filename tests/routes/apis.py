@@ -1,4 +1,4 @@
-"""Every API that writes a text, as one: how it is asked, and what its answers, its streams and its errors say."""
+"""The five APIs that write a text behind one interface: their requests, answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FINISHES = {
 }
 
 
-class Told(NamedTuple):
-    """What an answer says, whole or in pieces. tokens: that the model wrote. error: what broke it off."""
+class Answer(NamedTuple):
+    """An answer, whole or joined from a stream. tokens: that the model wrote. error: what broke it off."""
 
     text: str
     finish: str
@@ -33,8 +33,8 @@ class Told(NamedTuple):
 @dataclass(frozen=True)
 class Api:
     """path, body: of a request. names: what it calls fields, by what OpenAI's chats call them. tools: one that is
-    served, one that is not. quiet: what its streams say while there is nothing to say. whole: what only a whole answer
-    has."""
+    served, one that is not. quiet: what its streams send while the model writes nothing. whole: what only a
+    whole answer has."""
 
     path: str
     body: Mapping[str, Any]
@@ -52,26 +52,26 @@ class Api:
         """What it calls a field."""
         return self.names.get(field, f"options.{field}" if self.path.startswith("/api/") else field)
 
-    def asks(self, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    def request(self, stream: bool = False, **fields: Any) -> dict[str, Any]:
         """A request. fields: by the names of OpenAI's chats."""
-        asked = {"model": "toy", **self.body, "stream": stream}
+        body = {"model": "toy", **self.body, "stream": stream}
         for name, value in fields.items():
             outer, _, inner = self.name(name).partition(".")
-            asked[outer] = {**asked.get(outer, {}), inner: value} if inner else value
+            body[outer] = {**body.get(outer, {}), inner: value} if inner else value
         if stream and self.path.endswith("completions"):
-            asked["stream_options"] = {"include_usage": True}
-        return asked
+            body["stream_options"] = {"include_usage": True}
+        return body
 
-    async def tell(self, client: Any, stream: bool = False, **fields: Any) -> Told:
-        """What its answer to a request says."""
-        response = await client.post(self.path, json=self.asks(stream, **fields))
+    async def answer(self, client: Any, stream: bool = False, **fields: Any) -> Answer:
+        """Its answer to a request."""
+        response = await client.post(self.path, json=self.request(stream, **fields))
         text = await response.text()
         assert response.status == 200, text
-        return self.read(text) if stream else self.told([json.loads(text)])
+        return self.read(text) if stream else self.joined([json.loads(text)])
 
-    def read(self, stream: str) -> Told:
-        """What a stream says."""
-        return self.told(self.events(stream))
+    def read(self, stream: str) -> Answer:
+        """The answer in a stream."""
+        return self.joined(self.events(stream))
 
     def events(self, stream: str) -> list[dict[str, Any]]:
         """The chunks of a stream."""
@@ -80,14 +80,14 @@ class Api:
         blocks = [block for block in stream.split(ends)[:-1] if not block.startswith(":") and "[DONE]" not in block]
         return [json.loads(block[block.index("{") :]) for block in blocks]
 
-    def told(self, chunks: list[dict[str, Any]]) -> Told:
-        """What chunks say together."""
-        said, finish, tokens, error = "", "", None, None
+    def joined(self, chunks: list[dict[str, Any]]) -> Answer:
+        """The answer of all chunks."""
+        whole, finish, tokens, error = "", "", None, None
         for chunk in chunks:
             text, end, count = self._piece(chunk)
-            said, finish, error = said + text, end or finish, error_in(chunk) or error
+            whole, finish, error = whole + text, end or finish, error_in(chunk) or error
             tokens = tokens if count is None else count
-        return Told(said, FINISHES.get(finish, finish), tokens, error)
+        return Answer(whole, FINISHES.get(finish, finish), tokens, error)
 
     def _piece(self, chunk: dict[str, Any]) -> tuple[str, Any, int | None]:
         """The text of a chunk, why the answer ends with it, and how many tokens it has."""
@@ -117,7 +117,7 @@ class Api:
 
 
 def error_in(chunk: dict[str, Any]) -> str | None:
-    """What an error says, of any shape; None of what is none."""
+    """The message of an error of any shape; None without one."""
     response = chunk.get("response")
     error = chunk.get("error") or (response.get("error") if isinstance(response, dict) else None)
     return error["message"] if isinstance(error, dict) else error

@@ -10,6 +10,7 @@ import foresay
 from foresay.server.api.about.routes import HIDDEN, settings_shown
 from foresay.server.settings.config import ServeConfig
 from tests.server.scripted import INFO, ScriptedEngine, served
+from tests.server.wire import until
 
 
 async def told(client, path):
@@ -49,16 +50,16 @@ async def test_keys_are_not_shown(tokenizer):
 
 
 async def test_load_counts_who_runs_and_who_waits(tokenizer):
-    engine = ScriptedEngine([5], pause=0.05)
+    engine = ScriptedEngine([5], hold_after=9)
     async with served(engine, tokenizer) as client:
         assert await told(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})
         ask = {"prompt": ["a"] * (INFO.max_seqs + 2), "max_tokens": 50, "ignore_eos": True}
         running = asyncio.create_task(client.post("/v1/completions", json=ask))
-        while len(engine.requests) < INFO.max_seqs + 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(engine.requests) == INFO.max_seqs + 2)
         assert await told(client, "/load") == (
             200,
             {"running": INFO.max_seqs, "waiting": 2, "server_load": INFO.max_seqs + 2},
         )
-        await running
+        running.cancel()
+        await until(lambda: len(engine.cancelled) == INFO.max_seqs + 2)
         assert await told(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})

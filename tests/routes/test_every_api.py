@@ -14,7 +14,7 @@ from foresay.server.host.service import Service
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from tests.routes.apis import APIS, Api, Told, error_in
+from tests.routes.apis import APIS, Answer, Api, error_in
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import STORY, until
 
@@ -26,27 +26,27 @@ streams = pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("run", [1, 3, 50])
 async def test_a_stream_says_what_the_whole_answer_says(tokenizer, script, api: Api, run):
     async with served(ScriptedEngine(script, run), tokenizer) as client:
-        assert await api.tell(client) == await api.tell(client, True) == Told(STORY, "stop", len(script))
-        whole = await api.tell(client, stop=["said"])
-        assert whole == await api.tell(client, True, stop=["said"])
+        assert await api.answer(client) == await api.answer(client, True) == Answer(STORY, "stop", len(script))
+        whole = await api.answer(client, stop=["said"])
+        assert whole == await api.answer(client, True, stop=["said"])
         assert (whole.text, whole.finish) == (STORY.partition("said")[0], "stop")
-        response = await client.post(api.path, json=api.asks(True))
-        said = await response.read()
+        response = await client.post(api.path, json=api.request(True))
+        body = await response.read()
     lines = api.path.startswith("/api/")
     assert response.content_type == ("application/x-ndjson" if lines else "text/event-stream")
     assert (response.headers["Cache-Control"], response.headers["X-Accel-Buffering"]) == ("no-cache", "no")
     assert "Content-Encoding" not in response.headers
-    assert len(said.decode().splitlines()) == said.count(b"\n"), "a line is one line for everybody"
+    assert len(body.decode().splitlines()) == body.count(b"\n"), "a line is one line for everybody"
 
 
 @apis
 @streams
 async def test_an_answer_may_be_cut_or_empty(tokenizer, script, api: Api, stream):
     async with served(ScriptedEngine(script), tokenizer) as client:
-        cut = await api.tell(client, stream, max_tokens=3)
+        cut = await api.answer(client, stream, max_tokens=3)
     assert (cut.finish, cut.tokens) == ("length", 3) and STORY.startswith(cut.text)
     async with served(ScriptedEngine([END]), tokenizer) as client:
-        assert await api.tell(client, stream) == Told("", "stop", 1)
+        assert await api.answer(client, stream) == Answer("", "stop", 1)
 
 
 @apis
@@ -55,7 +55,7 @@ async def test_parameters_reach_the_engine(tokenizer, api: Api):
     fields: dict[str, Any] = {"temperature": 0.25, "top_p": 0.5, "top_k": 7}
     fields |= {} if api.path == "/v1/messages" else {"min_p": 0.1, "seed": 5}
     async with served(engine, tokenizer) as client:
-        await api.tell(client, max_tokens=9, **fields)
+        await api.answer(client, max_tokens=9, **fields)
     assert engine.requests[0].params == SamplingParams(max_tokens=9, **fields)
 
 
@@ -86,7 +86,7 @@ WRONG: list[tuple[str, Any]] = [
 async def test_what_is_out_of_range_is_refused_by_the_name_it_has_there(tokenizer, api: Api, stream, field, wrong):
     engine, name = ScriptedEngine([END]), api.name(field)
     async with served(engine, tokenizer) as client:
-        response = await client.post(api.path, json=api.asks(stream, **{field: wrong}))
+        response = await client.post(api.path, json=api.request(stream, **{field: wrong}))
         body = await response.json()
     message = error_in(body) or ""
     assert response.status == 400 and engine.requests == []
@@ -103,32 +103,32 @@ async def test_what_is_out_of_range_is_refused_by_the_name_it_has_there(tokenize
 async def test_what_the_engine_refuses_or_breaks(tokenizer, api: Api, stream):
     engine = ScriptedEngine(tokenizer.encode("abcdef"), fail_after=3)
     async with served(engine, tokenizer) as client:
-        response = await client.post(api.path, json=api.asks(stream))
+        response = await client.post(api.path, json=api.request(stream))
         if stream:
             broken = api.read(await response.text())
             assert (broken.text, broken.error) == ("abc", "the script breaks here")
         else:
             assert (response.status, error_in(await response.json())) == (500, "the script breaks here")
         engine.refusal = InvalidRequest("prompt", "no such prompt")
-        response = await client.post(api.path, json=api.asks(stream))
+        response = await client.post(api.path, json=api.request(stream))
         assert (response.status, error_in(await response.json())) == (400, "no such prompt")
 
 
 @apis
 @streams
-async def test_who_cannot_be_served_now_is_told_why(tokenizer, api: Api, stream):
-    engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=30), list[Service]()
+async def test_a_refusal_says_why_it_cannot_be_served_now(tokenizer, api: Api, stream):
+    engine, services = ScriptedEngine(tokenizer.encode("abc"), hold_after=0), list[Service]()
     async with served(engine, tokenizer, services.append, most_running=2) as client:
 
         async def refused(status: int, code: str, **fields: Any) -> str:
-            response = await client.post(api.path, json=api.asks(stream, **fields))
+            response = await client.post(api.path, json=api.request(stream, **fields))
             assert (response.status, "Retry-After" in response.headers) == (status, status != 404)
             body = await response.json()
             assert api.path.startswith("/api/") or body["error"].get("code", code) == code
             return error_in(body) or ""
 
         assert "'wolf'" in await refused(404, "model_not_found", model="wolf")
-        running = asyncio.gather(*[client.post(api.path, json=api.asks()) for _ in range(2)], return_exceptions=True)
+        running = asyncio.gather(*[client.post(api.path, json=api.request()) for _ in range(2)], return_exceptions=True)
         await until(lambda: len(engine.requests) == 2)
         assert "requests" in await refused(429, "queue_full")
         running.cancel()
@@ -147,13 +147,14 @@ async def test_who_cannot_be_served_now_is_told_why(tokenizer, api: Api, stream)
 async def test_draining_lets_answers_finish_unless_it_takes_too_long(tokenizer, api: Api):
     engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=0.02), list[Service]()
     async with served(engine, tokenizer, services.append) as client:
-        running = asyncio.create_task(api.tell(client, max_tokens=6))
+        running = asyncio.create_task(api.answer(client, max_tokens=6))
         await until(lambda: engine.requests)
         await services[0].drain(60)
         assert (await running).text == "abcabc"
+    engine.hold_after = 3
     async with served(engine, tokenizer, services.append) as client:
-        streamed = await client.post(api.path, json=api.asks(True))
-        whole = asyncio.create_task(client.post(api.path, json=api.asks()))
+        streamed = await client.post(api.path, json=api.request(True))
+        whole = asyncio.create_task(client.post(api.path, json=api.request()))
         await until(lambda: len(engine.requests) == 3)
         await services[1].drain(0.1)
         ended = api.read(await streamed.text()).error, error_in(await (await whole).json()), (await whole).status
@@ -176,19 +177,19 @@ async def test_a_quiet_stream_is_kept_open(tokenizer, api: Api):
     engine = Held(tokenizer.encode("ab"))
     engine.gate = asyncio.Event()
     async with served(engine, tokenizer, ping_seconds=0.05) as client, asyncio.timeout(60):
-        response = await client.post(api.path, json=api.asks(True, max_tokens=2))
-        said = await response.content.readuntil(api.quiet * 3) if api.quiet else b""
+        response = await client.post(api.path, json=api.request(True, max_tokens=2))
+        quiet = await response.content.readuntil(api.quiet * 3) if api.quiet else b""
         engine.gate.set()
-        assert api.path != "/v1/chat/completions" or b'"role":"assistant"' in said, "it waits for no token"
-        assert api.read((said + await response.read()).decode()).text == "ab"
+        assert api.path != "/v1/chat/completions" or b'"role":"assistant"' in quiet, "it waits for no token"
+        assert api.read((quiet + await response.read()).decode()).text == "ab"
 
 
 @apis
 @streams
 async def test_a_reader_who_leaves_frees_the_engine(tokenizer, api: Api, stream):
-    engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.02)
+    engine = ScriptedEngine(tokenizer.encode("abc"), hold_after=3)
     async with served(engine, tokenizer) as client:
-        asking = asyncio.create_task(client.post(api.path, json=api.asks(stream)))
+        asking = asyncio.create_task(client.post(api.path, json=api.request(stream)))
         await until(lambda: engine.emitted >= 3)
         if stream:
             (await asking).close()
@@ -219,17 +220,17 @@ async def test_a_slow_reader_gets_all_in_fewer_events_or_loses_the_stream(
     engine, gate = ScriptedEngine(tokenizer.encode("abcdefghij"), pause=0.001), asyncio.Event()
     await_gate_before_second_write(monkeypatch, gate)
     async with served(engine, tokenizer, most_pending_tokens=pending) as client:
-        response = await client.post(api.path, json=api.asks(True, max_tokens=100))
+        response = await client.post(api.path, json=api.request(True, max_tokens=100))
         await until(lambda: engine.emitted == 100 or engine.cancelled)  # nobody reads, and the engine goes on
         assert engine.emitted <= emitted
         gate.set()
         text = await response.text()
-    told = api.read(text)
+    answer = api.read(text)
     if pending > 100:
-        assert told == Told("abcdefghij" * 10, "length", 100)
+        assert answer == Answer("abcdefghij" * 10, "length", 100)
         assert len(api.events(text)) < 30
     else:
-        assert told.error == "the client left more than 20 tokens unread"
+        assert answer.error == "the client left more than 20 tokens unread"
 
 
 @apis
@@ -241,7 +242,7 @@ async def test_a_client_that_is_gone_when_something_is_written_is_no_mistake(tok
     engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
     async with served(engine, tokenizer) as client:
         with pytest.raises(ServerDisconnectedError):
-            await client.post(api.path, json=api.asks(True))
+            await client.post(api.path, json=api.request(True))
         assert (await client.get("/health")).status == 200
     assert engine.cancelled == [engine.requests[0].id]
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

@@ -71,7 +71,7 @@ def message_of(path: str, body: Any) -> str:
 
 
 @pytest.mark.parametrize("path", POSTS)
-async def test_what_is_no_request_is_told_so(tokenizer, path):
+async def test_a_body_that_is_no_request_is_a_400(tokenizer, path):
     async with opened(ScriptedEngine([5]), tokenizer) as client:
         for name, body in NOT_REQUESTS.items():
             status, answer = await answered(client, path, body)
@@ -119,14 +119,14 @@ async def test_numbers_of_thousands_of_digits(tokenizer, field):
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/messages/nowhere", "/api/nowhere"])
-async def test_a_path_that_is_none_is_told_in_the_doors_shape(tokenizer, path):
+async def test_an_unknown_path_is_an_error_in_the_shape_of_its_api(tokenizer, path):
     async with served(ScriptedEngine([5]), tokenizer) as client:
         status, answer = await answered(client, path, b"{}")
         assert (status, path in message_of(path, answer)) == (404, True)
 
 
 @pytest.mark.parametrize("path", POSTS)
-async def test_another_method_is_told_which_ones_there_are(tokenizer, path):
+async def test_another_method_is_answered_with_the_allowed_ones(tokenizer, path):
     async with opened(ScriptedEngine([5]), tokenizer) as client:
         response = await client.put(path, data=b"{}", headers=SENT)
         assert response.status == 405

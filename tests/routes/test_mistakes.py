@@ -68,24 +68,24 @@ def breaks(monkeypatch, owner: Any, name: str, after: int) -> None:
     [(Choice, "take", 5), (RequestStats, "kept", 5), (RequestStats, "delivered", 5), (route, "one_line", 5)],
     ids=["text", "counts", "times", "encoding"],
 )
-async def test_a_mistake_in_mid_stream_is_told_in_the_stream(
+async def test_a_mistake_in_mid_stream_is_an_error_in_the_stream(
     tokenizer, monkeypatch, caplog, api: Api, owner, name, after
 ):
     services: list[Service] = []
     async with served(saying(tokenizer), tokenizer, services.append) as client:
         breaks(monkeypatch, owner, name, after)
-        received = await raw(client, api.path, api.asks(True))
+        received = await raw(client, api.path, api.request(True))
         head, _, body = received.partition(b"\r\n\r\n")
         said, ended = unchunked(body)
         assert head.startswith(b"HTTP/1.1 200 ") and received.count(b"HTTP/1.") == 1
         assert ended, "the error is the last of it"
         assert api.whole not in said
         last = api.events(said.decode())[-1:]
-        assert "the server's log says more about request mine" in (api.told(last).error or "")
+        assert "the server's log says more about request mine" in (api.joined(last).error or "")
         assert last[0].get("type") in (None, "error", "response.failed")
         assert caplog.text.count("KeyError: 'a mistake of ours'") == caplog.text.count("Traceback") == 1
         assert services[0].running == 0
-        said = await (await client.post(api.path, json=api.asks(True))).read()
+        said = await (await client.post(api.path, json=api.request(True))).read()
         assert api.whole in said, "others are served as ever"
 
 
@@ -93,17 +93,17 @@ async def test_a_mistake_in_mid_stream_is_told_in_the_stream(
 async def test_a_mistake_before_the_first_byte_is_a_500(tokenizer, monkeypatch, api: Api):
     async with served(saying(tokenizer), tokenizer) as client:
         breaks(monkeypatch, Choice, "take", 0)
-        response = await client.post(api.path, json=api.asks(True))
+        response = await client.post(api.path, json=api.request(True))
         assert response.status == 500
         assert "the server's log says more about request" in await response.text()
-        assert (await client.post(api.path, json=api.asks(True))).status == 200
+        assert (await client.post(api.path, json=api.request(True))).status == 200
 
 
 @apis
-async def test_a_mistake_after_the_end_changes_nothing_of_what_was_said(tokenizer, monkeypatch, api: Api):
+async def test_a_mistake_after_the_end_changes_nothing_of_the_answer(tokenizer, monkeypatch, api: Api):
     async with served(saying(tokenizer), tokenizer) as client:
         breaks(monkeypatch, RequestStats, "failed", 0)
-        received = await raw(client, api.path, api.asks(True), more="Connection: close\r\n")
+        received = await raw(client, api.path, api.request(True), more="Connection: close\r\n")
         said, ended = unchunked(received.partition(b"\r\n\r\n")[2])
         assert ended and received.count(b"HTTP/1.") == 1
         assert api.whole in said

@@ -39,7 +39,7 @@ async def lines(plain, path, **fields) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("run", [1, 3, 50])
-async def test_chat_streams_unless_told_not_to(tokenizer, script, run):
+async def test_chat_streams_by_default(tokenizer, script, run):
     async with clients(ScriptedEngine(script, run), tokenizer) as (_, plain):
         *told, last = await lines(plain, "/api/chat", **CHATS)
     assert "".join(line["message"]["content"] for line in told) == STORY

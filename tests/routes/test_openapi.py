@@ -96,7 +96,7 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "ChatRequest": ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 4}),
     "MessagesRequest": ("/v1/messages", {"model": "toy", "messages": [TURN], "max_tokens": 4}),
 }
-#: What a value needs beside it to be allowed at all.
+#: What else a request with a value needs.
 WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("ChatRequest", "top_logprobs"): {"logprobs": True},
     ("CompletionRequest", "max_tokens"): {"echo": True},

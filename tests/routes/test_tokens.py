@@ -31,7 +31,7 @@ async def test_a_text_and_back(client, tokenizer):
     assert await said(client, "/detokenize", model="toy", tokens=body["tokens"]) == (200, {"prompt": "Once 🦊"})
 
 
-async def test_token_strings_only_when_asked_for(client):
+async def test_token_strings_only_on_request(client):
     assert (await said(client, "/tokenize", prompt="Once"))[1]["token_strs"] is None
     assert (await said(client, "/tokenize", content="Once"))[1]["count"] == 1, "as llama.cpp's clients ask"
 

@@ -1,4 +1,4 @@
-"""What is done otherwise than asked is told in the answer, in a header and in the log, whatever the API."""
+"""What is done otherwise than requested is in the answer, in a header and in the log, whatever the API."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
     api = APIS[name]
     async with served(engine, agent) as client:
         with caplog.at_level(logging.WARNING, "foresay.server"):
-            (warning,), header = await told(client, api.path, api.asks(stream, tools=api.tools))
-        assert await told(client, api.path, api.asks(stream, tools=api.tools[:1])) == ([], [])
-        everything = await told(client, api.path, api.asks(stream, tools=api.tools[1:]))
+            (warning,), header = await told(client, api.path, api.request(stream, tools=api.tools))
+        assert await told(client, api.path, api.request(stream, tools=api.tools[:1])) == ([], [])
+        everything = await told(client, api.path, api.request(stream, tools=api.tools[1:]))
     assert (warning["code"], warning["param"]) == ("tool_left_out", "tools[1]")
     assert warning["message"].startswith("tools[1]: tools of type 'web_search")
     assert header == [warning["message"]]
@@ -72,13 +72,13 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", APIS)
-async def test_more_output_than_there_is_room_for_is_clamped_and_said(agent, engine, name, stream):
+async def test_more_output_than_there_is_room_for_is_clamped_with_a_warning(agent, engine, name, stream):
     api = APIS[name]
     async with served(engine, agent) as client:
-        (warning,), header = await told(client, api.path, api.asks(stream, max_tokens=32_000))
+        (warning,), header = await told(client, api.path, api.request(stream, max_tokens=32_000))
         [request] = engine.requests
         room = INFO.max_model_len - len(request.prompt)
-        exact = await told(client, api.path, api.asks(stream, max_tokens=room))
+        exact = await told(client, api.path, api.request(stream, max_tokens=room))
     assert (warning["code"], warning["param"], header) == ("max_tokens_clamped", api.most, [warning["message"]])
     assert warning["message"].startswith(f"{api.most}: 32,000 tokens") and f"at most {room} " in warning["message"]
     assert request.params.max_tokens == room
@@ -90,9 +90,9 @@ async def test_more_output_than_there_is_room_for_is_clamped_and_said(agent, eng
 async def test_strict_limits_refuse_instead(agent, engine, name):
     api = APIS[name]
     async with served(engine, agent, strict_limits=True) as client:
-        response = await client.post(api.path, json=api.asks(False, max_tokens=32_000))
+        response = await client.post(api.path, json=api.request(False, max_tokens=32_000))
         text = await response.text()
-        assert (await client.post(api.path, json=api.asks(False))).status == 200
+        assert (await client.post(api.path, json=api.request(False))).status == 200
     assert (response.status, HEADER in response.headers) == (400, False)
     assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
     assert "in the prompt, 32000 in the completion)" in text
@@ -106,13 +106,13 @@ async def test_a_prompt_that_does_not_fit_is_refused_as_ever(agent, engine, name
     given = {"prompt": prompt, "input": prompt, "messages": [TURN | {"content": prompt}]}
     fields = {field: value for field, value in given.items() if field in api.body} | {"max_tokens": 32_000}
     async with served(engine, agent, strict_limits=strict) as client:
-        response = await client.post(api.path, json=api.asks(False, **fields))
+        response = await client.post(api.path, json=api.request(False, **fields))
         text = await response.text()
     assert (response.status, "maximum context length is 512 tokens" in text) == (400, True)
     assert engine.requests == []
 
 
-async def test_what_is_not_asked_for_is_clamped_without_a_word(agent, engine):
+async def test_a_default_is_clamped_without_a_warning(agent, engine):
     """A completion has 16 tokens unless it says otherwise; nobody is misled by fewer."""
     body = {"prompt": [40] * (INFO.max_model_len - 5)}
     async with served(engine, agent) as client:
@@ -130,7 +130,7 @@ async def test_a_prompt_that_is_cut_for_the_output_is_not_cut_to_nothing(agent, 
     assert len(engine.requests[0].prompt) == 500
 
 
-async def test_every_prompt_is_told_of_its_own_room_once(agent, engine):
+async def test_every_prompt_has_one_warning_of_its_own_room(agent, engine):
     body = {"prompt": ["a", "a b c d", "a"], "max_tokens": 600, "n": 2}
     async with served(engine, agent) as client:
         warnings, _ = await told(client, "/v1/completions", body)
@@ -158,13 +158,13 @@ async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine)
 async def test_any_name_is_served_and_answers_tell_the_real_one(agent, engine, name):
     api = APIS[name]
     async with served(engine, agent, aliases=("gpt-4o",)) as client:
-        assert (await client.post(api.path, json=api.asks(False, model="claude"))).status == 404
+        assert (await client.post(api.path, json=api.request(False, model="claude"))).status == 404
         for known in ("toy", "toy:latest", "gpt-4o", "gpt-4o:latest"):
-            assert await told(client, api.path, api.asks(False, model=known)) == ([], [])
+            assert await told(client, api.path, api.request(False, model=known)) == ([], [])
     async with served(engine, agent, any_model=True) as client:
-        response = await client.post(api.path, json=api.asks(False, model="claude"))
+        response = await client.post(api.path, json=api.request(False, model="claude"))
         answer = await response.json()
-        (warning,), header = await told(client, api.path, api.asks(True, model="claude"))
+        (warning,), header = await told(client, api.path, api.request(True, model="claude"))
     assert answer["model"] == ("claude" if name.startswith("ollama") else "toy"), "Ollama's clients see their own word"
     assert (warning["code"], warning["param"]) == ("model_renamed", "model")
     assert [warning["message"]] == header == ["model: 'claude' is served by 'toy'"]
@@ -225,12 +225,12 @@ LATE = [TURN, {"role": "system", "content": "Be kind"}, {"role": "user", "conten
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "ollama"])
-async def test_system_messages_in_the_middle_are_told_as_the_template_can(agent, strict_template, engine, name):
+async def test_system_messages_in_the_middle_are_rendered_as_the_template_can(agent, strict_template, engine, name):
     api = APIS[name]
     async with served(engine, agent) as client:
-        assert await told(client, api.path, api.asks(False, messages=LATE)) == ([], [])
+        assert await told(client, api.path, api.request(False, messages=LATE)) == ([], [])
     async with served(engine, strict_template) as client:
-        (warning,), header = await told(client, api.path, api.asks(False, messages=LATE))
+        (warning,), header = await told(client, api.path, api.request(False, messages=LATE))
     assert (warning["code"], warning["param"], len(header)) == ("system_moved", "messages[1]", 1)
     free, strict = (agent.decode(request.prompt, False) for request in engine.requests)
     assert "<|user|>Tell<|end|><|system|>Be kind<|end|><|user|>Now<|end|>" in free

@@ -1,7 +1,8 @@
 """What steps and drafts cost the engines of tests: given, as an engine hands them to the next one, and never measured.
 
 How busy the machine was while an engine started would otherwise decide what is drafted in it, for as long as it lives.
-``python -m tests.server.known_costs serve ...`` is ``foresay serve ...`` whose engines are given them.
+``python -m tests.server.known_costs serve ...`` is ``foresay serve ...`` whose engines are given them, and learn
+nothing from how long their steps take (``steady/sitecustomize.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,6 +65,7 @@ async def _knowing(process: EngineProcess, reserved: dict[str, int], steps: int,
 
 _open = EngineProcess.open
 if __name__ == "__main__":
+    os.environ["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'steady'}"
     # Those of changed settings would measure again.
     EngineProcess.open = _knowing  # type: ignore[method-assign, assignment]
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -56,13 +57,22 @@ class ScriptedEngine:
     """Says the same tokens to every request, ``run`` of them per step, a step every ``pause`` seconds.
 
     Ends as the real engine does: at the end token, at max_tokens, or where the server found a stop string.
-    fail_after: tokens after which the request breaks. resumed: where it says that it went on for another engine.
+    fail_after: tokens after which a request breaks. hold_after: tokens after which it writes nothing more until it is
+    cancelled. resumed: where it says that it went on for another engine.
     """
 
-    def __init__(self, tokens: Sequence[int], run: int = 1, pause: float = 0.0, fail_after: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        run: int = 1,
+        pause: float = 0.0,
+        fail_after: int | None = None,
+        hold_after: float = math.inf,
+    ) -> None:
         self.status = EngineStatus("ready")
         self.info: EngineInfo | None = INFO
         self.tokens, self.run, self.pause, self.fail_after = list(tokens), run, pause, fail_after
+        self.hold_after = hold_after
         self.requests: list[Request] = []
         self.emitted = self.steps = 0
         self.cancelled: list[str] = []
@@ -96,7 +106,7 @@ class ScriptedEngine:
         limit = request.params.max_tokens or 200
         said = 0
         while True:
-            await asyncio.sleep(self.pause)
+            await (asyncio.sleep(self.pause) if said < self.hold_after else asyncio.Event().wait())
             if self.fail_after is not None and said >= self.fail_after:
                 self._tasks.pop(request.id)
                 sink.fail(EngineFailed("the script breaks here"))

@@ -44,8 +44,7 @@ def test_where_a_model_does_not_pay_hardly_anything_is_lost_whatever_the_start_w
     for seed in range(3):
         busy = Machine(true, right, true.wrong(random.Random(f"{seed}")))
         busy.run(SOON + 150)
-        assert busy.rate(SOON) > 0.985 / true.curve().seconds(1)
-        assert busy.choices[SOON:].count("none") > 75
+        assert busy.rate(SOON) > 0.99 / true.curve().seconds(1)
 
 
 def test_one_measurement_that_is_a_hundred_times_off_does_not_rule_for_long() -> None:

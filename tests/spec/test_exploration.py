@@ -106,7 +106,7 @@ def test_in_vain_it_takes_a_small_share_of_the_time() -> None:
 @pytest.mark.parametrize(("anew", "looked"), [("right", [0, 1, 2, 3]), ("begin", [0])])
 def test_something_right_and_another_text_begin_anew(anew: str, looked: list[int]) -> None:
     looks = Looks()
-    run(looks, 1000, plan=0.0003)
+    run(looks, 3000, plan=0.0003)
     if anew == "right":
         while not looks.due():
             pass
@@ -145,3 +145,23 @@ def test_what_is_right_in_every_fourth_look_is_asked_as_often_as_that_pays(right
             count += 1
             looks.saw({"plan": 0.00025, "forward": 0.001}, 0.0 if count % 4 else right)
     assert count > 950 if pays else count < 200
+
+
+def test_drafts_that_lose_more_than_choices_take_are_chosen_anew() -> None:
+    """Of 1 ms a step where a choice took 0.3: those that gain are drafted on."""
+    looks = Looks()
+    run(looks, 1000, plan=0.0003)
+    for gained, due in ((0.001, False), (-0.001, False), (-0.001, True)):
+        while looks.due():
+            looks.saw({"plan": 0.0003, "forward": 0.001}, 0.0)
+        looks.gained(gained)
+        assert looks.due() is due
+
+
+def test_a_try_that_took_longer_than_expected_is_paid_before_the_next() -> None:
+    exploration, tried = Exploration(), list[int]()
+    for step in range(20_000):
+        if asked(exploration, [PLAIN, way("m", 0.5)], 1)[0]:
+            tried.append(step)
+            exploration.took("m", 3.0, 1.5)
+    assert (0.5 + 1.5) * len(tried) / 20_000 == pytest.approx(PROBING, rel=0.1)

@@ -33,7 +33,7 @@ def test_steps_are_counted_by_who_was_chosen() -> None:
     assert total.news == GAINS
 
 
-def test_another_leader_is_told_once_and_that_none_pays_is_a_warning_once_there_is_evidence(
+def test_another_leader_is_logged_once_and_that_none_pays_is_a_warning_once_there_is_evidence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "foresay.speculation")

@@ -55,18 +55,6 @@ async def test_metrics_need_a_key_and_tell_no_text(service: Service) -> None:
     assert [word for word in hidden if word in text] == []
 
 
-def test_requests_are_shown_to_their_key_alone(service: Service) -> None:
-    telemetry = service.telemetry
-    alice, bob = (caller.tenant for key in (ALICE, BOB) if (caller := KEYS.caller(key)) is not None)
-    for tenant, other, request_id in ((alice, bob, "ali"), (bob, alice, "bob")):
-        [summary] = telemetry.requests(tenant)
-        assert (summary.request_id, summary.finish_reason) == (request_id, "stop")
-        detail = telemetry.request(tenant, summary.id)
-        assert detail is not None and "".join(token.text for token in detail.text) == ANSWER
-        assert telemetry.request(other, summary.id) is None
-    assert telemetry.requests("") == telemetry.requests("eve") == []
-
-
 async def test_what_everybody_sees_holds_no_text(service: Service) -> None:
     telemetry = service.telemetry
     for report, kind in ((await telemetry.snapshot(), Snapshot), (await telemetry.history(), HistoryReport)):

@@ -18,7 +18,7 @@ import pytest
 from foresay.server.observe.telemetry.metrics import REPLICAS, SECTIONS
 from tests.server.live import LiveServer
 from tests.telemetry import page
-from tests.telemetry.scraping import Scrape, Sums, bench_counters, scraped
+from tests.telemetry.scraping import Scrape, Sums, scraped
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "xylophone"
@@ -111,13 +111,6 @@ async def test_every_answer_is_decoded_again_and_no_other_metric_knows(url: str,
         assert now.sum(f"foresay:{name}") == scrape.sum(f"foresay:{name}"), name
 
 
-def test_vllm_bench_reads_the_counters(scrape: Scrape) -> None:
-    counters, positions = bench_counters(scrape.text)
-    assert all(counters.values())
-    rates = [positions[position] / counters["num_drafts"] for position in sorted(positions)]
-    assert rates == sorted(rates, reverse=True) and 0 < rates[0] <= 1
-
-
 #: Of ``iteration_tokens_total``, as vLLM calls its histogram.
 VLLMS = 'non-counter metrics should not have "_total" suffix'
 
@@ -177,11 +170,11 @@ def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None
     }
 
 
-def test_no_text_is_told(scrape: Scrape) -> None:
+def test_metrics_hold_no_text(scrape: Scrape) -> None:
     assert SECRET not in scrape.text and "Once upon" not in scrape.text
 
 
-async def test_openmetrics_is_told_if_asked_for(url: str) -> None:
+async def test_openmetrics_on_request(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
             assert response.headers["Content-Type"].startswith("application/openmetrics-text")
@@ -195,13 +188,13 @@ async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: L
     [engine] = live.engine_processes()
     os.kill(engine, signal.SIGKILL)
     async with aiohttp.ClientSession() as session, asyncio.timeout(180):
-        while (during := await scraped(url)).sum("foresay:engine_up"):
-            await asyncio.sleep(0.01)
+        while (await scraped(url)).sum("foresay:engine_restarts_total") == before.sum("foresay:engine_restarts_total"):
+            await asyncio.sleep(0.1)
         while not await ready(session, url):
             await asyncio.sleep(0.2)
         body = await asked(session, url, ASKS[0])
     after = await scraped(url)
-    assert (during.sum("foresay:engine_up"), after.sum("foresay:engine_up")) == (0, 1)
+    assert after.sum("foresay:engine_up") == 1
     assert after.sum("foresay:engine_restarts_total") == before.sum("foresay:engine_restarts_total") + 1
     shrunk = [
         (name, labels)

@@ -1,4 +1,4 @@
-"""One request's stats beside the engine's own trace of it: the same counts, whatever was cut off."""
+"""One request's stats compared with the engine's own trace of it: the same counts, whatever was cut off."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def without_process(text: bytes) -> list[bytes]:
     return [line for line in text.splitlines() if b"process_" not in line]
 
 
-def test_what_changes_is_told_anew(working: Working) -> None:
+def test_a_scrape_has_what_changed(working: Working) -> None:
     exposition = Exposition(working.telemetry)
     told = []
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_the_history_holds_the_loop_in_short_slices_even_the_first_time() -> Non
     assert sorted(slices)[-5] < BOUND_SECONDS  # some may be those in which somebody else had the processor's caches
 
 
-def test_points_are_told_once_and_tell_the_same(working: Working) -> None:
+def test_points_are_made_once_and_stay_the_same(working: Working) -> None:
     telemetry, history = working.telemetry, working.telemetry._history
     for _ in range(3):
         report, _ = driven(telemetry.history())

@@ -203,7 +203,7 @@ async def test_a_busy_machine_is_named_at_once_and_not_every_ten_seconds(caplog:
     run.steps(10, accepted=3, propose=0.004, forward=0.011, crowded=0.2)
     run.report()
     assert (await run.telemetry.snapshot()).live.crowded == pytest.approx(0)  # that was ten seconds ago
-    assert not caplog.records, "a process of ours beside is no reason to worry anybody"
+    assert not caplog.records, "another process of ours is no reason to worry anybody"
     for _ in range(3):
         run.steps(10, accepted=3, propose=0.004, forward=0.011, crowded=0.5)
         assert (await run.telemetry.snapshot()).live.crowded == pytest.approx(0.5)

@@ -13,7 +13,7 @@ const many = (value, one, more) => [html("b", count(value)), ` ${value === 1 ? o
 export const secondsOf = ({ metrics }) => (metrics.time_to_first_token_ms + metrics.generation_time_ms) / 1000;
 
 /** The figures of a response as those of a request in the list of the dashboard. */
-const FIGURES_SAID = [FIGURES.rate, FIGURES.first, FIGURES.perPass, FIGURES.right];
+const RESPONSE_FIGURES = [FIGURES.rate, FIGURES.first, FIGURES.perPass, FIGURES.right];
 const figuresOf = ({ speculative_decoding: drafting, ...metrics }) => ({
   ...metrics,
   time_to_first_token: metrics.time_to_first_token_ms / 1000,
@@ -46,14 +46,14 @@ export class Answer {
   constructor(title) {
     this.title = title;
     this.steps = new Map();
-    this.said = this.thought = "";
+    this.written = this.thought = "";
     this.text = new ColouredText(`${title}: text coloured by origin`);
     this.markdown = new Markdown();
     this.thinking = html("p.thought", { hidden: true });
     this.strip = new StepStrip(`${title}: passes`);
     this.clock = html("b.clock");
     this.counts = html("p.counts");
-    this.numbers = html("dl.numbers-said");
+    this.numbers = html("dl.figures");
     this.key = html("div");
     this.element = html(
       "article.answer",
@@ -75,19 +75,19 @@ export class Answer {
 
   /** What a delta brought. Without provenance its text has no colour. */
   add({ tokens, steps, text = "", thought = "" }) {
-    const said = tokens.map((token) => ({
+    const shown = tokens.map((token) => ({
       ...token,
       text: token.text + (token.reasoning ?? ""),
       forced: token.origin === "grammar",
     }));
-    this.said += text;
+    this.written += text;
     this.thought += thought;
-    this.text.add(said.length ? said : [{ text: text + thought, drafter: "", depth: 0 }]);
+    this.text.add(shown.length ? shown : [{ text: text + thought, drafter: "", depth: 0 }]);
     for (const step of steps) {
       const more = { drafter: step.drafter ?? "", tokens: 0, sources: [], milliseconds: total(step.ms) };
       this.steps.set(step.step, { ...step, ...more });
     }
-    for (const token of said) {
+    for (const token of shown) {
       const step = this.steps.get(token.step);
       if (!step) continue;
       step.tokens += 1;
@@ -114,8 +114,8 @@ export class Answer {
     this.tokens = usage?.output_tokens;
     this.stop();
     if (metrics) this.clock.textContent = time(secondsOf(response));
-    const said = metrics ? FIGURES_SAID.map((one) => [one.name, say(one, one.request(figuresOf(metrics)))]) : [],
-      known = said.filter(([, value]) => value);
+    const found = metrics ? RESPONSE_FIGURES.map((one) => [one.name, say(one, one.request(figuresOf(metrics)))]) : [],
+      known = found.filter(([, value]) => value);
     this.numbers.replaceChildren(...known.map(([name, value]) => html("div", html("dt", name), html("dd", value))));
     this.element.dataset.tokens = usage?.output_tokens ?? 0;
     this.element.dataset.drafted = drafting?.num_draft_tokens ?? 0;
@@ -135,7 +135,7 @@ export class Answer {
       this.strip.draw(steps);
       this.key.replaceChildren(key(this.text.tokens));
     } else {
-      this.markdown.show(this.said);
+      this.markdown.show(this.written);
       this.thinking.textContent = this.thought;
       this.thinking.hidden = !this.thought;
     }

@@ -12,7 +12,7 @@ const APART = 8.5;
 
 const share = (mark) => `${Number((100 * mark).toPrecision(2))} %`;
 
-/** Shows shares: bars are { label, told, sizes }, a size in each colour of `legend`, which says what it means; lines
+/** Shows shares: bars are { label, text, sizes }, a size in each colour of `legend`, which says what it means; lines
  * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway, with `mark` for its marks; `foot`
  * is under the bars. `table` is what its table says of the data. */
 class BarChart extends Plot {
@@ -22,7 +22,7 @@ class BarChart extends Plot {
     this.table = () => table(this.data);
     const named = Object.entries(legend).filter(([, name]) => name);
     const meanings = entries(named.map(([colour, name]) => ({ colour, name })));
-    this.element = card(about, html("ul.legend", meanings, this.told), this.svg, this.numbers);
+    this.element = card(about, html("ul.legend", meanings, this.readout), this.svg, this.numbers);
   }
 
   get nothing() {
@@ -37,7 +37,7 @@ class BarChart extends Plot {
       y = scale(0, marks.at(-1), HEIGHT - BOTTOM, TOP),
       slot = (right - LEFT) / bars.length,
       every = Math.ceil((APART * Math.max(...bars.map(({ label }) => label.length))) / slot),
-      parts = bars.map(({ told }) => told);
+      parts = bars.map(({ text }) => text);
     return {
       height: HEIGHT,
       marks: [
@@ -66,7 +66,7 @@ class BarChart extends Plot {
     return svg("g.bar", hit, sizes.map(bar), below);
   }
 
-  /** A line across the bars, its name beside it: left of the first one, right of the others if there is room. */
+  /** A line across the bars, its name next to it: left of the first one, right of the others if there is room. */
   _line(name, x, row, bottom) {
     const after = row > 0 && x + 30 < this.width;
     return [
@@ -86,10 +86,10 @@ function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
     const shares = [now.cumulative, hour.cumulative, now.conditional, hour.conditional].map((all) => all[index]),
       [all, before, given, givenBefore] = shares.map((one) => percent(one)),
       label = depthName(index + 1),
-      told =
+      text =
         `token ${label}: right in ${all} of the drafts, ${given} of those right before it; ` +
         `in the last hour ${before}, ${givenBefore}`;
-    return { label, told, cells: [all, given, before, givenBefore], sizes: shares.slice(0, 3).map((one) => one ?? 0) };
+    return { label, text, cells: [all, given, before, givenBefore], sizes: shares.slice(0, 3).map((one) => one ?? 0) };
   });
   return { bars, lines: [] };
 }
@@ -116,7 +116,7 @@ function histogram(counts, bounds) {
       within = high < Infinity ? `${low ? time(low) : "0"} to ${time(high)}` : `above ${time(low)}`,
       label = high < Infinity ? String(Number((1000 * high).toPrecision(3))) : "∞";
     const cells = [count(times), percent(times / all, 1)];
-    return { label, within, cells, told: `${within}: ${cells[0]} (${cells[1]})`, sizes: [times / all] };
+    return { label, within, cells, text: `${within}: ${cells[0]} (${cells[1]})`, sizes: [times / all] };
   });
   const lines = Object.entries({ half: 0.5, "99 %": 0.99 }).map(([name, share]) => {
     const { place, value } = quantile(counts, edges, share * all);
@@ -130,7 +130,7 @@ const DEPTH_HEADS = ["token of the draft", "right", "right if the one before was
 function rowsOf(woken) {
   const bars = woken.map(({ rows, steps, experts }) => {
     const cells = [number(experts), count(steps)];
-    return { label: `${rows}`, told: `up to ${rows} rows: ${cells[0]} experts`, cells, sizes: [experts] };
+    return { label: `${rows}`, text: `up to ${rows} rows: ${cells[0]} experts`, cells, sizes: [experts] };
   });
   return { bars, lines: [] };
 }

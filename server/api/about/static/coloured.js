@@ -1,4 +1,4 @@
-// What was said: text coloured by who said each token, and the steps that made it.
+// An answer: text coloured by who wrote each token, and the steps that made it.
 
 import { html, svg } from "./elements.js";
 import { time } from "./format.js";
@@ -15,26 +15,26 @@ function about({ text, drafter, depth, forced, step }) {
   return `${JSON.stringify(text)}: ${forced ? "forced by the grammar" : drafted}${which}`;
 }
 
-/** Text in the colours of drafters, the deeper the stronger, or in none where the model said it itself. As colour
+/** Text in the colours of drafters, the deeper the stronger, or in none where the model wrote it itself. As colour
  * alone tells nothing to some, a token has as many lines below it as it lies deep, up to four. Tokens are { text,
- * drafter, depth, forced, step? }; one is told about when pointed at or reached by arrow keys. */
+ * drafter, depth, forced, step? }; one is described when pointed at or reached by arrow keys. */
 export class ColouredText {
   constructor(label) {
     this.tokens = [];
-    this.told = html("p.told");
+    this.readout = html("p.readout");
     this.place = html("div.coloured", { tabindex: 0, role: "group", "aria-label": label });
-    this.element = html("div", this.place, this.told);
+    this.element = html("div", this.place, this.readout);
     readable(this.place, "span", (index) => {
-      this.told.textContent = index === null ? "" : about(this.tokens[index]);
+      this.readout.textContent = index === null ? "" : about(this.tokens[index]);
     });
   }
 
   add(tokens) {
-    const said = tokens.filter(({ text }) => text);
+    const visible = tokens.filter(({ text }) => text);
     const span = (token) =>
       token.depth ? shade("span", source(token), token.depth, token.text) : html("span.t.own", token.text);
-    this.tokens.push(...said);
-    this.place.append(...said.map(span));
+    this.tokens.push(...visible);
+    this.place.append(...visible.map(span));
   }
 }
 
@@ -61,9 +61,9 @@ const aboutStep = ({ step, drafter, drafted, accepted, tokens, milliseconds }) =
  * [{ step, drafter, drafted, accepted, tokens, milliseconds, sources }]: whose each accepted token was. */
 export class StepStrip extends Plot {
   constructor(label) {
-    super(label, html("p.told"), "step");
+    super(label, html("p.readout"), "step");
     this.data = [];
-    this.element = html("div.strip", this.svg, this.told);
+    this.element = html("div.strip", this.svg, this.readout);
   }
 
   drawn(width) {

@@ -2,7 +2,7 @@
 
 import { percent, time } from "./format.js";
 
-/** Races that a verdict takes, beside the first pair of answers, which finds nothing warm. */
+/** Races that a verdict takes, not counting the first pair of answers, which finds nothing warm. */
 export const ENOUGH = 3;
 const EQUAL = 1.03; // within this factor both ways are as fast, as in spec/acceptance.py
 const SCATTERED = 3; // races whose ratios lie farther apart do not tell

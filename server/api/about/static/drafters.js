@@ -41,9 +41,9 @@ class TreeChart extends Plot {
   constructor() {
     const named = { id: "tree", title: "Which guesses were right", term: "draft tree" },
       note = "From left to right: the first, second, third guessed token and so on; the darker, the more often right.";
-    super(named.title, html("p.note.told"), "node");
+    super(named.title, html("p.note.readout"), "node");
     this.data = { nodes: [], trees: 0 };
-    this.element = card({ ...named, note }, this.svg, this.told, this.numbers);
+    this.element = card({ ...named, note }, this.svg, this.readout, this.numbers);
   }
 
   get nothing() {
@@ -127,17 +127,17 @@ function row(name, now, hour, shadow) {
 
 export function drafters(state) {
   const body = html("tbody"),
-    beside = html("p.note"),
+    notes = html("p.note"),
     tree = new TreeChart(),
     about = { id: "drafters", title: "Drafters compared", term: "acceptance by drafter", note: NOTE },
-    compared = card(about, table(`${about.title}: table`, HEADS, body), beside);
+    compared = card(about, table(`${about.title}: table`, HEADS, body), notes);
   const draw = () => {
     const { drafters: now, drafters_hour: hour, shadows, nodes, accepted_by_depth: depths } = state.snapshot;
     const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort(),
       rates = (all, name) => all.find((one) => one.drafter === name),
       rows = names.map((name) => row(name, rates(now, name), rates(hour, name)));
     body.replaceChildren(...rows, ...shadows.map((one) => row(one.drafter, one, one, one)));
-    beside.textContent = shadows.map(shadowNote).join(" ");
+    notes.textContent = shadows.map(shadowNote).join(" ");
     compared.hidden = !body.children.length;
     tree.draw({ nodes, trees: depths.drafts });
   };

@@ -20,7 +20,7 @@ function shape(widths) {
   return fact("shape", `drafts up to ${times(widths.length, "1 token", "tokens")}`, why);
 }
 
-/** What the re-runs found; nothing where nobody asked for any. */
+/** What the re-runs found; nothing where none was requested. */
 function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
   if (!share && !checked) return [];
   const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again without drafts in idle time`,
@@ -186,9 +186,9 @@ export function showTiles({ live }) {
   tiles ??= TILES.map(made);
   keep(byId("tiles"), tiles.map(({ element }) => element));
   for (const [index, { element, value, unit, rest }] of tiles.entries()) {
-    const said = TILES[index].value(live);
-    element.hidden = !said;
-    [value.textContent, unit.textContent] = said.split(" ");
+    const text = TILES[index].value(live);
+    element.hidden = !text;
+    [value.textContent, unit.textContent] = text.split(" ");
     rest.textContent = TILES[index].rest(live);
   }
 }

@@ -33,7 +33,7 @@ class TimeChart extends Plot {
   constructor(timeline, state, panels, about) {
     super(about.title, html("ul.legend"));
     Object.assign(this, { timeline, state, panels, when: html("span.when") });
-    this.element = card({ ...about, beside: this.when }, this.told, this.svg, this.numbers);
+    this.element = card({ ...about, aside: this.when }, this.readout, this.svg, this.numbers);
     pointing(this.svg, point, ({ offsetX }) => this._momentAt(offsetX), () => this._keys());
     charts.push(this);
   }
@@ -129,10 +129,10 @@ class TimeChart extends Plot {
     this.cursor.setAttribute("visibility", moment !== null && moment >= from ? "visible" : "hidden");
     this.cursor.setAttribute("transform", `translate(${this.x(Math.min(moment, now))})`);
     this.when.textContent = resting ? "last minute" : clock(moment);
-    const told = this.series(this.bins).map((one) => ({ ...one, value: say(one, value(one)) }));
-    const values = told.filter(({ value }) => value).map(({ name, value }) => `${name} ${value}`);
+    const shown = this.series(this.bins).map((one) => ({ ...one, value: say(one, value(one)) }));
+    const values = shown.filter(({ value }) => value).map(({ name, value }) => `${name} ${value}`);
     const what = bin ? `${resting ? "last minute" : clock(bin.at)}, ${values.join(", ")}` : "nothing at this time";
-    this.read = { hint: entries(told), all: `${what}. Arrow keys move in time.` };
+    this.read = { hint: entries(shown), all: `${what}. Arrow keys move in time.` };
     super.tell();
   }
 
@@ -173,7 +173,7 @@ const nodes = series("tokens drafted at a time", "ink", (bin) => ratio(bin.draft
 const running = series("running", "now", (bin) => bin.running, count);
 const waiting = series("waiting", "propose", (bin) => bin.waiting, count);
 
-/** The speed-up where it is as unsure as asked for; elsewhere there is nothing to tell. */
+/** The speed-up where it is as unsure as requested; elsewhere nothing. */
 const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
 const speedUp = (name, colour, wanted) => {
   const { bin: of, live, text } = FIGURES.speedUp;
@@ -216,7 +216,7 @@ function leftOut(timeline, state) {
   return { element, draw };
 }
 
-/** All of them, in the order in which they are read. state: what the feed told last. */
+/** All of them, in the order in which they are read. state: the last event of the feed. */
 export function overTime(timeline, state) {
   const chart = (id, title, term, note, panels) => new TimeChart(timeline, state, panels, { id, title, term, note });
   const speed = "How fast answers are written, how many times as fast as without drafts, and how soon they begin.";

@@ -33,7 +33,7 @@ export class Playground {
     this.place = place;
     this.session = new Session();
     this.settings = new Settings();
-    this.said = [];
+    this.history = [];
     this.coloured = false;
     this.server = null;
     this.turns = html("div.turns");
@@ -106,7 +106,7 @@ export class Playground {
       ...ideas.map(([label, text]) => html("button.quiet", { type: "button", onclick: take(text) }, label)),
       html("span.note", toy && TOY),
     );
-    if (untouched && !this.said.length) this.prompt.value = ideas[0][1];
+    if (untouched && !this.history.length) this.prompt.value = ideas[0][1];
   }
 
   /** What is known of the server, each second: who may draft, and whether its answers are exact. */
@@ -135,9 +135,9 @@ export class Playground {
     this.session.cancel();
   }
 
-  /** Forget what was said. */
+  /** Forget the conversation. */
   _begin() {
-    this.said = [];
+    this.history = [];
     this.turns.replaceChildren();
     this._say("", "");
     this._busy(false);
@@ -148,14 +148,14 @@ export class Playground {
   async _submit() {
     if (this.busy || !this.prompt.value.trim()) return;
     const prompt = this.prompt.value,
-      input = [...this.said, { role: "user", content: prompt }],
+      input = [...this.history, { role: "user", content: prompt }],
       turn = html("section.turn", html("p.user", prompt));
     this.turns.append(turn);
     this.prompt.value = "";
     this._busy(true);
     this._say("", "");
     const response = await this._answered(turn, prompt, input);
-    if (response) this.said = [...input, { role: "assistant", content: textOf(response) }];
+    if (response) this.history = [...input, { role: "assistant", content: textOf(response) }];
     else {
       turn.remove();
       this.prompt.value ||= prompt;
@@ -163,7 +163,7 @@ export class Playground {
     this._busy(false);
   }
 
-  /** The response that the conversation goes on with; null if there is none, and why is said. */
+  /** The response that the conversation goes on with; null if there is none, and why is shown. */
   async _answered(turn, prompt, input) {
     let response = null;
     try {

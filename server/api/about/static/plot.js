@@ -5,9 +5,9 @@ import { html, svg } from "./elements.js";
 /** Room around what is drawn, in pixels. */
 export const [LEFT, RIGHT, TOP] = [40, 8, 8];
 
-/** A card with a title, the field's term for it, something beside it, a note, and the rest. */
-export const card = ({ id, title, term, note, beside }, ...rest) => {
-  const head = html("h2", html("span", title, term && html("small", ` ${term}`)), beside);
+/** A card with a title, the field's term for it, something next to it, a note, and the rest. */
+export const card = ({ id, title, term, note, aside }, ...rest) => {
+  const head = html("h2", html("span", title, term && html("small", ` ${term}`)), aside);
   return html("section.card.chart", { id, "aria-label": title }, head, html("p.note", note), rest);
 };
 
@@ -16,16 +16,17 @@ export const entries = (all) =>
   all.map(({ name, colour, value }) => html("li", html("i.swatch", { colour }), name, value && html("b", ` ${value}`)));
 
 /** Something that is drawn again when its width or its `data` is another one; while there is `nothing` to show, its
- * `element` is hidden. Each kind has `drawn(width)`: its `height`, its `marks`, and what is told: a sentence of each of
- * its `parts`, which are the marks of class `part`, or while a reader chooses none, `hint` in the element `told` for
- * those who see it, and `all` for those who hear it. Those in a card have `table()` too: heads, and rows of cells. */
+ * `element` is hidden. Each kind has `drawn(width)`: its `height`, its `marks`, and what a reader is shown: a sentence
+ * of each of its `parts`, which are the marks of class `part`, or while a reader chooses none, `hint` in the element
+ * `readout` for those who see it, and `all` for those who hear it. Those in a card have `table()` too: heads, and rows
+ * of cells. */
 export class Plot {
   get nothing() {
     return false;
   }
 
-  constructor(label, told, part) {
-    Object.assign(this, { label, told, part });
+  constructor(label, readout, part) {
+    Object.assign(this, { label, readout, part });
     this.svg = svg("svg.plot", { tabindex: 0, role: "img", "aria-label": label });
     new ResizeObserver(([{ contentRect }]) => {
       const before = this.width;
@@ -74,7 +75,7 @@ export class Plot {
   tell(index) {
     this.index = index;
     const { parts = [], hint = [], all } = this.read;
-    this.told.replaceChildren(...[parts[index] ?? hint].flat());
+    this.readout.replaceChildren(...[parts[index] ?? hint].flat());
     this.svg.setAttribute("aria-label", `${this.label}: ${parts[index] ?? all}`);
   }
 }

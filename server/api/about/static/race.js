@@ -67,13 +67,13 @@ export class Race {
    * they find nothing of earlier answers. So neither profits from the other, or suffers.
    */
   async _both(fields, seen = false) {
-    const asked = { ...fields, cache_salt: `race ${random(2 ** 48)}` },
+    const request = { ...fields, cache_salt: `race ${random(2 ** 48)}` },
       runs = [];
     for (const [index, title] of TITLES.entries()) {
-      await this.run(true, { ...asked, generate: false }, () => {});
+      await this.run(true, { ...request, generate: false }, () => {});
       if (this.stopped) return null;
       if (seen) this._say(`Measuring: ${title.toLowerCase()}`, "One after the other, so that neither slows the other.");
-      runs.push(await this._measured(index === 1, asked, seen ? this.lanes[index] : null));
+      runs.push(await this._measured(index === 1, request, seen ? this.lanes[index] : null));
     }
     if (this.stopped) return null;
     this.times.push(runs.map((run) => run.seconds));

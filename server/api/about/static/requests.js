@@ -11,7 +11,7 @@ const ENDS = { stop: "complete", length: "token limit", tool_calls: "tool call",
 
 const COLUMNS = [
   ["when", (one) => clock(one.started)],
-  ["prompt, and how it was answered", asked],
+  ["prompt, and how it was answered", promptLines],
   ["prompt tokens", readAndReused],
   ["answer tokens", (one) => count(one.output_tokens)],
   figure(FIGURES.first),
@@ -23,8 +23,8 @@ const COLUMNS = [
 /** So many are shown at first. */
 const FEW = 8;
 
-/** What was asked for, in two lines: the prompt's first words, and below who drafted how. */
-function asked({ prompt, drafters, temperature, seed, differs }) {
+/** The request in two lines: the prompt's first words, and below who drafted how. */
+function promptLines({ prompt, drafters, temperature, seed, differs }) {
   const who = Object.keys(drafters).sort().join(", ");
   const how = [who ? `drafts by ${who}` : "no drafts", `temperature ${temperature}`];
   if (seed !== null) how.push(`seed ${seed}`);

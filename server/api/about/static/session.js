@@ -23,11 +23,11 @@ export class Session {
     return new Promise((resolve, reject) => {
       this.running = { resolve, reject, more };
       this.socket.send(JSON.stringify({ type: "response.create", model: model(), provenance: true, ...fields }));
-      if (this.stopped) this.cancel(); // asked for while the socket was being opened
+      if (this.stopped) this.cancel(); // requested while the socket was being opened
     });
   }
 
-  /** End what runs; it keeps what it has said. */
+  /** End what runs; its text stays. */
   cancel() {
     this.stopped = true;
     if (this.running) this.socket.send(JSON.stringify({ type: "response.cancel" }));
@@ -35,7 +35,7 @@ export class Session {
 
   async _open() {
     if (this.socket?.readyState === WebSocket.OPEN) return;
-    await ask("v1/models"); // a handshake that is refused says nothing to a page: whatever is wrong is told here
+    await ask("v1/models"); // a handshake that is refused says nothing to a page: what is wrong is shown here
     const socket = (this.socket = openSocket());
     socket.onmessage = ({ data }) => this._take(JSON.parse(data));
     await new Promise((resolve, reject) => {

@@ -35,7 +35,7 @@ export class Settings {
     this._tell();
   }
 
-  /** Names the drafters that may be asked for. */
+  /** Names the drafters that may be chosen. */
   offer(drafters) {
     const names = ["auto", ...drafters];
     if (names.join() === [...this.method.options].map((option) => option.value).join()) return;
@@ -73,12 +73,12 @@ export class Settings {
     if (!this.usual) return (this.line.textContent = "sampling: known once the model is loaded");
     const own = SAMPLED.filter((name) => this.numbers.get(name)?.value),
       used = SAMPLED.map((name) => [name, this.numbers.get(name)?.value || this.usual[name]]),
-      said = used.filter(([, value]) => value ?? false).map(([name, value]) => `${name.replace("_", "-")} ${value}`);
+      parts = used.filter(([, value]) => value ?? false).map(([name, value]) => `${name.replace("_", "-")} ${value}`);
     const source = own.length
       ? `${own.map((name) => name.replace("_", "-")).join(" and ")} as set here`
       : this.usual.recommended.length
         ? `${this.usual.recommended.map((name) => name.replace("_", "-")).join(" and ")} as the model recommends`
         : "the usual values: the model recommends none";
-    this.line.textContent = `${said.join(", ")} (${source})`;
+    this.line.textContent = `${parts.join(", ")} (${source})`;
   }
 }
