@@ -113,7 +113,7 @@ async def harm(server: LiveServer, client: aiohttp.ClientSession, signals: list[
         [engine] = server.engine_processes()
         os.kill(engine, number)
         least = 4
-        while server.engine_processes() == [engine]:
+        while (left := server.engine_processes()) == [engine] or len(left) != 1:
             await asyncio.sleep(0.02)
 
 
