@@ -123,7 +123,7 @@ class DraftModelDrafter(TreeDrafter):
         table, filled = sequence.table, self._filled(sequence)
         stop = min(table.length, filled + CATCH_UP_ROWS)
         if stop > filled:
-            self.model.run([Rows(table, self._text(sequence.tokens[filled:stop]), filled, wanted="none")])
+            self.model.run([Rows(table, self._text(sequence.tokens[filled:stop]), filled, logits="none")])
             self.model.store.mark(table, stop)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:

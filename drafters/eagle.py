@@ -98,7 +98,7 @@ class EagleDrafter(FeatureDrafter):
             if stop > start:
                 tokens = torch.tensor(sequence.tokens[start:stop])
                 hidden = self.rows[table.slots(start - 1, stop - 1)]
-                self.head.run([Rows(table, tokens, start, wanted="none")], hidden, self.store)
+                self.head.run([Rows(table, tokens, start, logits="none")], hidden, self.store)
             self.store.mark(table, stop)
 
     def reach(self, levels: int) -> int:

@@ -298,7 +298,7 @@ class Growth:
         self._candidates += kept.tokens.shape[1]
         self._rows += len(going)
         tokens, parent_rows, words, scores = (
-            _columns_of(each, going, plan) for each in (kept.tokens, kept.places, kept.words, kept.scores)
+            _columns_of(each, going, plan) for each in (kept.tokens, kept.indices, kept.words, kept.scores)
         )
         if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))

@@ -108,7 +108,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         reserved, begun, stop = text.reserve(), text.at, text.at + rows
         assert reserved, "there are state pages for all texts"
         read = self._text(sequence.tokens[begun:stop])
-        self.model.run([Rows(table, read, begun, wanted="none", state=text)])
+        self.model.run([Rows(table, read, begun, logits="none", state=text)])
         text.read(rows)
         self.model.store.mark(table, stop)
         if begun < sequence.prompt_length <= stop + 1:

@@ -28,7 +28,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
-Wanted = Literal["none", "last", "all"]
+LogitRows = Literal["none", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Rows:
 
     tokens: one for each row, a list or int64[R] on the host. nodes: which tree node each row is (its slot past
     ``base``); None for a chain, where row i is node i at depth i. words: for each row the ancestor word over nodes,
-    itself included; None for a chain. wanted: the rows whose logits are needed.
+    itself included; None for a chain. logits: the rows whose logits are computed.
     tree: the last rows are its nodes: a token is sampled at each, with this sampling and noise. None: nothing is
     sampled.
     state: of recurrent layers; None: the table's, which is the target's.
@@ -52,7 +52,7 @@ class Rows:
     base: int
     nodes: Sequence[int] | None = None
     words: Sequence[int] | None = None
-    wanted: Wanted = "all"
+    logits: LogitRows = "all"
     tree: DraftTree | None = None
     sampling: SamplingParams | None = None
     noise: Noise | None = None
@@ -100,8 +100,8 @@ class FeatureRequest:
 class Forward:
     """The result of one forward pass.
 
-    held: fp32, the logits of the wanted rows of all sequences in order, perhaps followed by others. starts: where each
-    sequence's rows begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H]
+    held: fp32, the logits of all sequences in order, perhaps followed by others. starts: where each
+    sequence's begin there (one more entry than sequences). features: by name (``"final"``, ``"layer.3"``), [R, H]
     over all rows. of_mixtures: int64[L], how many experts of each mixture had any of the rows; None: there are none.
     """
 

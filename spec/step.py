@@ -30,10 +30,10 @@ from foresay.spec.protocols import (
     Drafter,
     FeaturesOfPath,
     Forward,
+    LogitRows,
     Rows,
     Verified,
     Verifier,
-    Wanted,
     by_sequence,
     reader_of,
 )
@@ -294,10 +294,10 @@ def _rows(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
         return Rows.of_tree(table, tree, sequence)
     reaches = scheduled.shape is not None
     chunk = sequence.tokens[table.length : table.length + scheduled.prefill + reaches]
-    wanted: Wanted = "all" if sequence.scoring else "last" if reaches else "none"
+    logits: LogitRows = "all" if sequence.scoring else "last" if reaches else "none"
     if not reaches:
-        return Rows(table, chunk, table.length, wanted=wanted)
-    return Rows(table, chunk, table.length, None, None, wanted, tree, sequence.sampling, sequence.noise)
+        return Rows(table, chunk, table.length, logits=logits)
+    return Rows(table, chunk, table.length, None, None, logits, tree, sequence.sampling, sequence.noise)
 
 
 def _of_nodes(forward: Forward, index: int, rows: Rows) -> Tensor:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from foresay.kvpaging import StatePages, WindowPages
 from foresay.kvpaging.states import TextState
-from foresay.spec.protocols import Rows, Wanted
+from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.graphs.staging import Column, PageTables, Staged
-from foresay.verifier.ops.attention import find_places
+from foresay.verifier.ops.attention import plan_attention
 from foresay.verifier.ops.records import SAMPLING, AttentionMetadata, RowSampling, SamplingColumns, StateRows
 
 
@@ -42,7 +42,7 @@ class StaticRows:
 
     tokens, positions, slots: int64[R]. groups: of all rows, in order; padding belongs to the last. logits_indices:
     int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], the number of actual rows,
-    and of actual wanted rows, if that is only known when the pass runs; None: all are. windowed: the same rows for
+    and of actual rows with logits, if that is only known when the pass runs; None: all are. windowed: the same rows for
     sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
     """
 
@@ -62,9 +62,9 @@ class StaticRows:
         return self.windowed if windowed and self.windowed is not None else self
 
 
-def _layout(part: Rows) -> tuple[int, Wanted, bool, int]:
+def _layout(part: Rows) -> tuple[int, LogitRows, bool, int]:
     """Everything that determines the layout of a batch."""
-    return len(part.tokens), part.wanted, part.words is None, 0 if part.tree is None else len(part.tree)
+    return len(part.tokens), part.logits, part.words is None, 0 if part.tree is None else len(part.tree)
 
 
 def is_text(part: Rows) -> bool:
@@ -73,27 +73,27 @@ def is_text(part: Rows) -> bool:
 
 
 class Sizes(NamedTuple):
-    """Capacity: rows, sequences, pages of a table and wanted rows; on a device, how many of the sequences are texts,
-    and their rows, which are the last."""
+    """Capacity: rows, sequences, pages of a table and rows with logits; on a device, how many sequences are texts, and
+    their rows, which are the last."""
 
     rows: int
     sequences: int
     pages: int
-    wanted: int
+    logits: int
     texts: int = 0
     text_rows: int = 0
 
     @classmethod
     def of(cls, rows: Sequence[Rows]) -> Sizes:
         """Exactly what these rows need."""
-        count = pages = wanted = texts = text_rows = 0
+        count = pages = logits = texts = text_rows = 0
         for part in rows:
             own = len(part.tokens)
             count, pages = count + own, max(pages, len(part.table.pages))
-            wanted += own if part.wanted == "all" else part.wanted == "last"
+            logits += own if part.logits == "all" else part.logits == "last"
             if is_text(part):
                 texts, text_rows = texts + 1, text_rows + own
-        return cls(count, len(rows), pages, wanted, texts, text_rows)
+        return cls(count, len(rows), pages, logits, texts, text_rows)
 
     def takes(self, rows: Sequence[Rows]) -> bool:
         """Whether a captured pass of this size can run these rows: texts as many as it has, with little padding."""
@@ -127,13 +127,13 @@ class ForwardBatch:
 
     windows: the window pages, if sliding-window layers keep their rows in those. states: the state pages, if there are
     recurrent layers. drafted: whether any tree is more than its root: roots need no accept walk. starts: where the
-    wanted rows of each sequence begin, and their number. tensors: what is read. Of R rows, W of them wanted, and B
-    trees of up to N nodes::
+    rows with logits of each sequence begin, and their number. tensors: what is read. Of R rows, W of them with logits,
+    and B trees of up to N nodes::
 
         tokens, words    int64[R]       of each row; ancestor words of tree nodes
-        counts           int64[3]       rows, wanted rows, sequences
+        counts           int64[3]       rows, rows with logits, sequences
         nodes            int64[B]       nodes of each tree; 0 for only a root, and without a tree
-        parents, indices int64[B, N]    of each node, its parent, and its index among the wanted rows
+        parents, indices int64[B, N]    of each node, its parent, and its index among the rows with logits
     """
 
     def __init__(
@@ -149,12 +149,12 @@ class ForwardBatch:
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
             "tokens": (rows, torch.int64), "words": (rows, torch.int64),
-            "logits_indices": ((sizes.wanted,), torch.int64), "counts": ((3,), torch.int64),
+            "logits_indices": ((sizes.logits,), torch.int64), "counts": ((3,), torch.int64),
             "lengths": (sequences, torch.int32), "is_prefill": (sequences, torch.int32),
             "offsets": ((sizes.sequences + 1,), torch.int32), "tables": ((sizes.sequences, sizes.pages), torch.int32),
         }  # fmt: skip
-        if sizes.wanted:
-            columns |= {_SAMPLE + name: ((sizes.wanted,), dtype) for name, dtype in SAMPLING.items()}
+        if sizes.logits:
+            columns |= {_SAMPLE + name: ((sizes.logits,), dtype) for name, dtype in SAMPLING.items()}
             columns |= {
                 "parents": (trees, torch.int64),
                 "indices": (trees, torch.int64),
@@ -174,11 +174,11 @@ class ForwardBatch:
             columns |= {"text_offsets": ((sizes.texts + 1,), torch.int32)}
         self._staged = Staged(device, columns)
         self.tensors = self._staged.tensors
-        if sizes.wanted:
+        if sizes.logits:
             self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
         self._tables, self._slots = PageTables(self._staged, windows), ["slots"]
         self._slots += [] if windows is None else [_WINDOW + "slots"]
-        self._layout: list[tuple[int, Wanted, bool, int]] = []
+        self._layout: list[tuple[int, LogitRows, bool, int]] = []
         self._at: list[tuple[int, int]] = []
         self._sampled: list[tuple[SamplingParams, int] | None] = []
 
@@ -196,13 +196,13 @@ class ForwardBatch:
 
     @property
     def sampling(self) -> RowSampling:
-        """How a token is sampled from each of the wanted rows."""
+        """How a token is sampled from each of the rows with logits."""
         return RowSampling(*(self.tensors[_SAMPLE + name] for name in SAMPLING))
 
     def _laid_out(self, pages: str) -> StaticRows:
         """pages: prefix of the columns of pages; "": the pool's."""
         there = self.tensors
-        rows, wanted, sequences = there["counts"].split(1)
+        rows, logits, sequences = there["counts"].split(1)
         paged = AttentionMetadata(
             there[pages + "tables"], self._size, there["lengths"], there["offsets"], there["words"]
         )
@@ -214,10 +214,10 @@ class ForwardBatch:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
             given = there["tokens"], there["positions"], slots, groups, there["logits_indices"]
             return StaticRows(*given, states=states)
-        places = find_places(paged, self.sizes.rows, rows)
+        plan = plan_attention(paged, self.sizes.rows, rows)
         groups = (RowGroup(slice(0, self.sizes.rows), paged),)
         return StaticRows(
-            there["tokens"], places.positions, places.own, groups, there["logits_indices"], rows, wanted, None, states
+            there["tokens"], plan.positions, plan.own, groups, there["logits_indices"], rows, logits, None, states
         )
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
@@ -265,7 +265,7 @@ class ForwardBatch:
         return torch.cat([rows[part] for part in written])
 
     def _lay_out(self, rows: Sequence[Rows]) -> None:
-        """Write where the rows of each sequence are, which are wanted, and which of those are its tree's."""
+        """Write where the rows of each sequence are, which have logits, and which of those are its tree's."""
         to, trees = self._staged.arrays, [part.tree for part in rows]
         self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
         self._sampled, self._at, self.starts, number, row = [None] * len(rows), [], [0], 0, 0
@@ -276,13 +276,13 @@ class ForwardBatch:
             row, number = max((row, number), self.sizes.of_trees) if text else (row, number)
             end = row + len(part.tokens)
             self._write_offset(part, number, end, text)
-            first = {"all": row, "last": end - 1, "none": end}[part.wanted]
+            first = {"all": row, "last": end - 1, "none": end}[part.logits]
             self.starts.append(self.starts[-1] + end - first)
             to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)
             self._at.append((number, row))
             number, row = number + 1, end
         to["counts"][:] = row, self.starts[-1], len(rows)
-        if self.sizes.wanted:
+        if self.sizes.logits:
             self._lay_out_trees(trees)
 
     def _write_offset(self, part: Rows, number: int, end: int, text: bool) -> None:
@@ -294,7 +294,7 @@ class ForwardBatch:
             to["text_offsets"][number - first + 1 :] = end - first_row
 
     def _lay_out_trees(self, trees: Sequence[DraftTree | None]) -> None:
-        """Write which of the wanted rows are nodes; a tree with only a root is left out of the walk."""
+        """Write which of the rows with logits are nodes; a tree with only a root is left out of the walk."""
         to = self._staged.arrays
         to["nodes"][:] = 0
         for index, (tree, last) in enumerate(zip(trees, self.starts[1:], strict=True)):

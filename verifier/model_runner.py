@@ -142,7 +142,7 @@ class GraphRunner:
             if self._store.device.type != "cpu":
                 self._woken = woken_of(self._spans)
         yield
-        if not self.sizes.wanted:
+        if not self.sizes.logits:
             return
         with torch.inference_mode():
             self._sampled = sample_rows(self._logits, self._batch.sampling, None, self._batch.tensors["counts"][1:2])

@@ -1,10 +1,8 @@
 """``foresay bench``: measures what speculation gains on this machine, for these models. ``foresay selfcheck``: checks
 that the tokens on this machine are those of plain decoding.
 
-Each round of a bench decodes every prompt with the drafter and without, in turns, so that a machine that slows down
-slows both. Both ways give the same tokens if the engine is exact, and the report says whether they did. Speeds are
-medians, and the speed-up is the quotient of the two that are printed. A gain that may be due to other programs or
-chance is not reported as one: then the report says that it cannot tell.
+Each round of a bench decodes every prompt with the drafter and without, in turns. Both ways give the same tokens if the
+engine is exact, and the report says whether they did, or that it cannot tell whether drafts gain.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,11 @@ from foresay.spec.names import NONE, SUFFIX
 
 if TYPE_CHECKING:
     from foresay.drafters.training.prompts import Prompt
+    from foresay.server.cli.measure import Written
     from foresay.server.cli.selfcheck_prompts import SelfCheckReport
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import Completion
+    from foresay.spec.request import EngineInfo
     from foresay.spec.sampling import SamplingParams
-    from foresay.spec.trace import Statistics
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
@@ -132,23 +132,27 @@ def measure(
 ) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report. engines: by name of the way to draft,
     including ``none``. progress: called with the number of answers so far."""
+    from foresay.server.cli.measure import Written, in_turns
     from foresay.server.cli.selfcheck_prompts import begun
 
-    kept: dict[str, list[Completion]] = {name: [] for name in engines}
-    crowded: list[float] = []
+    kept: dict[str, list[Written]] = {name: [] for name in engines}
     prompts = [_as_chat(engines[NONE], prompt) for prompt in prompts]
-    written = 0
+    written = count(1)
+
+    def write(prompt: Prompt, params: SamplingParams, name: str) -> Written:
+        completion = begun(engines[name], prompt, params, config.stop).result()
+        progress(next(written))
+        assert completion.statistics is not None, "a completion that ran to its end has statistics"
+        return Written(completion.token_ids, completion.statistics, engines[name].crowded)
+
     for number in range(config.rounds + 1):
         params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
         for prompt in prompts:
-            for name in list(engines) if number % 2 else list(engines)[::-1]:
-                completion = begun(engines[name], prompt, params, config.stop).result()
-                progress(written := written + 1)
-                if number > 0:
-                    kept[name].append(completion)
-                    crowded.append(engines[name].crowded)
-    drafters = {name: engine.info.drafter for name, engine in engines.items()}
-    return _report(kept, drafters, mean(crowded), len(prompts)) | {
+            texts = in_turns(list(engines), number + 1, partial(write, prompt, params))
+            if number > 0:
+                for each, text in zip(kept.values(), texts, strict=True):
+                    each.append(text)
+    return _report(kept, {name: engine.info for name, engine in engines.items()}, len(prompts)) | {
         "rounds": config.rounds,
         "max_tokens": config.max_tokens or engines[NONE].usual_tokens,
         "temperature": sampling_params(config).temperature,
@@ -157,20 +161,19 @@ def measure(
     }
 
 
-def _report(
-    kept: dict[str, list[Completion]], drafters: dict[str, str], crowded: float, prompts: int
-) -> dict[str, Any]:
+def _report(kept: dict[str, list[Written]], infos: dict[str, EngineInfo], prompts: int) -> dict[str, Any]:
     """The report of the rounds. kept: the answers by way of drafting, in the order of the rounds."""
+    crowded = mean(one.crowded for texts in kept.values() for one in texts)
     plain = kept.pop(NONE)
-    ways = [_way(name, drafted, plain, crowded) | {"drafter": drafters[name]} for name, drafted in kept.items()]
+    ways = [_way(name, drafted, plain, crowded) | {"drafter": infos[name].drafter} for name, drafted in kept.items()]
     alone = [way.pop("off") for way in ways]
     return {
         "ways": ways,
         "off": alone[0],
         "winner": _winner(ways),
         "crowded": round(crowded, 3),
-        "written": [mean(len(one.token_ids) for one in plain[at::prompts]) for at in range(prompts)],
-        "exact": all(one.exact for drafted in kept.values() for one in drafted),
+        "written": [mean(len(one.tokens) for one in plain[at::prompts]) for at in range(prompts)],
+        "exact": all(infos[name].exact for name in kept),
         "prompts": prompts,
     }
 
@@ -182,12 +185,12 @@ def _as_chat(engine: Engine, prompt: Prompt) -> Prompt:
     return replace(prompt, content=[{"role": "user", "content": prompt.content}])
 
 
-def _way(name: str, drafted: list[Completion], plain: list[Completion], crowded: float) -> dict[str, Any]:
+def _way(name: str, drafted: list[Written], plain: list[Written], crowded: float) -> dict[str, Any]:
     """The results of one way of drafting."""
-    from foresay.server.cli.check.summary import Speeds, rounded, rounded_pair, why_unknown
+    from foresay.server.cli.measure import Speeds, rounded, rounded_pair, why_unknown
 
     pairs = list(zip(drafted, plain, strict=True))
-    speeds = Speeds.of((_statistics(on), _statistics(off)) for on, off in pairs)
+    speeds = Speeds.of((on.statistics, off.statistics) for on, off in pairs)
     return {
         "draft": name,
         "on": _summarised(drafted, speeds.drafted, speeds.drafted_range),
@@ -195,8 +198,8 @@ def _way(name: str, drafted: list[Completion], plain: list[Completion], crowded:
         "speedup": rounded(speeds.speedup),
         "speedup_spread": rounded_pair(speeds.spread),
         "speedup_interval": rounded_pair(speeds.interval),
-        "cannot_tell": why_unknown(speeds, [_statistics(one) for one in drafted], crowded),
-        "same_tokens": all(on.token_ids == off.token_ids for on, off in pairs),
+        "cannot_tell": why_unknown(speeds, [one.statistics for one in drafted], crowded),
+        "same_tokens": all(on.tokens == off.tokens for on, off in pairs),
     }
 
 
@@ -206,14 +209,9 @@ def _winner(ways: list[dict[str, Any]]) -> str | None:
     return max(sure, key=lambda way: way["speedup"])["draft"] if sure else None
 
 
-def _statistics(completion: Completion) -> Statistics:
-    assert completion.statistics is not None, "a completion that ran to its end has statistics"
-    return completion.statistics
-
-
-def _summarised(completions: list[Completion], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
+def _summarised(texts: list[Written], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
     """Totals of some answers. speed: 0 if none could be measured; then figures derived from it are None."""
-    measured = [_statistics(completion) for completion in completions]
+    measured = [text.statistics for text in texts]
     steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
     accepted = summed(one.accepted_per_depth for one in measured)
     phases = {phase for one in measured for phase in one.seconds}

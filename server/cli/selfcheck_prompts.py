@@ -90,9 +90,7 @@ def _differing(engine: Engine, completion: Completion, params: SamplingParams, i
     sampled = msgspec.structs.replace(params, seed=completion.seed)
     request = Request(id=id, prompt=completion.prompt_token_ids, params=sampled)
     plain = engine.run(RecordedAnswer(request, written).plainly(id)).result().token_ids
-    if (found := difference(written, plain)) is None and len(plain) < len(written):
-        return Difference(len(plain), written[len(plain)], None)
-    return found
+    return difference(written, plain, over=True)
 
 
 def _checked(

@@ -23,7 +23,7 @@ import msgspec
 
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
-from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, listed
+from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, fitting_flags, listed
 from foresay.server.engine.parameters import expert_bytes, free_bytes, item_bytes, machine_bytes, pinned
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
@@ -68,18 +68,21 @@ def plan_gpu(
             fault = f"{device}: a block of latents ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case = _Case(config, length, dtype, target, tuple(drafters), device)
-    room = case.room
+    room, hints = case.room, list[str]()
     if room.tokens < case.least:
+        hints = list(_hints(case, room))
         spilled, host = _spilled(case), int(_HOST_SHARE * min(machine_bytes(), free_bytes() or machine_bytes()))
         if spilled is None or spilled.locked + spilled.largest > host:
             lacking = "" if spilled is None else _lacking(spilled, host)
-            raise CannotRun(_fault(case, room) + lacking, _hint(list(_hints(case, room))))
+            raise CannotRun(_fault(case, room) + lacking, fitting_flags(hints) if hints else "name a smaller model")
         case, room = spilled, spilled.room
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
     found = room.demand.plan(tokens, device.total, room.overhead)
     if not case.away or (experts := target.stack.experts) is None:
         return found
-    return replace(found, away=case.away, host=case.locked, woken=case.locked * experts.chosen // experts.count)
+    return replace(
+        found, away=case.away, host=case.locked, woken=case.locked * experts.chosen // experts.count, instead=hints
+    )
 
 
 def _spilled(case: _Case) -> _Case | None:
@@ -194,7 +197,7 @@ class _Case:
         rows = {at: drafted_rows(max(sizes(seqs)), nodes, at) for at in (positions, min(positions, LONG))}
         kept = max(rows.values()) if self.drafters else MAX_NODES  # where steps stop: none with found nodes alone does
         prompts = chunks(seqs, min(self.device.chunk, self.length), positions, page_size)
-        kept += sum(each.wanted for each in (*passes(seqs, positions, page_size), *prompts))
+        kept += sum(each.logits for each in (*passes(seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
         most = max((each.rows for each in prompts), default=0)
         stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size
@@ -222,15 +225,6 @@ def _fault(case: _Case, room: _Room) -> str:
     if case.device.free is not None and case.budget == case.device.free:
         limit = f"only {bytes_in_words(case.budget)} of its {total} are free"
     return f"the engine would take {bytes_in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
-
-
-def _hint(fitting: list[str]) -> str:
-    """fitting: flags, each of which suffices."""
-    if not fitting:
-        return "name a smaller model"
-    if len(fitting) == 1:
-        return f"{fitting[0]} fits"
-    return "any one of these fits: " + "; ".join(fitting)
 
 
 def _hints(case: _Case, room: _Room) -> Iterator[str]:

@@ -70,7 +70,7 @@ class MemoryPlan:
     token_bytes: of each further token, in the stores of all models together. window_pages: of the target's layers with
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
     without recurrent layers. away: the target's layers whose experts stay in the host's memory; host: bytes of these,
-    which are no part of anything above, and woken: of those that one token uses.
+    which are no part of anything above, and woken: of those that one token uses; instead: flags with which none would.
     """
 
     weights: Mapping[str, int]
@@ -85,6 +85,7 @@ class MemoryPlan:
     away: Sequence[int] = ()
     host: int = 0
     woken: int = 0
+    instead: Sequence[str] = ()
 
     @property
     def total(self) -> int:
@@ -102,10 +103,12 @@ class MemoryPlan:
     def _of_host(self) -> str:
         """What stays in the host's memory, and what it costs."""
         one, every = (f"{1000 * count / _PCIE:,.1f} ms" for count in (self.woken, self.host))
+        flags = f"; with all on the GPU, {fitting_flags(self.instead)}" if self.instead else ""
         return (
             f"; experts of {counted(len(self.away), 'layer')}, {bytes_in_words(self.host)}, stay in the host's memory, "
             f"as the GPU has no room for them: a token alone reads {bytes_in_words(self.woken)} of them, about {one} "
             f"at {_PCIE / 1e9:g} GB/s over PCIe (assumed); prompts are slower too: a chunk reads nearly all ({every})"
+            f"{flags}"
         )
 
 
@@ -299,6 +302,13 @@ def check_others(own: Footprint, others: int) -> None:
     if own.held + others > own.capacity:
         fault = f"the engine would take {bytes_in_words(own.held)} beside the {bytes_in_words(others)} of others"
         raise NoRoom(fault, f"all together may hold {bytes_in_words(own.capacity)} of {own.device}", own)
+
+
+def fitting_flags(flags: Sequence[str]) -> str:
+    """Flags, in words. flags: at least one; each of them suffices."""
+    if len(flags) == 1:
+        return f"{flags[0]} fits"
+    return "any one of these fits: " + "; ".join(flags)
 
 
 def listed(parts: Mapping[str, int]) -> str:

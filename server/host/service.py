@@ -16,7 +16,7 @@ import msgspec
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
 from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
 from foresay.server.host.imports import import_tokenizers
-from foresay.server.observe.selfcheck import CheckedEngine, SelfCheck
+from foresay.server.observe.selfcheck import SelfCheck
 from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
@@ -232,10 +232,10 @@ class Service:
             admitted(requests) as spend,
             self.telemetry.watching(requests, keeps_text, about) as all_stats,
         ):
-            engine = CheckedEngine(self.self_check, self.engine, keeps_text)
             release = CONTEXT.get().release
-            generation = Generation(engine, requests, self.most_pending_tokens, spend, all_stats, release)
-            with self._present(generation), self._deadlines(generation):
+            generation = Generation(self.engine, requests, self.most_pending_tokens, spend, all_stats, release)
+            watching = self.self_check.watching(choices, keeps_text)
+            with self._present(generation), watching, self._deadlines(generation):
                 async with generation:
                     yield generation
 

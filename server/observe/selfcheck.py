@@ -2,9 +2,9 @@
 
 ::
 
-    request ── CheckedEngine ── Recorder ── answer ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts,
-                   │                                      ^                               │       a warning
-                   └── a request comes: the re-run is cancelled at once ──────────────────┘
+    choices ── watching ── answers ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts,
+                   │                      ^                               │       a warning
+                   └── a request comes: the re-run is cancelled at once ──┘
 
 A re-run goes to the engine directly, bypassing limits, metrics and recent requests. It runs with ``aside``
 (:class:`~foresay.spec.request.Request`), so it uses none of the KV cached for the text, and caches none.
@@ -16,18 +16,19 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from foresay.server.engine.generation import ServedEngine, Sink, TokenEngine
+from foresay.server.engine.generation import ServedEngine
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import Unavailable
+from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, EngineInfo, Request
 
 
@@ -42,6 +43,13 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     tokens: list[int]
     request_id: str = ""
     tries: int = 0
+
+    @classmethod
+    def of(cls, choice: Choice) -> RecordedAnswer:
+        """The answer of a finished choice."""
+        params = msgspec.structs.replace(choice.request.params, seed=choice.seed)
+        asked = msgspec.structs.replace(choice.request, params=params)
+        return cls(asked, choice.tokens, CONTEXT.get().id)
 
     def plainly(self, id: str) -> Request:
         """The request, with id ``id``, that generates these tokens again: one per step, without cached KV.
@@ -76,12 +84,14 @@ class Difference(msgspec.Struct, frozen=True):
     plain: int | None
 
 
-def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0) -> Difference | None:
-    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on."""
+def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0, over: bool = False) -> Difference | None:
+    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on. over: it ended
+    with them."""
     for position, token in enumerate(plain, start=begin):
         if token != written[position]:
             return Difference(position, written[position], token)
-    return None
+    end = begin + len(plain)
+    return Difference(end, written[end], None) if over and end < len(written) else None
 
 
 # -- re-run, compared as tokens arrive -------------------------------------------------------------------------------
@@ -111,12 +121,11 @@ class Rerun:
             self.end("lost")
             return
         written, length = self.answer.tokens, len(self.answer.tokens)
-        self.difference = difference(written, delta.tokens[: length - self.tokens], self.tokens)
-        self.tokens += len(delta.tokens)
+        plain, over = delta.tokens[: length - self.tokens], delta.finish_reason is not None
+        self.difference = difference(written, plain, self.tokens, over)
+        self.tokens += len(plain)
         if self.difference is not None:
-            self.tokens = self.difference.position + 1
-        elif delta.finish_reason is not None and self.tokens < length:
-            self.difference = Difference(self.tokens, written[self.tokens], None)
+            self.tokens = min(self.tokens, self.difference.position + 1)
         if self.difference is not None or self.tokens >= length:
             self.end("compared")
 
@@ -182,40 +191,6 @@ class Backlog:
         return packed
 
 
-# -- between the engine and a request's reader -------------------------------------------------------------------------
-
-
-#: Finish reasons of complete texts.
-WHOLE = ("stop", "length")
-
-
-class Recorder:
-    """A sink that passes deltas on and records them. keep: called with the answer, unless the request fails or is
-    cancelled."""
-
-    def __init__(self, request: Request, sink: Sink, keep: Callable[[RecordedAnswer], None]) -> None:
-        self._request, self._sink, self._keep = request, sink, keep
-        self._request_id = CONTEXT.get().id
-        self._tokens: list[int] = []
-
-    def put(self, delta: Delta) -> None:
-        self._tokens += delta.tokens
-        whole, length = delta.finish_reason in WHOLE, len(self._tokens)
-        if delta.statistics is not None:  # fewer than generated if a stop string cut them
-            length = delta.statistics.completion_tokens
-        self._sink.put(delta)
-        if whole and length:
-            self._keep(self._answer(delta.seed, length))
-
-    def fail(self, error: Exception) -> None:
-        self._sink.fail(error)
-
-    def _answer(self, seed: int, length: int) -> RecordedAnswer:
-        params = msgspec.structs.replace(self._request.params, seed=seed)
-        asked = msgspec.structs.replace(self._request, params=params)
-        return RecordedAnswer(asked, self._tokens[:length], self._request_id)
-
-
 #: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
 QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.
@@ -245,16 +220,22 @@ class SelfCheck:
         self._follows = 0  # how often another model has replaced it
         counts.share = share
 
-    def picked(self, request: Request, sink: Sink) -> Sink:
-        """The sink for a request whose answer may be kept: ``sink`` itself, or a recorder around it."""
-        if request.forced is None and self._chance() < self._share:
-            return Recorder(request, sink, partial(self._keep, self._follows))
-        return sink
-
-    def interrupt(self) -> None:
-        """A client's request comes: cancel the re-run before the request reaches the engine."""
+    @contextmanager
+    def watching(self, choices: Sequence[Choice], keeps: bool = True) -> Iterator[None]:
+        """Clients' requests run meanwhile: any re-run is cancelled before they reach the engine, and their answers are
+        picked once they are finished. keeps: whether their text may be kept."""
         self._requests += 1
         self._end_rerun("interrupted")
+        follows = self._follows
+        try:
+            yield
+        finally:
+            for choice in choices if keeps else ():
+                if choice.finished and choice.tokens and self._picks(choice.request):
+                    self._keep(follows, RecordedAnswer.of(choice))
+
+    def _picks(self, request: Request) -> bool:
+        return request.forced is None and self._chance() < self._share
 
     def follow(self, engine: ServedEngine, taking: Callable[[], bool], same_texts: bool = False) -> None:
         """Use another engine from now on. Unless it writes the same texts, earlier answers can no longer be checked."""
@@ -342,20 +323,6 @@ class SelfCheck:
         self._counts.waiting = len(self.backlog)
         self._counts.skipped += self.backlog.dropped
         self.backlog.dropped = 0
-
-
-class CheckedEngine:
-    """A :class:`~foresay.server.engine.generation.TokenEngine` for clients' requests only. picks: their answers may be
-    kept and checked."""
-
-    def __init__(self, check: SelfCheck, engine: TokenEngine, picks: bool = True) -> None:
-        self._check, self._engine, self._picks = check, engine, picks
-        self.cancel, self.finish = engine.cancel, engine.finish
-
-    def add(self, request: Request, sink: Sink) -> None:
-        """Start a client's request, cancelling any re-run."""
-        self._check.interrupt()
-        self._engine.add(request, self._check.picked(request, sink) if self._picks else sink)
 
 
 def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:

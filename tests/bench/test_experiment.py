@@ -14,7 +14,7 @@ from bench.experiment import Case, Experiment, Sample, Taken, TextsDiffer, Varia
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
 _ids = count()
@@ -111,7 +111,7 @@ def stepwise(
 
 
 def test_the_engine_that_has_come_least_far_goes_next_and_first_tokens_are_not_counted() -> None:
-    engines = {name: House(TableModel(3)).engine for name in ("one", "other", "third")}
+    engines = {name: Harness(TableModel(3)).engine for name in ("one", "other", "third")}
     told: list[tuple[str, float]] = []
     taken = stepwise(engines, {name: [asked(12), asked(5)] for name in engines}, told)
     reached = dict.fromkeys(engines, 0.0)
@@ -125,13 +125,13 @@ def test_the_engine_that_has_come_least_far_goes_next_and_first_tokens_are_not_c
 
 
 def test_a_way_that_wrote_another_text_is_reported() -> None:
-    engines = {name: House(TableModel(3)).engine for name in ("one", "other")}
+    engines = {name: Harness(TableModel(3)).engine for name in ("one", "other")}
     with pytest.raises(TextsDiffer):
         stepwise(engines, {"one": [asked(3, [5, 6, 7])], "other": [asked(3, [5, 6, 8])]}, [])
 
 
 def test_a_record_that_is_not_followed_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = House(TableModel(3)).engine
+    engine = Harness(TableModel(3)).engine
     add = engine.add
     monkeypatch.setattr(engine, "add", lambda request: add(replace(request, forced=[5, 6, 8])))
     with pytest.raises(RequestFailed, match="not what was recorded"):

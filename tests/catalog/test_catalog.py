@@ -1,4 +1,4 @@
-"""The catalog says what its models' own cards say, and nothing that does not fit."""
+"""The catalog states what its models' own cards state, and nothing that does not fit."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def test_a_shape_is_known_too():
 
 
 def test_check_recommends_where_nobody_good_drafts():
-    told = recommended("Qwen/Qwen3-8B")
-    assert "--draft Qwen/Qwen3-0.6B (596.0M weights)" in told
-    assert "--draft eagle3:AngelSlim/Qwen3-8B_eagle3" in told
+    advice = recommended("Qwen/Qwen3-8B")
+    assert "--draft Qwen/Qwen3-0.6B (596.0M weights)" in advice
+    assert "--draft eagle3:AngelSlim/Qwen3-8B_eagle3" in advice
     assert recommended("nobody/nothing") == ""
     assert "comes with it" in check(EngineConfig(draft="suffix")).recommended
     assert check(EngineConfig(draft="bundled")).recommended == ""

@@ -28,13 +28,13 @@ def pair(monkeypatch):
     monkeypatch.setattr(catalog, "known_targets", lambda: {"owner/model": known})
 
 
-def test_pull_fetches_once_and_says_where_it_lies(hub, cache, capsys, monkeypatch):
+def test_pull_fetches_once_and_prints_the_path(hub, cache, capsys, monkeypatch):
     enable_progress_bars()  # another command may have put them away in this process
     assert main(["pull", "owner/model"]) == 0
     where = cache / "models--owner--model" / "snapshots" / COMMIT
-    told = capsys.readouterr()
-    assert told.out == f"owner/model: {where}\nserve it: foresay serve owner/model\n"
-    assert "Fetching" in told.err or "model.safetensors" in told.err, "there is progress to see"
+    printed = capsys.readouterr()
+    assert printed.out == f"owner/model: {where}\nserve it: foresay serve owner/model\n"
+    assert "Fetching" in printed.err or "model.safetensors" in printed.err, "there is progress to see"
     assert (where / "model.safetensors").read_bytes() == b"weights"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert main(["pull", "owner/model"]) == 0
@@ -89,11 +89,11 @@ def test_pull_of_what_cannot_be_served(hub, cache, capsys, monkeypatch):
 )
 def test_what_cannot_be_fetched_is_one_sentence(hub, cache, capsys, arguments, words, wanted):
     status = main(["pull", "--", *arguments] if arguments[0].startswith("-") else ["pull", *arguments])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert status == wanted
-    assert words in told.err
-    assert told.err.startswith("foresay pull: ") and told.err.count("\n") == 1
-    assert told.out == ""
+    assert words in printed.err
+    assert printed.err.startswith("foresay pull: ") and printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):

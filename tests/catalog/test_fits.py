@@ -112,7 +112,7 @@ def laptop(monkeypatch, cache, tmp_path):
     monkeypatch.setattr(Machine, "here", lambda: LAPTOP)
 
 
-def test_the_table_says_what_fits_and_fits_a_narrow_terminal(laptop, capsys) -> None:
+def test_the_table_shows_what_fits_and_fits_a_narrow_terminal(laptop, capsys) -> None:
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60, [line for line in lines if len(line) > 60]
@@ -125,15 +125,15 @@ def test_the_table_says_what_fits_and_fits_a_narrow_terminal(laptop, capsys) -> 
 def test_one_target_with_its_drafts_and_the_command(laptop, capsys) -> None:
     assert main(["models", "qwen3-14b"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    *told, fetch, serve = lines
-    assert max(map(len, told)) <= 60
-    assert f"alone{'':11}   28.5   15.4    9.5  fits in int8" in told
-    assert told[told.index("with Qwen/Qwen3-0.6B") + 1].endswith("fits in int8")
+    *rows, fetch, serve = lines
+    assert max(map(len, rows)) <= 60
+    assert f"alone{'':11}   28.5   15.4    9.5  fits in int8" in rows
+    assert rows[rows.index("with Qwen/Qwen3-0.6B") + 1].endswith("fits in int8")
     assert fetch == "  foresay pull Qwen/Qwen3-14B --draft"
     assert serve.startswith("  foresay serve Qwen/Qwen3-14B --draft Qwen/Qwen3-0.6B --quantize int8")
 
 
-def test_a_target_without_drafts_says_so(laptop, capsys) -> None:
+def test_a_target_without_drafts_is_reported(laptop, capsys) -> None:
     without = "No draft model or head is known for it; suffix drafts."
     assert main(["models", "smollm2"]) == 0
     assert without in capsys.readouterr().out.splitlines()

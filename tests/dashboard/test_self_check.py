@@ -30,7 +30,7 @@ async def shade(page: Page) -> str:
 
 async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, tmp_path: Path) -> None:
     engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
-    engine.place = 1000
+    engine.differs_at = 1000
     async with shown(engine, tokenizer, self_check=1.0) as (_, visit):
         said = visit.page.locator("[data-fact=check] button")
         await expect(said).to_have_text("self-check: no answers yet")
@@ -41,7 +41,7 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
             re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
         )
         good = await shade(visit.page)
-        engine.place = 5
+        engine.differs_at = 5
         await posted(visit, max_tokens=12)
         await expect(said).to_have_text("self-check: 2 answers, 1 differs")
         assert await shade(visit.page) != good

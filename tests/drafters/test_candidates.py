@@ -1,4 +1,4 @@
-"""Candidates are those of logits changed as the target's will be: nothing is drafted that may not be said."""
+"""Candidates are those of logits changed as the target's will be: nothing is drafted that is not allowed."""
 
 from __future__ import annotations
 
@@ -152,23 +152,23 @@ def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, sh
 
 @everyone
 @pytest.mark.parametrize("shape", ["chain", "dynamic"])
-def test_nothing_is_drafted_that_may_not_be_said(pair, kind, shape) -> None:
+def test_nothing_is_drafted_that_is_not_allowed(pair, kind, shape) -> None:
     """Wherever it stands, and after which tokens; and no end before its time."""
     allowed = list(range(0, VOCAB, 5))
-    said = watched(
+    steps = watched(
         pair("llama2"), kind, shape, ignore_eos=False, min_tokens=50, allowed_token_ids=allowed, bad_words=[[10, 10]],
         logit_bias={10: 60.0}, stop_token_ids=[0, 5],
     )  # fmt: skip
     together = 0
-    for _, tree, _ in said:
+    for _, tree, _ in steps:
         tokens, parents = tree.tokens, tree.parents
         assert set(tokens[1:]) <= set(allowed) - {0, 5}
         assert all((token, tokens[parent]) != (10, 10) for token, parent in zip(tokens[1:], parents[1:], strict=True))
         together += 10 in tokens[1:]
-    assert together > len(said) / 3
+    assert together > len(steps) / 3
 
 
-def test_a_slow_or_broken_grammar_is_not_asked_again() -> None:
+def test_a_slow_or_broken_grammar_is_not_called_again() -> None:
     class Broken(Automaton):
         def fork(self) -> Automaton:
             raise ValueError("never copied")
@@ -209,7 +209,7 @@ def test_with_filters_the_best_candidate_is_what_the_target_would_draw(options: 
 
 
 @pytest.mark.parametrize("shape", ["1,1,1", "3,2,1"])
-def test_a_text_after_which_the_draft_may_say_nothing_is_no_failure(pair, shape) -> None:
+def test_a_text_after_which_nothing_may_be_drafted_is_no_failure(pair, shape) -> None:
     """One allowed token that may not come twice: the target ends with an error of its own, the engine goes on."""
     models = pair("qwen3")
     odd = SamplingParams(seed=1, max_tokens=6, top_p=0.9, allowed_token_ids=(5,), bad_words=((5, 5),), ignore_eos=True)

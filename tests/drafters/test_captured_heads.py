@@ -52,8 +52,8 @@ def worlds(pair, tmp_path_factory):
     return made
 
 
-def captured(world: World, shape: TreeShape, places: int) -> Captured:
-    return Captured(world, Drafts(world.drafter, shape, places, world.verifier.vocab_size), places)
+def captured(world: World, shape: TreeShape, capacity: int) -> Captured:
+    return Captured(world, Drafts(world.drafter, shape, capacity, world.verifier.vocab_size), capacity)
 
 
 def compare(eager: World, steps: Captured, shape: TreeShape, count: int, rng: random.Random) -> None:
@@ -65,13 +65,13 @@ def compare(eager: World, steps: Captured, shape: TreeShape, count: int, rng: ra
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("places", [1, 5])
-def test_chains_are_the_eager_ones(worlds, kind, places) -> None:
-    """Over many steps, each accepting what is dictated, across page boundaries, with places that are padding."""
-    eager, other = worlds(kind, "chain", [13, 27, 60][: min(3, places)])
-    steps = captured(other, CHAIN, places)
+@pytest.mark.parametrize("capacity", [1, 5])
+def test_chains_are_the_eager_ones(worlds, kind, capacity) -> None:
+    """Over many steps, each accepting what is dictated, across page boundaries, with slots that are padding."""
+    eager, other = worlds(kind, "chain", [13, 27, 60][: min(3, capacity)])
+    steps = captured(other, CHAIN, capacity)
     assert steps.join()
-    compare(eager, steps, CHAIN, 12, random.Random(places))
+    compare(eager, steps, CHAIN, 12, random.Random(capacity))
     assert eager.sequences[0].table.length > 32, "crosses two pages"
     learnt = [[world.drafter.calibration.first(kind_of(s.sampling), depth) for depth in range(4)]
               for world in (eager, other) for s in world.sequences[:1]]  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_step_that_ran_ahead_may_be_dropped(worlds, kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
-    """Also if the first captured step of these places is a plain one."""
+    """Also if the first captured step of these slots is a plain one."""
     eager, other = worlds(kind, "chain", [18, 25])
     steps = captured(other, CHAIN, 2)
     plain = Captured(other, RootOnly(2, "cpu", steps.proposer), 2)
@@ -195,7 +195,7 @@ def test_trees_are_the_eager_ones(worlds, kind, grown) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_road_changes_at_any_time(worlds, kind) -> None:
-    """Captured steps, eager ones, and captured ones in another bucket, the sequences in other places."""
+    """Captured steps, eager ones, and captured ones in another bucket, the sequences in other slots."""
     eager, other = worlds(kind, "chain", [18, 25])
     narrow, wide = captured(other, CHAIN, 2), captured(other, CHAIN, 4)
     rng = random.Random(6)
@@ -210,7 +210,7 @@ def test_the_road_changes_at_any_time(worlds, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_places_change_without_an_eager_step_between(worlds, kind) -> None:
+def test_slots_change_without_an_eager_step_between(worlds, kind) -> None:
     eager, other = worlds(kind, "chain", [18, 25, 30])
     steps, others = captured(other, CHAIN, 3), captured(other, CHAIN, 4)
     rng = random.Random(6)

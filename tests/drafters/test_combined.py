@@ -1,4 +1,4 @@
-"""Several drafters as one: who is asked, whose nodes are kept, and what each is told of what was committed."""
+"""Several drafters as one: who drafts, whose nodes are kept, and what each learns of what was committed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.drafters.growing import sequence as sequence_of
 
 
 class Parrot:
-    """Implements :class:`foresay.spec.protocols.Drafter`: says one tree, and notes what it is told."""
+    """Implements :class:`foresay.spec.protocols.Drafter`: drafts one tree, and records its notifications."""
 
     needs: FeatureRequest | None = None
 
@@ -71,7 +71,7 @@ def sequence() -> SequenceState:
 
 
 def three() -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
-    """A model, one that looks things up, and one that is never asked."""
+    """A model, one that looks things up, and one that never drafts."""
     parrots = {"looked": Parrot("looked", LOOKED), "model": Parrot("model", MODEL), "other": Parrot("other", MODEL)}
     members = [
         Member.looking(parrots["looked"]),
@@ -85,11 +85,11 @@ def three() -> tuple[Budget, CombinedDrafter, dict[str, Parrot]]:
 def mixed(row: float | None = None) -> Plan:
     """row: what each of the model's rows costs, in tokens."""
     price = None if row is None else Price(0.0, (row * np.arange(33.0)).tolist())
-    asked = replace(TreeShape((2, 2)), price=price)
-    return Plan.of([Share("looked", TreeShape.chain(2), LOOKED), Share("model", asked)])
+    requested = replace(TreeShape((2, 2)), price=price)
+    return Plan.of([Share("looked", TreeShape.chain(2), LOOKED), Share("model", requested)])
 
 
-def test_one_tree_and_each_is_told_its_own_part_of_the_path() -> None:
+def test_one_tree_and_each_gets_its_own_part_of_the_path() -> None:
     budget, combined, parrots = three()
     budget.plan([sequence()])
     (tree,) = combined.draft([sequence()], [mixed()])
@@ -127,13 +127,13 @@ def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:
 
 def test_a_request_that_names_one_is_drafted_for_by_no_other() -> None:
     budget, _, parrots = three()
-    asked = sequence()
-    asked.draft_method = "model"
-    (plan,) = budget.plan([asked])
+    requested = sequence()
+    requested.draft_method = "model"
+    (plan,) = budget.plan([requested])
     assert {share.drafter for share in plan.shares} <= {"model"}
     assert not parrots["looked"].shapes
-    asked.id, asked.draft_method, asked.most_drafted = "t", "", 1
-    budget.plan([asked])
+    requested.id, requested.draft_method, requested.most_drafted = "t", "", 1
+    budget.plan([requested])
     assert [shape.levels for shape in parrots["looked"].shapes] == [1]
 
 
@@ -151,8 +151,8 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
 def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     _, combined, parrots = three()
     parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
-    asked = Plan.of([Share("model", replace(TreeShape.chain(3), price=Price(0.01, (0.3 * np.arange(33.0)).tolist())))])
-    (tree,) = combined.draft([sequence()], [asked])
+    shape = replace(TreeShape.chain(3), price=Price(0.01, (0.3 * np.arange(33.0)).tolist()))
+    (tree,) = combined.draft([sequence()], [Plan.of([Share("model", shape)])])
     assert (tree.tokens, tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
     assert [len(part) for part in tree.parts] == [4]
     combined.committed(sequence(), [0, 1, 2])

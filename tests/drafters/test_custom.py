@@ -1,4 +1,4 @@
-"""The wall around a drafter of the user's own: what is let through, what is said, and what it is shown."""
+"""The wall around a drafter of the user's own: what is let through, what is reported, and what it is shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_no_piece_of_rubbish_is_let_through(piece: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         (DraftTree.chain([4, 1]), r"\(5, -1\), not token 4, parent -1"),
         (DraftTree.chain([5, 20]), "outside the target's vocabulary of 20"),
@@ -39,8 +39,8 @@ def test_no_piece_of_rubbish_is_let_through(piece: int) -> None:
         (None, "a NoneType instead of a DraftTree"),
     ],
 )
-def test_what_is_wrong_is_said(tree: object, said: str) -> None:
-    with pytest.raises(BadProposal, match=said):
+def test_what_is_wrong_is_named(tree: object, message: str) -> None:
+    with pytest.raises(BadProposal, match=message):
         let_through(tree)
 
 
@@ -74,7 +74,7 @@ class Bad(Quiet):
         raise KeyError(3)
 
 
-def test_the_log_says_it_once_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_it_once_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
     clock, text = Clock(), sequence([1, ROOT])
     wall = CustomDrafter(Bad(), VOCAB, clock)
     for clock.now in (0.0, 1.0, 59.0, 60.0, 61.0):

@@ -116,7 +116,7 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
 
 
 @pytest.mark.parametrize(("shape", "follows"), alternating(["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"], [False, True]))
-def test_its_rows_are_those_of_the_text_beside_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
+def test_its_rows_are_those_of_the_text_with_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:
         monkeypatch.setattr(Ahead, "allowed", lambda self, node, parent, token: None)

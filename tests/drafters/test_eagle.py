@@ -1,4 +1,4 @@
-"""The EAGLE drafter: what its pages say of a text is always the truth, and is found again by whoever comes next."""
+"""The EAGLE drafter: what its pages hold of a text is always the truth, and is found again by the next request."""
 
 from __future__ import annotations
 

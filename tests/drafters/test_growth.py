@@ -140,7 +140,7 @@ def test_a_template_is_grown_as_it_is(dynamic) -> None:
     assert sorted(g.rows) == expanded
 
 
-def test_a_template_goes_without_what_may_not_be_said() -> None:
+def test_a_template_leaves_out_tokens_that_are_not_allowed() -> None:
     """And without what is below it. Of the root's children only the two best are allowed."""
     first = level(t4=0.6, t5=0.4).log()
     first[first < -5] = -torch.inf
@@ -182,7 +182,7 @@ def test_what_was_accepted_is_learnt() -> None:
     assert seen[2:] == [(0, [False, False])]
 
 
-def test_what_may_not_be_said_is_not_drafted() -> None:
+def test_what_is_not_allowed_is_not_drafted() -> None:
     """Three tokens are left of ten; the tree stays smaller than its shape."""
     row = torch.full((10,), -torch.inf)
     row[[1, 4, 8]] = torch.tensor([0.0, 1.0, 2.0])

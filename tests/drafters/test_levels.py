@@ -91,7 +91,7 @@ def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_o
 
 
 def test_a_device_drafts_little_more_levels_than_are_likely_to_be_worth_it() -> None:
-    """It is not asked after each. What costs more than anything is not drafted beyond them."""
+    """It is not called after each. What costs more than anything is not drafted beyond them."""
     assert levels_ahead(replace(OPEN, price=Price(0.1, [0.0], 3))) == 4
     assert levels_ahead(replace(OPEN, price=Price(0.1, [0.0], 12))) == OPEN.levels
     assert levels_ahead(replace(OPEN, price=Price(math.inf, [0.0]))) == 1

@@ -1,4 +1,4 @@
-"""What is alike whoever looks up: what is found is what is proposed, from what a sequence said itself, as it is now."""
+"""What all lookups share: what is found is what is proposed, from what a sequence emitted itself, as it is now."""
 
 from __future__ import annotations
 

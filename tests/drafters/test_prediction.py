@@ -57,14 +57,14 @@ def drafted(output: str, levels: int = 8, prediction: str = PREDICTED) -> str:
         ("the cat on", " a warm "),  # left out
         ("the dog sat on a big warm mat, pur", "red once"),  # several at once
         ("purred", " once an"),  # far ahead
-        ("the cat sat on a warm mat, purred. the cat sat", " on a wa"),  # back to what was said
+        ("the cat sat on a warm mat, purred. the cat sat", " on a wa"),  # back to the prediction
     ],
 )
-def test_it_drafts_what_the_prediction_says_next(output, coming) -> None:
+def test_it_drafts_what_comes_next_in_the_prediction(output, coming) -> None:
     assert drafted(output) == coming
 
 
-def test_it_draws_near_the_end_and_has_nothing_to_say_behind_it() -> None:
+def test_it_drafts_near_the_end_and_nothing_after_it() -> None:
     assert drafted("the cat sat on a warm mat, purred once and fell") == " asleep"
     assert drafted(PREDICTED) == ""
     assert drafted("#", prediction="") == ""
@@ -73,8 +73,8 @@ def test_it_draws_near_the_end_and_has_nothing_to_say_behind_it() -> None:
     assert len(draft(drafter, running("the cat"), TreeShape())) == 1
 
 
-def test_right_after_a_miss_several_places_are_drafted_side_by_side() -> None:
-    """One more, one replaced, or some left out: nobody can tell yet."""
+def test_right_after_a_miss_several_positions_are_drafted_side_by_side() -> None:
+    """One more, one replaced, or some left out: nobody can know yet."""
     tree = draft(PredictionDrafter(), running("the cat sat o_"), TreeShape.chain(12))
     starts = {path[:4] for path in paths(tree)}
     assert {"n a ", " a w"} <= starts  # "_" is one more, or stands for the "n"
@@ -86,15 +86,15 @@ def test_right_after_a_miss_several_places_are_drafted_side_by_side() -> None:
 @pytest.mark.parametrize("change", ["replaced", "left out", "inserted"])
 @pytest.mark.parametrize("length", [1, 3, 12])
 def test_it_is_back_within_a_few_tokens(change, length) -> None:
-    """Every letter of these texts stands in many places, every three letters in hardly more than one."""
+    """Every letter of these texts is at many positions, every three letters at hardly more than one."""
     total = 0
     for seed in range(20):
         rng = random.Random(seed)
         text = "".join(rng.choice(string.ascii_letters) for _ in range(400))
         middle = "".join(rng.choice(string.digits) for _ in range(length))
         begin, rest = text[:200], text[200 if change == "inserted" else 200 + length :]
-        said = begin + ("" if change == "left out" else middle)
-        lost = [n for n in range(12) if not rest[n:].startswith(drafted(said + rest[:n], 4, text) or "-")]
+        written = begin + ("" if change == "left out" else middle)
+        lost = [n for n in range(12) if not rest[n:].startswith(drafted(written + rest[:n], 4, text) or "-")]
         assert max(lost, default=0) < 5, (seed, lost)
         total += len(lost)
     assert total <= 20 * 2  # one letter says little, two nearly all
@@ -106,10 +106,10 @@ def test_it_learns_how_often_it_is_right() -> None:
     text = "".join(rng.choice(string.ascii_letters) for _ in range(600))
     poor = "".join(rng.choice(string.digits) if n % 6 == 5 else letter for n, letter in enumerate(text))
     drafted_of = []
-    for said in (text, poor):
+    for written in (text, poor):
         drafter, output, sizes = PredictionDrafter(cost), running("", text), []
         for begin in range(0, 480, 5):
-            output.tokens += letters(said[begin : begin + 5])
+            output.tokens += letters(written[begin : begin + 5])
             sizes.append(len(draft(drafter, output, TreeShape.chain(32))) - 1)
         drafted_of.append(sum(sizes[-20:]) / 20)
     assert drafted_of[0] > 1.5 * drafted_of[1] > 0

@@ -37,7 +37,7 @@ def alike(pair, family) -> Pair:
 
 
 class Compared(Witness):
-    """Each step's draws beside what the draft model held for the likeliest below each node that it expanded.
+    """Each step's draws against what the draft model held for the likeliest below each node that it expanded.
 
     compared: how many nodes.
     """
@@ -48,9 +48,9 @@ class Compared(Witness):
         results = super().run(batch, watch)
         for result in results:
             if (tree := self.grown.pop(result.scheduled.sequence.id, None)) is not None:
-                place = {candidate: node for node, candidate in enumerate(tree.kept)}
+                nodes_of = {candidate: node for node, candidate in enumerate(tree.kept)}
                 for expanded, children, _ in tree.looked:
-                    nodes = [(place[each], row) for row, each in enumerate(expanded) if each in place]
+                    nodes = [(nodes_of[each], row) for row, each in enumerate(expanded) if each in nodes_of]
                     assert [children[row][0] for _, row in nodes] == [result.sampled[node] for node, _ in nodes]
                     self.compared += len(nodes)
         return results
@@ -81,7 +81,7 @@ def test_a_target_that_drafts_for_itself_is_never_wrong(alike, shape, options) -
 
 @pytest.mark.parametrize("shape", ["chain4", "dynamic 8,8"])
 @pytest.mark.parametrize("kinds", [("qwen3", "qwen3_5"), ("qwen3_5", "qwen3")])
-def test_beside_a_model_of_attention_alone(pair, kinds, shape) -> None:
+def test_together_with_a_model_of_attention_alone(pair, kinds, shape) -> None:
     target, draft = (pair(kind) for kind in kinds)
     models = replace(target, draft=draft.draft)
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 40), expected(target, LENGTHS, 40)

@@ -28,7 +28,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import DraftTree, TreeShape
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
 #: Seconds by rows of a step, and of a draft.
@@ -40,7 +40,7 @@ Text = list[int]
 
 
 class Foresight:
-    """Implements :class:`foresay.spec.protocols.Drafter`: knows the text, and says each token rightly with a chance of
+    """Implements :class:`foresay.spec.protocols.Drafter`: knows the text, and drafts each token right with a chance of
     its own.
 
     chance: by position. What it says its chances are is what it has seen of them, as models' calibrations do.
@@ -50,28 +50,28 @@ class Foresight:
 
     def __init__(self, text: Text, chance: Callable[[int], float], name: str = "draft_model") -> None:
         self.name, self._text, self._chance = name, text, chance
-        self.asked = 0
+        self.calls = 0
         self._hits, self._trials = 2.4, 4.0
         self._drafted: dict[str, int] = {}
         self._read: dict[str, int] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        self.asked += 1
+        self.calls += 1
         self._read.update((s.id, len(s.tokens)) for s in sequences)
         trees = [self._draft(s.tokens, shape) for s, shape in zip(sequences, shapes, strict=True)]
         self._drafted = {s.id: len(tree) - 1 for s, tree in zip(sequences, trees, strict=True)}
         return trees
 
     def _draft(self, tokens: list[int], shape: TreeShape) -> DraftTree:
-        """A chain as long as asked for, or as its price lets it grow."""
+        """A chain as long as requested, or as its price lets it grow."""
         chances, claimed = [1.0], self._hits / self._trials
         for _ in range(shape.levels):
             below, price = claimed * chances[-1], shape.price
             if len(chances) > 1 and price is not None and not price.bar(claimed).reached(chances[-1:]):
                 break
             chances.append(below)
-        said = [self._said(len(tokens) + depth) for depth in range(len(chances) - 1)]
-        return DraftTree.chain([tokens[-1], *said], self.name, tuple(chances))
+        emitted = [self._said(len(tokens) + depth) for depth in range(len(chances) - 1)]
+        return DraftTree.chain([tokens[-1], *emitted], self.name, tuple(chances))
 
     def _said(self, position: int) -> int:
         if position < len(self._text) and random.Random(f"{self.name}/{position}").random() < self._chance(position):
@@ -85,7 +85,7 @@ class Foresight:
         self._read[sequence.id] = len(sequence.tokens)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Each level below one that came says how often they do."""
+        """Each level below one that came shows how often they do."""
         levels, came = self._drafted.pop(sequence.id, 0), sum(node > 0 for node in path)
         for hit in [True] * came + [False] * (came < levels):
             self._hits, self._trials = 0.97 * self._hits + hit, 0.97 * self._trials + 1.0
@@ -128,16 +128,16 @@ def wrote(
 ) -> tuple[Noted, list[int]]:
     """The budget after writing the text, ``again`` times, and how many steps each took. cost: of the model."""
     budget = Noted([Member.model(model, cost), Member.looking(NgramDrafter()), Member.looking(SuffixDrafter())])
-    house = House(
+    harness = Harness(
         TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, prefix=False, budget=budget
     )
     sampling = SamplingParams(seed=0, max_tokens=len(text) - prompt, ignore_eos=True)
     steps = []
     for number in range(again):
-        before = len(house.traces)
-        house.add(f"r{number}", text[:prompt], sampling, forced=text[prompt:], salt=str(number))
-        assert house.run()[f"r{number}"].tokens == text[prompt:]
-        steps.append(len(house.traces) - before)
+        before = len(harness.traces)
+        harness.add(f"r{number}", text[:prompt], sampling, forced=text[prompt:], salt=str(number))
+        assert harness.run()[f"r{number}"].tokens == text[prompt:]
+        steps.append(len(harness.traces) - before)
     return budget, steps
 
 
@@ -185,7 +185,7 @@ def test_where_nothing_helps_nothing_is_drafted_and_trying_costs_little() -> Non
     plain = CURVE.seconds(1) * 1000
     assert sum(steps) > 3 * 590
     assert spent(budget) < (1 + PROBING + 0.01) * plain * len(budget.steps)
-    assert model.asked > 12
+    assert model.calls > 12
     assert share(budget.steps[200:], 0, 2000, lambda choice: choice == "none") > 0.99
     assert budget.leader.name == "none"
 
@@ -201,15 +201,15 @@ def test_who_is_at_rest_is_noticed_when_it_would_help() -> None:
 
 
 @pytest.mark.parametrize("seed", [8, 9, 10])
-def test_two_that_know_different_halves_are_asked_together(seed: int) -> None:
-    """What is looked up is wrong now and then, and a cheap model knows those places: both go into one tree.
+def test_two_that_know_different_halves_draft_together(seed: int) -> None:
+    """What is looked up is wrong now and then, and a cheap model knows those positions: both go into one tree.
 
     As soon as that was seen: in a text as short as this it is not always (seed 7).
     """
     rng = random.Random(seed)
-    said = prose(rng, 300)
-    text = said + [token if rng.random() < 0.75 else rng.randrange(1, WORDS) for token in said]
-    changed = [text[position] != said[position - 300] for position in range(300, 600)]
+    emitted = prose(rng, 300)
+    text = emitted + [token if rng.random() < 0.75 else rng.randrange(1, WORDS) for token in emitted]
+    changed = [text[position] != emitted[position - 300] for position in range(300, 600)]
     model = Foresight(text, lambda position: 0.95 * changed[position - 300] if position >= 300 else 0.0)
     budget, _ = wrote(text, 300, model=model, cost=DraftCost(0.00005, 0.0001, 0.0))
     alone, _ = wrote(text, 300, model=Foresight(text, lambda position: 0.0), cost=DRAFT)
@@ -229,12 +229,12 @@ def test_a_budget_that_failed_drafts_nothing_and_says_why(caplog: pytest.LogCapt
 
     model = Foresight(text, lambda position: 0.5)
     budget = Failing([Member.looking(SuffixDrafter()), Member.model(model, DRAFT)], CURVE, timed=False)
-    house = House(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
+    harness = Harness(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
     sampling = SamplingParams(seed=0, max_tokens=200, ignore_eos=True)
     for name in "ab":
-        house.add(name, text[:200], sampling, forced=text[200:])
-        assert house.run()[name].tokens == text[200:]
-    steps = [trace for trace in house.traces if not trace.prefill_rows]
+        harness.add(name, text[:200], sampling, forced=text[200:])
+        assert harness.run()[name].tokens == text[200:]
+    steps = [trace for trace in harness.traces if not trace.prefill_rows]
     assert any(trace.drafted for trace in steps if trace.number <= 10)
     after = [trace for trace in steps if trace.number > 10]
     assert {(trace.drafted, trace.choice) for trace in after} == {(0, "none")}
@@ -248,24 +248,24 @@ def test_news_come_with_reasons_and_not_at_every_step() -> None:
     rng = random.Random(8)
     quoted = prose(rng, 400)
     text = quoted + quoted
-    told: list[str] = []
+    heard: list[str] = []
 
     class Heard(Noted):
         def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
             plans = super().plan(sequences)
-            told.append(self.leader.news)
+            heard.append(self.leader.news)
             return plans
 
     budget = Heard([Member.looking(SuffixDrafter())])
-    house = House(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
-    house.add("r", text[:400], SamplingParams(seed=0, max_tokens=400, ignore_eos=True), forced=text[400:])
-    house.run()
-    news = [line for line in told if line]
+    harness = Harness(TableModel(0, WORDS), CombinedDrafter(budget), pages=600, max_model_len=2048, budget=budget)
+    harness.add("r", text[:400], SamplingParams(seed=0, max_tokens=400, ignore_eos=True), forced=text[400:])
+    harness.run()
+    news = [line for line in heard if line]
     assert 1 <= len(news) <= 3
     assert re.fullmatch(
         r"Drafting with suffix now: \d+\.\d\d tokens in \d+\.\d\d ms with \d+ drafted by suffix, "
         r"against 1\.00 tokens in 6\.00 ms without drafts",
         news[-1],
     )
-    assert {trace.choice for trace in house.traces if not trace.prefill_rows} >= {"suffix"}
-    assert [trace.news for trace in house.traces if trace.news] == news
+    assert {trace.choice for trace in harness.traces if not trace.prefill_rows} >= {"suffix"}
+    assert [trace.news for trace in harness.traces if trace.news] == news

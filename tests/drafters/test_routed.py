@@ -1,4 +1,4 @@
-"""Who drafts where some requests bring a prediction: told by a configured drafter that notes what it hears."""
+"""Who drafts where some requests bring a prediction: by a configured drafter that records its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import letters, sequence
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
 SHAPE = TreeShape.chain(3)
@@ -21,27 +21,27 @@ DEEP = SHAPE.deepened(12)
 
 
 class Noting(NgramDrafter):
-    """An n-gram drafter that keeps what it was asked and told."""
+    """An n-gram drafter that keeps its requests and notifications."""
 
     def __init__(self) -> None:
         super().__init__()
         self.needs = FeatureRequest(final=True)
-        self.asked: list[tuple[str, int]] = []
-        self.told: list[tuple[str, list[int]]] = []
+        self.requested: list[tuple[str, int]] = []
+        self.notified: list[tuple[str, list[int]]] = []
         self.seen: list[str] = []
 
     def propose(self, sequences, shapes):
-        self.asked += [(s.id, shape.levels) for s, shape in zip(sequences, shapes, strict=True)]
+        self.requested += [(s.id, shape.levels) for s, shape in zip(sequences, shapes, strict=True)]
         return super().propose(sequences, shapes)
 
     def committed(self, sequence, path):
-        self.told.append((sequence.id, path))
+        self.notified.append((sequence.id, path))
 
     def observe(self, sequence, features):
         self.seen.append(sequence.id)
 
     def finished(self, sequence):
-        self.told.append((sequence.id, []))
+        self.notified.append((sequence.id, []))
         super().finished(sequence)
 
 
@@ -56,7 +56,7 @@ def running(text: str, prediction: str | None, name: str) -> SequenceState:
     return made
 
 
-def test_a_prediction_goes_first_and_the_others_are_asked_for_their_own_shape() -> None:
+def test_a_prediction_goes_first_and_the_others_draft_their_own_shape() -> None:
     drafter, noting = routed()
     sequences = [
         running("#abcdef", "abcdefghijklmnopqrst", "sure"),
@@ -66,7 +66,7 @@ def test_a_prediction_goes_first_and_the_others_are_asked_for_their_own_shape() 
     trees = drafter.propose(sequences, [DEEP, SHAPE, DEEP])
     assert [tree.drafter for tree in trees] == ["prediction", "ngram", "ngram"]
     assert [len(tree) for tree in trees] == [13, 4, 4]
-    assert noting.asked == [("without", 3), ("elsewhere", 3)]
+    assert noting.requested == [("without", 3), ("elsewhere", 3)]
 
 
 def test_who_proposed_hears_the_path_and_the_other_that_it_rested() -> None:
@@ -75,16 +75,16 @@ def test_who_proposed_hears_the_path_and_the_other_that_it_rested() -> None:
     drafter.propose([sure, without], [DEEP, SHAPE])
     drafter.committed(sure, [0, 1, 2])
     drafter.committed(without, [0, 1])
-    drafter.committed(sure, [0, -1])  # a step in which nobody was asked
-    assert noting.told == [("sure", [0, -1, -1]), ("without", [0, 1]), ("sure", [0, -1])]
+    drafter.committed(sure, [0, -1])  # a step in which nobody drafted
+    assert noting.notified == [("sure", [0, -1, -1]), ("without", [0, 1]), ("sure", [0, -1])]
 
 
 def test_a_guess_is_better_than_nothing() -> None:
-    """Unsure, it gives way to one who has something to say, and only to such."""
+    """Unsure, it gives way to one that drafts something, and only to such."""
     drafter, noting = routed()
     lost = running("#abcd_", "abcdefghij", "lost")
     (tree,) = drafter.propose([lost], [DEEP])
-    assert noting.asked == [("lost", 3)]
+    assert noting.requested == [("lost", 3)]
     assert tree.drafter == "prediction"
     assert tree.chances[1] < 0.5
     again = running("#ab_ab_", "abcdefghij", "again")
@@ -98,7 +98,7 @@ def test_features_and_ends_reach_the_configured_drafter() -> None:
     assert drafter.needs == FeatureRequest(final=True)
     drafter.observe(one, {})
     drafter.finished(one)
-    assert (noting.seen, noting.told) == (["one"], [("one", [])])
+    assert (noting.seen, noting.notified) == (["one"], [("one", [])])
     assert [configured(one) for one in (drafter, noting, None)] == [noting, noting, None]
 
 
@@ -118,13 +118,13 @@ def test_nobody_need_be_configured() -> None:
 def test_only_what_has_a_prediction_is_drafted_for_beyond_the_shape(shape) -> None:
     """Through an engine, with the pages that its scheduler reserves."""
     model, params = TableModel(1, vocab_size=16), SamplingParams(max_tokens=100, seed=1, temperature=1.0)
-    said = House(model).answer([1, 2, 3], params).tokens
+    emitted = Harness(model).answer([1, 2, 3], params).tokens
     drafter = RoutedDrafter(PredictionDrafter(), NgramDrafter() if shape else None, TreeShape(shape))
-    house = House(model, drafter, shape, pages=60)
-    house.add("with", [1, 2, 3], params, prediction=said)
-    house.add("without", [1, 2, 3], params)
-    answers = house.run()
-    assert answers["with"].tokens == answers["without"].tokens == said
+    harness = Harness(model, drafter, shape, pages=60)
+    harness.add("with", [1, 2, 3], params, prediction=emitted)
+    harness.add("without", [1, 2, 3], params)
+    answers = harness.run()
+    assert answers["with"].tokens == answers["without"].tokens == emitted
     statistics = answers["with"].statistics
     assert len(statistics.accepted_per_depth) == statistics.num_spec_tokens == 32
     assert len(answers["without"].statistics.drafted_per_depth) <= len(shape)
@@ -133,7 +133,7 @@ def test_only_what_has_a_prediction_is_drafted_for_beyond_the_shape(shape) -> No
 
 
 def test_a_prediction_of_what_is_no_token_is_refused() -> None:
-    house = House(TableModel(1, vocab_size=16))
+    harness = Harness(TableModel(1, vocab_size=16))
     for wrong in (16, -1):
         with pytest.raises(InvalidRequest, match=f"prediction holds {wrong}, which is not a token"):
-            house.add("wrong", [1, 2], SamplingParams(max_tokens=5), prediction=[3, wrong])
+            harness.add("wrong", [1, 2], SamplingParams(max_tokens=5), prediction=[3, wrong])

@@ -13,7 +13,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport, Statistics
 from foresay.spec.tree import TreeShape
 from tests.combinations import pairwise
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
 #: With four tokens in all, lookups find something, and are right now and then.
@@ -29,11 +29,11 @@ def model_of(seed: int) -> TableModel:
     return TableModel(seed, vocab_size=4)
 
 
-def runs(house: House, temperature: float, stop: tuple[int, ...] = ()) -> list[Statistics]:
+def runs(harness: Harness, temperature: float, stop: tuple[int, ...] = ()) -> list[Statistics]:
     for number, prompt in enumerate(PROMPTS):
         params = SamplingParams(max_tokens=60, min_tokens=30, seed=number, temperature=temperature, stop_token_ids=stop)
-        house.add(str(number), [token % 4 for token in prompt], params)
-    answers = house.run()
+        harness.add(str(number), [token % 4 for token in prompt], params)
+    answers = harness.run()
     return [answer.statistics for _, answer in sorted(answers.items())]
 
 
@@ -47,13 +47,13 @@ def suffix() -> SuffixDrafter:
     pairwise([0.0, 1.0], [1, 4], [(), (3,)], [NgramDrafter, suffix], [256, 3]),
 )
 def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels, stop, make, chunk) -> None:
-    """With prompts read in chunks too: the shadow is never shown what the text says next. One request at a time, since
+    """With prompts read in chunks too: the shadow is never shown what comes next. One request at a time, since
     earlier answers are looked up too."""
     model = model_of(3)
-    drafting = House(model, make(), (1,) * levels, max_chunk=chunk, max_seqs=1)
+    drafting = Harness(model, make(), (1,) * levels, max_chunk=chunk, max_seqs=1)
     wanted = runs(drafting, temperature, stop)
     shadow = Shadow(make(), TreeShape.chain(levels))
-    besides = House(model, Guesser(model, 0.7, full=True), (2, 2, 1), observers=[shadow], max_chunk=chunk, max_seqs=1)
+    besides = Harness(model, Guesser(model, 0.7, full=True), (2, 2, 1), observers=[shadow], max_chunk=chunk, max_seqs=1)
     runs(besides, temperature, stop)
     reports = shadow.reports()
     assert sum(statistics.drafted for statistics in wanted) > 20
@@ -66,12 +66,12 @@ def test_what_a_shadow_counts_is_what_happens_when_it_drafts(temperature, levels
 
 def test_a_text_cut_short_counts_as_far_as_it_goes() -> None:
     shadow = Shadow(NgramDrafter(), TreeShape.chain(4))
-    house = House(model_of(3), Guesser(model_of(3), 1.0, full=True), (1, 1, 1), observers=[shadow])
-    house.add("one", [1, 2] * 6, SamplingParams(max_tokens=60, temperature=0.0))
+    harness = Harness(model_of(3), Guesser(model_of(3), 1.0, full=True), (1, 1, 1), observers=[shadow])
+    harness.add("one", [1, 2] * 6, SamplingParams(max_tokens=60, temperature=0.0))
     for _ in range(8):
-        house.step()
-    house.engine.finish("one", 9)
-    house.run()
+        harness.step()
+    harness.engine.finish("one", 9)
+    harness.run()
     (report,) = shadow.reports()
     assert report.tokens == 9
     assert report.accepted + report.steps >= report.tokens
@@ -81,19 +81,19 @@ def test_a_text_cut_short_counts_as_far_as_it_goes() -> None:
 def test_a_request_that_leaves_before_its_first_token_leaves_nothing() -> None:
     drafter = NgramDrafter()
     shadow = Shadow(drafter, TreeShape.chain(4))
-    house = House(model_of(3), observers=[shadow], max_chunk=3)
-    house.add("gone", [1, 2] * 6, SamplingParams(max_tokens=20))
-    house.step()
+    harness = Harness(model_of(3), observers=[shadow], max_chunk=3)
+    harness.add("gone", [1, 2] * 6, SamplingParams(max_tokens=20))
+    harness.step()
     assert drafter._indices
-    house.engine.cancel("gone")
-    house.run()
-    house.engine.notify()
+    harness.engine.cancel("gone")
+    harness.run()
+    harness.engine.notify()
     assert (shadow.reports(), drafter._indices, shadow._walks, shadow._seconds) == ([], {}, {}, {})
 
 
 def test_requests_that_switch_speculation_off_have_no_shadow() -> None:
     shadow = Shadow(NgramDrafter(), TreeShape.chain(4))
-    house = House(model_of(3), observers=[shadow])
-    house.add("off", [1, 2] * 6, SamplingParams(max_tokens=20, temperature=0.0), speculate=False)
-    house.run()
+    harness = Harness(model_of(3), observers=[shadow])
+    harness.add("off", [1, 2] * 6, SamplingParams(max_tokens=20, temperature=0.0), speculate=False)
+    harness.run()
     assert shadow.reports() == []

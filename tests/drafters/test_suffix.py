@@ -48,7 +48,7 @@ def test_it_proposes_what_mostly_followed_the_longest_context(text, drafted) -> 
 
 
 def test_the_longest_context_counts_up_to_sixteen_tokens() -> None:
-    """Of two places the later is taken, unless one of them has more than the other and no more than 16 count."""
+    """Of two positions the later is taken, unless one of them has more than the other and no more than 16 count."""
     known, other = "abcdefghijklmnop", "Xbcdefghijklmnop"
     assert proposed(suffix(), sequence(f"{known}1{other}2{known}"), 1) == "1"
     assert proposed(suffix(), sequence(f"Y{known}1Z{known}2Y{known}"), 1) == "2"
@@ -69,7 +69,7 @@ def test_a_chain_ends_where_it_is_hardly_right() -> None:
 
 
 def test_a_tree_holds_what_followed_shorter_contexts_too() -> None:
-    """The longest says 1; "c" alone was followed by 2."""
+    """The longest predicts 1; "c" alone was followed by 2."""
     assert set(children(suffix(), sequence("abc1_c2_abc"), (4,))) == {"", "1", "2"}
 
 

@@ -1,4 +1,4 @@
-"""The places of contexts, and what they cost, against looking everywhere."""
+"""The positions of contexts, and what they cost, against looking everywhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def texts(seed: int) -> list[int]:
 
 
 def common(text: list[int], position: int, query: list[int]) -> int:
-    """How many tokens before a place are those that end the query, up to 16."""
+    """How many tokens before a position are those that end the query, up to 16."""
     length = 0
     while length < min(position, len(query), MOST_CONTEXT) and text[position - 1 - length] == query[-1 - length]:
         length += 1
@@ -41,8 +41,8 @@ def common(text: list[int], position: int, query: list[int]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_place_of_every_context_is_found(seed) -> None:
-    """The nodes passed are those where places part; with each come the latest of all places that agree so far."""
+def test_every_position_of_every_context_is_found(seed) -> None:
+    """The nodes passed are those where positions part; with each come the latest of all positions that agree so far."""
     text = texts(seed)
     rng, contexts = random.Random(seed), Contexts(text)
     while contexts.behind > 0:

@@ -97,11 +97,11 @@ class Captured:
 
     world: World
     proposer: Proposer
-    places: int
+    capacity: int
 
     def __post_init__(self) -> None:
         pool, needs = self.world.pool, self.proposer.reach
-        self.state = StepState(self.places, 16, pool.page_size, needs, "cpu")
+        self.state = StepState(self.capacity, 16, pool.page_size, needs, "cpu")
         self.device_step([])  # warm: whatever lives as long as the step is made here
         self.state.join([])
 
@@ -133,7 +133,7 @@ class Captured:
         return [tokens[:count] for tokens, count in pairs][: len(self._sequences)]
 
     def device_step(self, choices: Sequence[Sequence[int]]) -> AcceptedTree:
-        """What is captured of a step; the host is told nothing."""
+        """What is captured of a step; the host gets nothing."""
         state, store = self.state, self.world.verifier.store
         tree = self.proposer.propose(state)
         tree = replace(tree, tokens=tree.tokens.clone())  # roots are read from the state, which moves on
@@ -153,7 +153,7 @@ class Captured:
         return taken
 
     def _filled(self, choices: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        return [*choices, *[()] * (self.places - len(choices))]
+        return [*choices, *[()] * (self.capacity - len(choices))]
 
     def _collect(self, sequence: SequenceState, taken: AcceptedTree, index: int) -> None:
         count = int(taken.paths.lengths[index])

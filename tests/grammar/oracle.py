@@ -42,11 +42,11 @@ def allowed(grammar: Grammar, text: list[int]) -> set[int] | None:
     if grammar.opens is not None and text[:1] != [grammar.opens]:
         inside = True
     matcher = _matcher(grammar.text)
-    for place, token in enumerate(text):
+    for position, token in enumerate(text):
         if not inside:
             inside = token == grammar.after
         elif token in ENDS:
-            return set(ENDS) if matcher.is_accepting() and place == len(text) - 1 else None
+            return set(ENDS) if matcher.is_accepting() and position == len(text) - 1 else None
         elif not matcher.consume_token(token):
             return None
     if not inside:

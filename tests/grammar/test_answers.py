@@ -1,4 +1,4 @@
-"""The grammar of a chat answer: forced calls, calls or the format asked for, and the thinking before them.
+"""The grammar of a chat answer: forced calls, calls or the requested format, and the thinking before them.
 
 Special tokens of the bundled pair stand in for the tags of reasoning.
 """
@@ -92,15 +92,15 @@ async def test_forced_calls_and_a_least_length_exclude_each_other():
 async def test_where_the_grammar_begins(
     prompt: str, opened: bool, continues: bool, after: int | None, opens: int | None
 ):
-    asked = await grammar(ChatFormat(thinks=TAGS), prompt, opened, continues, response_format=FORMAT)
-    assert asked is not None
-    assert (asked.after, asked.opens) == (after, opens)
+    made = await grammar(ChatFormat(thinks=TAGS), prompt, opened, continues, response_format=FORMAT)
+    assert made is not None
+    assert (made.after, made.opens) == (after, opens)
 
 
 async def test_reasoning_whose_end_is_no_token():
     spelled = ChatFormat(thinks=("<think>", "</think>"))
     with pytest.raises(InvalidRequest, match="are no tokens"):
         await grammar(spelled, "Hi<think>", opened=True, response_format=FORMAT)
-    asked = await grammar(spelled, response_format=FORMAT)
-    assert asked is not None
-    assert asked.after is None
+    made = await grammar(spelled, response_format=FORMAT)
+    assert made is not None
+    assert made.after is None

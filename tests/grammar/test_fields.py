@@ -56,11 +56,11 @@ async def grammar(**fields: Any) -> Grammar | None:
         (structured(grammar='root ::= "x" num\nnum ::= [0-9]+'), "structured_outputs.grammar", "x12", "x"),
     ],
 )
-async def test_what_can_be_asked_for(fields: dict[str, Any], param: str, good: str, bad: str):
-    asked = await grammar(**fields)
-    assert asked is not None and asked.param == param
-    assert accepts(asked.text, good)
-    assert not accepts(asked.text, bad)
+async def test_what_can_be_requested(fields: dict[str, Any], param: str, good: str, bad: str):
+    made = await grammar(**fields)
+    assert made is not None and made.param == param
+    assert accepts(made.text, good)
+    assert not accepts(made.text, bad)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A layer that predicts further tokens beside a random Qwen3.5, dense or a mixture, of transformers' own parts."""
+"""A layer that predicts further tokens for a random Qwen3.5, dense or a mixture, of transformers' own parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random Medusa heads for a target, written as each of the published layouts has them; EAGLE heads stand beside."""
+"""Random Medusa heads for a target, written as each of the published layouts has them; EAGLE heads are next to it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _SPECULATORS1 = {
 _SPECULATORS_FLAGS = {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
 LAYOUTS = {
     "safeailab": Layout(),
-    # The authors' head for Vicuna 13B: one layer, and a configuration that says 40.
+    # The authors' head for Vicuna 13B: one layer, and a configuration that claims 40.
     "miscounted": Layout(file="pytorch_model.bin", stated={"num_hidden_layers": 40}),
     "rope_scaled": Layout(keys={"rope_scaling": LLAMA3}),
     "rope_linear": Layout(keys={"rope_scaling": {"type": "linear", "factor": 4.0}}),
@@ -183,17 +183,17 @@ def _layer(generator: torch.Generator, form: Layout, layer: dict[str, Any], numb
 
 
 def _config(form: Layout, layer: dict[str, Any], draft: int, layers: list[int] | None) -> dict[str, Any]:
-    said = {key: value for key, value in layer.items() if key not in form.unsaid}
+    declared = {key: value for key, value in layer.items() if key not in form.unsaid}
     chosen = {"eagle_aux_hidden_state_layer_ids": layers} if layers else {}
     if form.config == "nested":
         kind, name = ("eagle3", "Eagle3Speculator") if form.generation == 3 else ("eagle", "EagleSpeculator")
-        nested = {"speculators_model_type": kind, "architectures": [name], "transformer_layer_config": said}
+        nested = {"speculators_model_type": kind, "architectures": [name], "transformer_layer_config": declared}
         drafts = {"draft_vocab_size": draft, **form.flags, **chosen} if form.generation == 3 else {}
         return {**nested, **drafts, **form.stated}
-    said["num_hidden_layers"] = 1
+    declared["num_hidden_layers"] = 1
     if form.generation == 1:
-        return {**said, "architectures": ["LlamaForCausalLM"], **form.stated}
-    config = {**said, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft, **form.flags}
+        return {**declared, "architectures": ["LlamaForCausalLM"], **form.stated}
+    config = {**declared, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft, **form.flags}
     if form.config == "eagle_config":
         return {**config, "eagle_config": {"use_aux_hidden_state": form.aux, **chosen}, **form.stated}
     return {**config, **chosen, **form.stated}

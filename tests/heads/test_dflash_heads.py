@@ -180,7 +180,7 @@ def follow_paths(target, head: DFlashHead, below: Callable[[Tensor, list[int]], 
 
 
 @pytest.mark.parametrize("layout", list(DSPARK))
-def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None:
+def test_logits_below_a_token_are_dsparks(target, tmp_path, layout) -> None:
     oracle = make_dflash(tmp_path, target, layout)
     head = load_dflash(tmp_path, target)
     assert head.config.guesses == BLOCK
@@ -188,7 +188,7 @@ def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 9]}}, "target_layer_ids is \\[0, 9\\]"),
@@ -200,10 +200,10 @@ def test_below_a_token_stands_what_dspark_says(target, tmp_path, layout) -> None
         ({"is_causal": None, "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0]}}, "--draft-layers"),
     ],
 )
-def test_what_it_cannot_compute_is_refused_by_name(target, tmp_path, changes, said) -> None:
+def test_what_it_cannot_compute_is_refused_by_name(target, tmp_path, changes, message) -> None:
     make_dflash(tmp_path, target)
     change_config(tmp_path, **changes)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load_dflash(tmp_path, target)
 
 

@@ -1,4 +1,4 @@
-"""The tokens that a head drafts of a large vocabulary: the first ids, the ends of texts, and what was said lately."""
+"""The tokens that a head drafts of a large vocabulary: the first ids, the ends of texts, and what came lately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_said_takes_the_place_of_what_was_not_for_longest(directory, dtype) -> None:
+def test_emitted_tokens_replace_the_least_recent_ones(directory, dtype) -> None:
     target = load_decoder(directory, dtype)
     drafted = DraftVocabulary.of(target)
     assert drafted is not None

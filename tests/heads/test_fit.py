@@ -130,10 +130,10 @@ def test_wrong_layers_are_noticed(trained, tmp_path) -> None:
     change_config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
     by_file = reason(trained.root / "target", head)
     by_flag = reason(trained.root / "target", trained.root / "eagle3", draft_layers="1,2,2")
-    for said in (by_file, by_flag):
-        ours, better = (int(share) for share in re.findall(r"(\d+)% ", said))
+    for message in (by_file, by_flag):
+        ours, better = (int(share) for share in re.findall(r"(\d+)% ", message))
         assert 20 <= ours < better
-        assert re.search(r"with --draft-layers \d,\d,\d$", said)
+        assert re.search(r"with --draft-layers \d,\d,\d$", message)
     assert reason(trained.root / "target", head, draft_layers="2,3,5") == "asked for"
 
 
@@ -142,7 +142,7 @@ def signs() -> Tensor:
 
 
 def test_a_wrong_norm_in_the_head_is_noticed(trained, tmp_path) -> None:
-    """Another head's: as large, but not in the places where this one needs it."""
+    """Another head's: as large, but not at the positions where this one needs it."""
     head = copied(trained, "eagle3", tmp_path)
     stored = load_file(head / "model.safetensors")
     save_file({**stored, "norm.weight": stored["norm.weight"] * signs()}, head / "model.safetensors")
@@ -163,7 +163,7 @@ def test_a_wrong_norm_in_the_target_is_noticed(trained, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["medusa", "eagle3"])
 def test_a_target_tuned_far_away_is_noticed(trained, tmp_path, name) -> None:
-    """A little tuning leaves a head useful, so nothing is said."""
+    """A little tuning leaves a head useful, so nothing is reported."""
     from transformers import AutoModelForCausalLM
 
     for distance, doubted in ((0.1, False), (1.0, True)):

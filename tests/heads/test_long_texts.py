@@ -18,7 +18,7 @@ from tests.same_tokens.witness import run
 
 
 @pytest.mark.parametrize(("longest", "lines"), [(40, 1), (512, 0)])
-def test_it_is_said_once(target, tmp_path, caplog, longest, lines) -> None:
+def test_it_is_logged_once(target, tmp_path, caplog, longest, lines) -> None:
     make_eagle(tmp_path, target("llama2"), "safeailab")
     change_config(tmp_path, max_position_embeddings=longest)
     head = load(tmp_path, target("llama2"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +19,7 @@ def test_every_layout_gives_the_same_logits(target, tmp_path, layout) -> None:
     plain, token_map = make_medusa(tmp_path, target("llama2"), layout)
     heads = MedusaHeads.load(tmp_path, target("llama2"))
     assert len(heads) == 3
+    assert kind_of(tmp_path) == "medusa"
     assert (heads.token_map is None) == (token_map is None)
     if heads.token_map is not None and token_map is not None:
         assert torch.equal(heads.token_map, token_map)
@@ -30,7 +29,7 @@ def test_every_layout_gives_the_same_logits(target, tmp_path, layout) -> None:
         assert torch.allclose(heads(hidden, depth), expected, rtol=0, atol=1e-4)
 
 
-def test_logits_are_scaled_where_the_configuration_says_so(target, tmp_path) -> None:
+def test_logits_are_scaled_by_the_configuration(target, tmp_path) -> None:
     plain, _ = make_medusa(tmp_path, target("llama2"), "vllm")
     change_config(tmp_path, logit_scale=0.5)
     hidden = torch.randn(2, 64)
@@ -49,68 +48,24 @@ def drop_a_head(stored) -> None:
         del stored[name]
 
 
-def narrow(stored) -> None:
-    stored["0.0.linear.weight"] = stored["0.0.linear.weight"][:, :32].contiguous()
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (drop_a_head, r"medusa_lm_head.safetensors: the heads are numbered \[0, 2\], one is missing"),
-        (narrow, r"0\.0\.linear\.weight has shape \[64, 32\], expected \[64, 64\].*trained for someone/target"),
         (lambda stored: stored.clear(), r"holds no Medusa head"),
         (lambda stored: stored.update(extra=torch.zeros(1)), r"extra: not known in this layout"),
     ],
 )
-def test_what_does_not_fit_is_named(target, tmp_path, change, said) -> None:
+def test_what_does_not_fit_is_named(target, tmp_path, change, message) -> None:
     make_medusa(tmp_path, target("llama2"), "authors")
     rewrite(tmp_path, change)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         MedusaHeads.load(tmp_path, target("llama2"))
-
-
-def test_a_truncated_file_is_named(target, tmp_path) -> None:
-    for layout, file in (("authors", "medusa_lm_head.safetensors"), ("pickle", "medusa_lm_head.pt")):
-        directory = tmp_path / layout
-        make_medusa(directory, target("llama2"), layout)
-        whole = (directory / file).read_bytes()
-        (directory / file).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ModelError, match=rf"{file}: not a complete"):
-            MedusaHeads.load(directory, target("llama2"))
-        shutil.rmtree(directory)
-
-
-class Trap:
-    """What a pickle could run while it is read."""
-
-    def __reduce__(self):
-        return (print, ("this must not be printed",))
-
-
-def test_a_pickle_that_would_run_something_is_refused(target, tmp_path, capsys) -> None:
-    make_medusa(tmp_path, target("llama2"), "pickle")
-    torch.save({"0.0.linear.weight": Trap()}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(ModelError, match=r"medusa_lm_head\.pt: not a complete file of tensors only"):
-        MedusaHeads.load(tmp_path, target("llama2"))
-    assert capsys.readouterr().out == ""
-
-
-def test_heads_of_another_vocabulary_are_refused(target, tmp_path) -> None:
-    make_medusa(tmp_path, target("llama2"), "authors")
-    rewrite(tmp_path, lambda stored: stored.update({"0.2.weight": torch.zeros(200, 64)}))
-    with pytest.raises(ModelError, match=r"0\.2\.weight has shape \[200, 64\], expected \[300, 64\]"):
-        MedusaHeads.load(tmp_path, target("llama2"))
-
-
-@pytest.mark.parametrize("layout", MEDUSA)
-def test_every_layout_is_recognised(target, tmp_path, layout) -> None:
-    make_medusa(tmp_path, target("llama2"), layout)
-    assert kind_of(tmp_path) == "medusa"
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_blocks_are_counted_in_the_file(target, tmp_path, count) -> None:
-    """The configuration says 7; the file of three has tied blocks, as the authors' own list of them was built."""
+    """The configuration claims 7; the file of three has tied blocks, as the authors' own list of them was built."""
     make_medusa(tmp_path, target("llama2"), "authors", heads=1)
     change_config(tmp_path, medusa_num_layers=7)
     block = {

@@ -1,4 +1,4 @@
-"""The layer that Qwen3.5's checkpoints have beside the target's, beside transformers' parts; how it is found."""
+"""The layer that Qwen3.5's checkpoints have next to the target's, against transformers' parts; how it is found."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_in_a_gguf_file(tmp_path, monkeypatch, family, heads) -> None:
     made, tokens = resolve(tmp_path / "x.gguf"), random_tokens(random.Random(1), 40, 300)
     assert header_names(made) and choose_draft(EngineConfig(target=str(tmp_path / "x.gguf"))).value == "mtp,suffix"
     found = []
-    for place in (tmp_path / "plain", made):
-        reader, target = Reader(load_decoder(place)), load_decoder(place)
-        table, head = reader.open(), EagleHead(*read_mtp(place, target), 512)
+    for folder in (tmp_path / "plain", made):
+        reader, target = Reader(load_decoder(folder)), load_decoder(folder)
+        table, head = reader.open(), EagleHead(*read_mtp(folder, target), 512)
         hidden = reader.model.run([reader.rows(table, tokens)], FeatureRequest(final=True)).features["final"].clone()
         store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
         store.clear(table.slots(0, 1))

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens as DeepSeek, GLM, MiMo and ERNIE publish them, beside transformers' own."""
+"""Layers that predict further tokens as DeepSeek, GLM, MiMo and ERNIE publish them, compared with transformers' own."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_they_draft(published, name) -> None:
         assert_same(texts, run(engine, jobs))
 
 
-def test_beside_layers_that_no_head_has_they_are_refused(tmp_path) -> None:
+def test_with_layers_that_no_head_has_they_are_refused(tmp_path) -> None:
     """Gemma's have norms on both sides."""
     publish(tmp_path, LAYOUTS["deepseek"]._replace(family="gemma2"))
     assert choose_draft(config(tmp_path, "auto")).value == "suffix"

@@ -162,10 +162,10 @@ def test_the_text_is_the_same_as_without(made, tmp_path, family, kind) -> None:
     assert_same(texts, run(engine_of(target, drafter, SHAPES["dynamic"]), jobs))
 
 
-def test_matrices_of_its_own_are_scaled_as_the_head_says(made, tmp_path) -> None:
-    target, said = made("granite"), {"input_embedding_scale": 3.0, "output_multiplier": 1 / 0.7}
+def test_matrices_of_its_own_are_scaled_by_the_heads_factors(made, tmp_path) -> None:
+    target, scales = made("granite"), {"input_embedding_scale": 3.0, "output_multiplier": 1 / 0.7}
     oracle = make_eagle(tmp_path, target.decoder, "tied", [2, 3, 5])
-    change_config(tmp_path, **said)
+    change_config(tmp_path, **scales)
     head = load_eagle(tmp_path, target.decoder)
     tokens = random_tokens(random.Random(3), 20, 300)
     features = target.features(tokens, head.config.names)

@@ -42,7 +42,7 @@ CLASSES: dict[str, Any] = {
 }
 BLOCK, MASK, INPUTS = 6, 7, (1, 5)
 WINDOW = {"sliding_window": 400, "use_sliding_window": True}
-#: What each head says beside the defaults.
+#: What each head declares besides the defaults.
 DFLASH: dict[str, dict[str, Any]] = {
     "whole vocabulary": {},
     "part of it": {"part": True},
@@ -75,14 +75,14 @@ def made(
         head_dim=width // 4, max_position_embeddings=512, rms_norm_eps=1e-5, num_hidden_layers=2, **inner,
     )  # fmt: skip
     config._attn_implementation = "eager"
-    said = SpeculatorsConfig(
+    pairing = SpeculatorsConfig(
         algorithm=kind,
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK)],
         default_proposal_method="greedy",
         verifier=VerifierConfig.from_pretrained(str(directory)),
     )
     shape, model_class = CLASSES[kind]
-    common = {"draft_vocab_size": vocab // 2 if part else vocab, "mask_token_id": MASK, "speculators_config": said}
+    common = {"draft_vocab_size": vocab // 2 if part else vocab, "mask_token_id": MASK, "speculators_config": pairing}
     model = model_class(shape(transformer_layer_config=config, **common, **own))
     if part:
         ids = torch.randperm(vocab)[: vocab // 2].sort().values
@@ -105,7 +105,7 @@ def stirred(parameter: Tensor) -> None:
 
 
 class Package:
-    """The package's own block behind a text: a block of which the text's next place is the only anchor."""
+    """The package's own block behind a text: a block of which the text's next position is the only anchor."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -149,7 +149,7 @@ def test_dflash_blocks_are_the_packages(target, tmp_path, layout) -> None:
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
 @pytest.mark.parametrize("part", [False, True])
-def test_below_a_token_stands_what_the_package_says(target, tmp_path, kind, part) -> None:
+def test_logits_below_a_token_are_the_packages(target, tmp_path, kind, part) -> None:
     """DSpark, along two random paths."""
     decoder, _ = target
     own: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_below_a_token_stands_what_the_package_says(target, tmp_path, kind, part
 
 @pytest.mark.parametrize("layer", [LlamaConfig, Qwen3Config])
 def test_rows_of_masks_are_the_packages(target, tmp_path, monkeypatch, layer) -> None:
-    """P-EAGLE: the package's training pass, of which the text's last place is the only rollout."""
+    """P-EAGLE: the package's training pass, of which the text's last position is the only rollout."""
     decoder, _ = target
     own: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": [2, 3, 5]}
     # Its loss has kernels that need a GPU; the logits are taken before it.
@@ -177,9 +177,11 @@ def test_rows_of_masks_are_the_packages(target, tmp_path, monkeypatch, layer) ->
 
     def guesses(features: Features, tokens: list[int], levels: int) -> Tensor:
         count = len(tokens) - 1
-        places = torch.cat((torch.arange(count), torch.full((levels - 1,), count - 1)))
+        positions = torch.cat((torch.arange(count), torch.full((levels - 1,), count - 1)))
         depths = torch.cat((torch.zeros(count, dtype=torch.int64), torch.arange(1, levels)))
-        monkeypatch.setattr("speculators.models.peagle.core.generate_cod_sample_indices", lambda **_: (places, depths))
+        monkeypatch.setattr(
+            "speculators.models.peagle.core.generate_cod_sample_indices", lambda **_: (positions, depths)
+        )
         behind = torch.zeros(levels, 3 * model.hidden_size)
         hidden = torch.cat((torch.cat([features[name] for name in head.config.names], dim=-1), behind))[None]
         ids = torch.tensor([[*tokens[1:], *[0] * levels]])

@@ -1,6 +1,6 @@
 """What steps launch, where there is no GPU: real launchers, Triton's own binder, tensors of shapes without numbers.
 
-A launch goes the whole way to the driver, whose place a stand-in takes: so a kernel that Triton would compile once
+A launch goes the whole way to the driver, for which there is a stand-in: so a kernel that Triton would compile once
 more, for a number that is 1 or even, or for another dtype, is seen here as it would be on a GPU.
 """
 

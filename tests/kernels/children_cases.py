@@ -35,18 +35,18 @@ KINDS: list[dict[str, Any]] = [
 Find = Callable[..., tuple[Tensor, Tensor]]
 
 
-def asked(kinds: list[dict[str, Any]]) -> RowSampling:
+def sampling_of(kinds: list[dict[str, Any]]) -> RowSampling:
     rng = random.Random(1)
-    places = [rng.randrange(1 << 17) for _ in kinds]
-    return RowSampling.of([SamplingParams(**kind) for kind in kinds], [rng.getrandbits(64) for _ in kinds], places)
+    positions = [rng.randrange(1 << 17) for _ in kinds]
+    return RowSampling.of([SamplingParams(**kind) for kind in kinds], [rng.getrandbits(64) for _ in kinds], positions)
 
 
 def assert_found_alike(
     find: Find, logits: Tensor, kinds: list[dict[str, Any]], count: int, token_ids: Tensor | None = None
 ) -> Tensor:
-    tokens, chances = find(logits, asked(kinds), count, token_ids)
+    tokens, chances = find(logits, sampling_of(kinds), count, token_ids)
     with references():
-        wanted_tokens, wanted_chances = reference(logits, asked(kinds), count, token_ids)
+        wanted_tokens, wanted_chances = reference(logits, sampling_of(kinds), count, token_ids)
     assert torch.equal(tokens, wanted_tokens)
     torch.testing.assert_close(chances, wanted_chances, rtol=1e-5, atol=1e-5)
     return chances
@@ -132,7 +132,7 @@ class ChildrenCases:
     @pytest.mark.usefixtures("small_pieces")
     def test_a_row_is_alike_alone_and_in_company(self, find) -> None:
         kinds = KINDS[::2]
-        logits, sampling = rows_of([2.0] * len(kinds), 150), asked(kinds)
+        logits, sampling = rows_of([2.0] * len(kinds), 150), sampling_of(kinds)
         together = find(logits, sampling, 7)
         for row in (0, 2, 3, 5):
             own = slice(row, row + 1)

@@ -72,5 +72,5 @@ def read(made: Any, binary: Path) -> Compiled:
 def resource_usage(binary: Path) -> dict[str, int]:
     """What the binary's own header says it takes, such as {"REG": 32, "STACK": 0, "LOCAL": 0}."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    said = subprocess.run([str(tool), "-res-usage", str(binary)], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+    output = subprocess.run([str(tool), "-res-usage", str(binary)], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", output)}

@@ -17,7 +17,7 @@ from tests.verifier.reading import random_parents
 class Sequence:
     """One sequence of one layer: committed rows, and nodes of a tree in the slots behind (node 0 is the root).
 
-    keys, values: [length + nodes, G, D], by place. query: [nodes, H, D].
+    keys, values: [length + nodes, G, D], by position. query: [nodes, H, D].
     """
 
     length: int
@@ -41,10 +41,10 @@ class Sequence:
     def compacted(self, node: int, roots: int = 1) -> Sequence:
         """The text of a node's path, its last ``roots`` rows a chain behind what is committed."""
         path = self.path(node)
-        places = [*range(self.length), *(self.length + ancestor for ancestor in path)]
+        positions = [*range(self.length), *(self.length + ancestor for ancestor in path)]
         chain = [-1, *range(roots - 1)]
-        asked = self.query[path][-roots:]
-        return Sequence(len(places) - roots, chain, self.keys[places], self.values[places], asked)
+        query = self.query[path][-roots:]
+        return Sequence(len(positions) - roots, chain, self.keys[positions], self.values[positions], query)
 
 
 #: query, keys, values and where everything is; and the scales of keys and values that are quantised.

@@ -85,7 +85,7 @@ def step(target: ModelRunner, rows: int, context: int, temperature: float = 0.0)
 
 
 class Blank(Staged):
-    """What the host writes, where nobody reads it: without memory that a GPU copies from."""
+    """What the host writes, where no GPU reads it: without memory that a GPU copies from."""
 
     def __init__(self, device: torch.device, columns: Mapping[str, Column]) -> None:
         super().__init__(torch.device("cpu"), columns)
@@ -139,9 +139,9 @@ def test_the_driver_is_asked_once_for_a_device() -> None:
     for known in (80, 90, 80):
         with bound(known):
             stand_in = driver.active
-            with patch.object(stand_in, "get_current_target", wraps=stand_in.get_current_target) as asked:
+            with patch.object(stand_in, "get_current_target", wraps=stand_in.get_current_target) as requested:
                 assert {capability() for _ in range(5)} == {known}
-            assert asked.call_count == 1
+            assert requested.call_count == 1
 
 
 def test_what_was_compiled_for_another_gpu_is_not_taken() -> None:

@@ -120,10 +120,8 @@ def test_trees_and_chunks_multiply_by_the_same_instructions(variant, capability,
     for name, kernel in made.items():
         assert kernel.shared <= {80: 163, 90: 227}[capability] * 1024, name
     assert made["tree_merge"].stack == 0
-    asked, *_ = re.split(r"ex2\.approx", made["tree_merge"].ptx)
-    assert len(re.findall(r"ld\.global", asked)) >= 2 * 3 * tree_attention.DEPTH, (
-        "the next partials are asked for first"
-    )
+    loads, *_ = re.split(r"ex2\.approx", made["tree_merge"].ptx)
+    assert len(re.findall(r"ld\.global", loads)) >= 2 * 3 * tree_attention.DEPTH, "the next partials are loaded first"
     if capability == 90 and (variant.latent or variant.width <= 128):
         assert made["tree_partials"].stack == 0, "the kernel of every decoding step spills no register"
 

@@ -89,7 +89,7 @@ def test_tiles_have_the_rows_that_there_are_and_at_most_128(tmp_path) -> None:
     assert len({each for _, each in codes}) == 1
 
 
-def asked(folder: Path, capability: int = 90) -> list[int]:
+def prefetched(folder: Path, capability: int = 90) -> list[int]:
     """How often code asks for memory before it waits and after."""
     weight, x = (blank(*shape, dtype=torch.bfloat16) for shape in ((4096, 4096), (1, 4096)))
     (code, *_) = compile_launches(
@@ -99,7 +99,7 @@ def asked(folder: Path, capability: int = 90) -> list[int]:
 
 
 def test_the_beginning_of_a_weight_is_asked_for_before_its_turn_where_kernels_overlap(tmp_path, monkeypatch) -> None:
-    assert asked(tmp_path) == [linear.AHEAD, 0]
-    assert asked(tmp_path, 80) == [0], "nothing is there early enough to ask"
+    assert prefetched(tmp_path) == [linear.AHEAD, 0]
+    assert prefetched(tmp_path, 80) == [0], "nothing is there early enough"
     monkeypatch.setattr(linear, "AHEAD", 0)
-    assert asked(tmp_path) == [0, 0]
+    assert prefetched(tmp_path) == [0, 0]

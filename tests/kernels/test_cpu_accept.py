@@ -67,11 +67,13 @@ def test_a_whole_chain_of_64() -> None:
 def test_rows_are_all_read_before_any_is_written(dtype: torch.dtype, value_dim: int) -> None:
     of = torch.Generator().manual_seed(3)
     keys, values = (torch.randn(3, 80, 2, width, generator=of).to(dtype) for width in (7, value_dim))
-    sources, places = (torch.stack([torch.randperm(40, generator=of) + 40 * n for n in range(2)]) for _ in range(2))
+    sources, destinations = (
+        torch.stack([torch.randperm(40, generator=of) + 40 * n for n in range(2)]) for _ in range(2)
+    )
     lengths, moved = torch.tensor([17, 0]), (keys.clone(), values.clone())
-    move_paths(tuple(moved), sources, places, lengths)
+    move_paths(tuple(moved), sources, destinations, lengths)
     with references():
-        move_paths((keys, values), sources, places, lengths)
+        move_paths((keys, values), sources, destinations, lengths)
     assert torch.equal(moved[0], keys) and torch.equal(moved[1], values)
 
 

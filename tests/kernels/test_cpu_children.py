@@ -15,7 +15,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Launcher, recording
 from foresay.verifier.ops.kernels.cpu.threads import give_way, use, wanted
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
 from foresay.verifier.ops.sample import best_children
-from tests.kernels.children_cases import KINDS, ChildrenCases, Find, asked, part_of, rows_of
+from tests.kernels.children_cases import KINDS, ChildrenCases, Find, part_of, rows_of, sampling_of
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_threads() -> Iterator[None]:
-    """As many as are asked for, however busy the machine is."""
+    """As many as are set, however busy the machine is."""
     before = wanted()
     give_way(False)
     yield
@@ -40,8 +40,8 @@ class TestOnCpu(ChildrenCases):
 
 
 def siblings(kinds: list[dict[str, Any]]) -> RowSampling:
-    """Rows at one position beside each other, then others of another seed, then at another position."""
-    sampling, third = asked(kinds), len(kinds) // 3
+    """Rows at one position next to each other, then others of another seed, then at another position."""
+    sampling, third = sampling_of(kinds), len(kinds) // 3
     sampling.seeds[:third], sampling.seeds[third:] = sampling.seeds[0].clone(), sampling.seeds[-1].clone()
     sampling.positions[: 2 * third], sampling.positions[2 * third :] = 70, 71
     return sampling
@@ -51,7 +51,9 @@ def equal(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
     return torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
-@pytest.mark.parametrize(("kinds", "make"), [(KINDS, asked), (KINDS[:3] * 4, siblings)], ids=["others", "siblings"])
+@pytest.mark.parametrize(
+    ("kinds", "make"), [(KINDS, sampling_of), (KINDS[:3] * 4, siblings)], ids=["others", "siblings"]
+)
 @pytest.mark.usefixtures("small_pieces", "any_threads")
 def test_neither_rows_nor_threads_change_a_bit(any_processor, kinds, make) -> None:
     """Noise that is used again is the same, and so is what several threads list."""
@@ -71,7 +73,7 @@ def test_neither_rows_nor_threads_change_a_bit(any_processor, kinds, make) -> No
 @pytest.mark.usefixtures("small_pieces", "any_threads")
 def test_fewer_threads_may_merge_than_list(monkeypatch) -> None:
     """As when a core is taken between two entries."""
-    logits, sampling = rows_of([2.0] * len(KINDS), 1000), asked(KINDS)
+    logits, sampling = rows_of([2.0] * len(KINDS), 1000), sampling_of(KINDS)
     expected, merging = best_children(logits, sampling, MOST_CHILDREN), candidates._deciding
     use(4)
 
@@ -86,11 +88,11 @@ def test_fewer_threads_may_merge_than_list(monkeypatch) -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_a_recording_reads_rows_when_it_runs() -> None:
     kinds, width, token_ids = KINDS[:6], 300, torch.randperm(5000)[:300]
-    logits, sampling = torch.zeros(len(kinds), width), asked([{}] * len(kinds))
+    logits, sampling = torch.zeros(len(kinds), width), sampling_of([{}] * len(kinds))
     with recording() as made:
         found = best_children(logits, sampling, 5, token_ids)
     for number in (3, 6, 1):
-        now = asked([*kinds[number:], *kinds[:number]])
+        now = sampling_of([*kinds[number:], *kinds[:number]])
         logits[:] = rows_of([float(number)] * len(kinds), width)
         for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions"):
             getattr(sampling, name)[:] = getattr(now, name)
@@ -99,4 +101,4 @@ def test_a_recording_reads_rows_when_it_runs() -> None:
 
 
 def test_no_rows() -> None:
-    assert [part.shape for part in best_children(torch.zeros(0, 30), asked([]), 4)] == [(0, 4), (0, 4)]
+    assert [part.shape for part in best_children(torch.zeros(0, 30), sampling_of([]), 4)] == [(0, 4), (0, 4)]

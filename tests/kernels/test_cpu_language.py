@@ -69,10 +69,10 @@ def test_after_a_barrier_all_has_been_read_before_any_is_written() -> None:
 
 @triton.jit
 def _piece(x, count, SIZE: tl.constexpr):
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = place < tl.load(count)
-    value = tl.load(x + place, inside, 0.0)
-    tl.store(x + place, tl.where(value > 2.0, -value, value) + 1.0, inside)
+    index = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = index < tl.load(count)
+    value = tl.load(x + index, inside, 0.0)
+    tl.store(x + index, tl.where(value > 2.0, -value, value) + 1.0, inside)
 
 
 @pytest.mark.parametrize("count", [0, 5, 33, 64])
@@ -103,13 +103,13 @@ def _half(x, SIZE: tl.constexpr):
 
 
 @pytest.mark.parametrize(
-    ("body", "dtype", "said"),
+    ("body", "dtype", "message"),
     [
         (_branch, torch.int64, "no branch may depend on a number"),
         (_stale, torch.int64, "0 is read after it was stored to"),
         (_half, torch.bfloat16, "half types are only converted"),
     ],
 )
-def test_what_is_refused(body: Callable[..., Any], dtype: torch.dtype, said: str) -> None:
-    with pytest.raises((TypeError, AssertionError), match=said):
+def test_what_is_refused(body: Callable[..., Any], dtype: torch.dtype, message: str) -> None:
+    with pytest.raises((TypeError, AssertionError), match=message):
         run(body, torch.zeros(8, dtype=dtype), SIZE=8)

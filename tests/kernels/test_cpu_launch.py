@@ -91,11 +91,11 @@ def test_a_recording_owns_what_its_kernels_touch() -> None:
     with recording() as made:
         kept = add_norm(x, torch.randn(6, 32), Norm(weight, 1e-5))
         first = room((6, 32), torch.float32)
-        place, view = first.data_ptr(), first.view(3, 64)
+        address, view = first.data_ptr(), first.view(3, 64)
         del first
-        assert room((6, 32), torch.float32).data_ptr() != place
+        assert room((6, 32), torch.float32).data_ptr() != address
         del view
-        assert room((6, 32), torch.float32).data_ptr() == place != kept.data_ptr()
+        assert room((6, 32), torch.float32).data_ptr() == address != kept.data_ptr()
     begun = x.clone()
     junk = [torch.full((6, 32), 7.0) for _ in range(50)]  # would lie where something was freed
     made()
@@ -274,7 +274,7 @@ def test_what_is_borrowed_does_not_keep_memory() -> None:
     with recording() as made:
         first = room((2,), torch.int64)
         seen = borrowed(first)
-        place = first.data_ptr()
+        address = first.data_ptr()
         made.cut()
         _doubling()(first, count)
         numbers.copy_(first)
@@ -285,8 +285,8 @@ def test_what_is_borrowed_does_not_keep_memory() -> None:
     seen[:] = torch.tensor([4, 7])
     made.run(1)
     assert numbers.tolist() == [8, 14]
-    assert seen.data_ptr() == place
-    assert second.data_ptr() != place, "an op of torch reads it still"
+    assert seen.data_ptr() == address
+    assert second.data_ptr() != address, "an op of torch reads it still"
 
 
 def test_threads_with_a_core_each_stay_on_it_until_they_stop() -> None:

@@ -1,4 +1,4 @@
-"""What a level of trees keeps: compiled kernels against the references, and what is said of them."""
+"""What a level of trees keeps: compiled kernels against the references, and what is reported of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_a_template_names_is_kept(alike: bool) -> None:
         with references():
             wanted = keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks)
         assert_same(keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks), wanted)
-        assert torch.equal(wanted.places, (picks // 5).expand(2, -1))
+        assert torch.equal(wanted.indices, (picks // 5).expand(2, -1))
 
 
 @pytest.mark.parametrize("curved", [False, True])
@@ -81,8 +81,8 @@ def test_no_child_is_likelier_than_its_parent(curved: bool) -> None:
     for way in (nullcontext, references):
         with way():
             kept = keep_children(children, chances, above, torch.ones(6, dtype=torch.int64), None, by)
-        assert bool((kept.scores <= above.scores.gather(1, kept.places)).all())
-        assert bool((kept.scores == above.scores.gather(1, kept.places)).any())
+        assert bool((kept.scores <= above.scores.gather(1, kept.indices)).all())
+        assert bool((kept.scores == above.scores.gather(1, kept.indices)).any())
 
 
 def test_of_what_is_dead_nothing_is_kept() -> None:

@@ -53,13 +53,13 @@ def test_every_number_of_16_bits_becomes_fp32_and_comes_back(any_processor, dtyp
 @pytest.mark.parametrize("lanes", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_fp32_is_rounded_to_the_nearest(any_processor, dtype, lanes) -> None:
-    """At random, at ties between neighbours, and just beside them."""
+    """At random, at ties between neighbours, and their neighbours."""
     kept = torch.arange(0, 1 << 15, dtype=torch.int16).view(dtype).float()
     kept = kept[kept.isfinite() & (kept >= 2.0**-126)][: (1 << 14) + 4000]
     ties = (kept[1:] + kept[:-1]) / 2
-    beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, torch.inf)]
+    neighbours = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, torch.inf)]
     ends = torch.tensor([65504.0, 65519.99, 65520.0, 65536.0, 3.4e38, 2.0**-25, 2.0**-26, 0.0])
-    x = torch.cat([ties, *beside, ends, torch.randn(4096) * 10.0 ** torch.randint(-9, 9, (4096,))])
+    x = torch.cat([ties, *neighbours, ends, torch.randn(4096) * 10.0 ** torch.randint(-9, 9, (4096,))])
     x = torch.cat([x, -x])
     x = x[: len(x) // 16 * 16]
     torch.testing.assert_close(converted(x, dtype, lanes), x.to(dtype), rtol=0, atol=0)
@@ -111,7 +111,7 @@ def _noise(lanes: int) -> Kernel:
     noise = PositionNoise(k, k.load(k.pointer(0), I64), k.load(k.pointer(0), I64, 1))
     with k.share(k.counted(5)) as block:
         first = k.integer(block * lanes, I32)
-        ids = first if lanes == 1 else first + k.places(range(LANES))
+        ids = first if lanes == 1 else first + k.lane_numbers(range(LANES))
         uniform = noise.uniform(ids)
         k.store(noise.bits(ids), k.pointer(1), block * lanes)
         k.store(noise.gumbel(uniform), k.pointer(2), block * lanes)

@@ -17,7 +17,7 @@ from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import best_children, sample_rows
 from tests.kernels.on_device import test_sample
 from tests.kernels.on_device.test_sample import *  # noqa: F403
-from tests.kernels.on_device.test_sample import Drawing, asked, rows_of, wanted
+from tests.kernels.on_device.test_sample import Drawing, rows_of, sampling_of, wanted
 from tests.verifier.conftest import PROCESSORS, lesser
 from tests.verifier.reading import threads
 
@@ -48,7 +48,7 @@ KINDS = [
 @pytest.mark.parametrize("vocab_size", [4095, 4097, 49_152])
 @pytest.mark.parametrize("scale", [0.1, 2.0, 6.0])
 def test_large_vocabularies(scale, vocab_size) -> None:
-    logits, sampling = rows_of([scale] * len(KINDS), vocab_size), asked(KINDS)
+    logits, sampling = rows_of([scale] * len(KINDS), vocab_size), sampling_of(KINDS)
     sampled = []
     for count in (1, 2):
         with threads(count):
@@ -59,21 +59,21 @@ def test_large_vocabularies(scale, vocab_size) -> None:
 def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
     rng = random.Random(4)
     logits, count = torch.empty(len(KINDS), 777), torch.zeros(1, dtype=torch.int64)
-    sampling = asked(KINDS)
+    sampling = sampling_of(KINDS)
     columns = sampling.columns()
     with recording() as replay:
         sampled = sample_rows(logits, sampling, count=count)
     for rows in (1, len(KINDS), 4):
         logits.copy_(rows_of([1.0 + rows] * len(KINDS), 777))
         params = rng.sample(KINDS, len(KINDS))
-        seeds, places = [rng.getrandbits(64) for _ in KINDS], [rng.randrange(1 << 17) for _ in KINDS]
+        seeds, positions = [rng.getrandbits(64) for _ in KINDS], [rng.randrange(1 << 17) for _ in KINDS]
         for row, asks in enumerate(params):
-            columns.write(row, asks, seeds[row], places[row])
+            columns.write(row, asks, seeds[row], positions[row])
         count[0] = rows
         sampled.fill_(-7)
         replay()
         assert sampled[rows:].eq(-7).all(), "rows that are not there are not touched"
-        assert sampled[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, places))[:rows]
+        assert sampled[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, positions))[:rows]
 
 
 def chosen(logits: Tensor, seed: int, positions: int) -> Tensor:
@@ -92,7 +92,7 @@ def test_the_law_of_the_draw() -> None:
 
 def test_ids_that_lie_apart_are_read_as_they_are() -> None:
     """A table's column, as translations between vocabularies have it."""
-    logits, sampling = rows_of([1.0] * len(KINDS), 777), asked(KINDS)
+    logits, sampling = rows_of([1.0] * len(KINDS), 777), sampling_of(KINDS)
     token_ids = torch.arange(2 * 777).view(777, 2).flip(0)[:, 1].sort().values.repeat_interleave(2)[::2]
     assert not token_ids.is_contiguous()
     assert sample_rows(logits, sampling, token_ids).tolist() == wanted(logits, sampling, token_ids)

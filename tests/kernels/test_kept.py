@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk, and only run from there if nobody else can have put them there."""
+"""Compiled kernels are kept on disk, and only run from there if no other user can have put them there."""
 
 from __future__ import annotations
 

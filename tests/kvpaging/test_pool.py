@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foresay.kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 
 
 def _text(pool: PagePool, index: PrefixIndex, tokens: list[int]) -> PageTable:
@@ -15,13 +15,6 @@ def _text(pool: PagePool, index: PrefixIndex, tokens: list[int]) -> PageTable:
     table.commit(len(tokens))
     index.publish(table, tokens)
     return table
-
-
-def test_a_fresh_pool_hands_out_consecutive_pages_and_never_the_padding_page() -> None:
-    pool = PagePool(6, page_size=4)
-    assert pool.allocate(5) == [1, 2, 3, 4, 5]
-    assert pool.available == 0
-    assert pool.references(0) == 0
 
 
 def test_allocation_continues_behind_the_given_page() -> None:
@@ -42,63 +35,12 @@ def test_four_sequences_started_together_all_grow_in_place() -> None:
     pool.check(tables, at_rest=True)
 
 
-def test_a_blocked_sequence_jumps_to_the_longest_free_run() -> None:
-    pool = PagePool(12, page_size=4)
-    pool.allocate(11)
-    for page in (2, 5, 6, 7, 8, 10):
-        pool.release(page)
-    assert pool.allocate(1, after=1) == [2]
-    assert pool.allocate(4, after=2) == [5, 6, 7, 8]
-
-
-def test_a_refused_allocation_evicts_nothing() -> None:
-    pool = PagePool(5, page_size=2)
-    index = PrefixIndex(pool)
-    _text(pool, index, [1, 2, 3, 4]).release()
-    with pytest.raises(OutOfPages):
-        pool.allocate(5)
-    assert len(index) == 2
-    pool.check([])
-
-
 def test_releasing_or_retaining_a_free_page_is_a_bug() -> None:
     pool = PagePool(3, page_size=4)
     with pytest.raises(AssertionError, match="free already"):
         pool.release(1)
     with pytest.raises(AssertionError, match="free"):
         pool.retain(1)
-
-
-def test_eviction_takes_the_oldest_text_first_and_its_tail_before_its_head() -> None:
-    pool = PagePool(7, page_size=2)
-    index = PrefixIndex(pool)
-    old, new = _text(pool, index, [1, 2, 3, 4, 5, 6]), _text(pool, index, [7, 8, 9, 10])
-    old_pages, new_pages = list(old.pages), list(new.pages)
-    old.release()
-    new.release()
-    assert pool.available == 6
-    evicted: list[int] = []
-    for _ in range(5):
-        before = set(index)
-        assert index.pool.evict(1) == 1
-        evicted += before - set(index)
-        pool.check([])
-    assert evicted == [*reversed(old_pages), *reversed(new_pages)]
-    assert index.pool.evict(1) == 0
-
-
-def test_a_text_asked_for_again_is_evicted_last() -> None:
-    pool = PagePool(7, page_size=2)
-    index = PrefixIndex(pool)
-    first, second = [1, 2, 3, 4], [5, 6, 7, 8]
-    for tokens in (first, second):
-        _text(pool, index, tokens).release()
-    again = PageTable(pool)
-    again.adopt(index.match([*first, 0]), 4)
-    again.release()
-    index.pool.evict(2)
-    assert len(index.match([*second, 0])) == 0
-    assert len(index.match([*first, 0])) == 2
 
 
 def test_a_fresh_sequence_may_push_out_old_text_to_be_in_one_piece() -> None:

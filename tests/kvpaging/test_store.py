@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, move_rows, store_rows
 from foresay.verifier.model.config import KVShape
-
-
-def _pair(num_pages: int = 12) -> tuple[PagePool, KVStore, KVStore]:
-    pool = PagePool(num_pages, page_size=4)
-    target = KVStore(pool, [KVShape(2, 3, 3)] * 2, torch.float32)
-    drafter = KVStore(pool, [KVShape(1, 2, 2)], torch.bfloat16)
-    return pool, target, drafter
 
 
 def _table(pool: PagePool, length: int, *stores: KVStore) -> PageTable:
@@ -25,23 +17,15 @@ def _table(pool: PagePool, length: int, *stores: KVStore) -> PageTable:
     return table
 
 
-def test_shapes_and_dtypes() -> None:
-    pool, target, drafter = _pair()
-    assert [part.shape for part in target.tensors] == [(2, 48, 2, 3)] * 2
-    assert drafter.tensors[0].dtype == torch.bfloat16
-    assert not target.tensors[0].any()
-    assert pool.stores == [target, drafter]
-
-
 def test_layers_that_keep_the_same_share_an_array() -> None:
     """In the order in which shapes first occur; a model whose layers are alike has one array."""
     pool, (small, large) = PagePool(3, page_size=4), (KVShape(1, 4, 4), KVShape(2, 3, 5))
     store = KVStore(pool, [small, large, small, small], torch.int8)
     assert [arrays.keys.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 3)]
     assert [arrays.values.shape for arrays in store.arrays] == [(3, 12, 1, 4), (1, 12, 2, 5)]
-    for layer, (arrays, place) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2)]):
+    for layer, (arrays, position) in enumerate([(0, 0), (1, 0), (0, 1), (0, 2)]):
         for mine, part in zip(store.layer(layer), store.arrays[arrays].tensors, strict=True):
-            assert mine is not None and mine.data_ptr() == part[place].data_ptr()
+            assert mine is not None and mine.data_ptr() == part[position].data_ptr()
 
 
 def test_every_array_is_moved_copied_and_poisoned() -> None:
@@ -61,27 +45,6 @@ def test_every_array_is_moved_copied_and_poisoned() -> None:
         assert part[0, table.slots(0, 4), 0, 0].tolist() == [4, 0, 3, 4]
         assert part[0, other.slots(0, 3), 0, 0].tolist() == [4, 2, 3]
         assert part[0, other.slots(3, 4)].isnan().all()
-
-
-def test_rows_behind_the_text_cannot_be_marked() -> None:
-    pool, target, _ = _pair()
-    table = _table(pool, 5)
-    table.reserve(3)
-    with pytest.raises(AssertionError, match="6 rows marked, 5 tokens committed"):
-        target.mark(table, 6)
-
-
-def test_poison_spares_what_may_be_read() -> None:
-    pool, target, _ = _pair(num_pages=5)
-    table = _table(pool, 6, target)
-    _table(pool, 4, target).release()
-    target.poison()
-    slots = torch.zeros(20, dtype=torch.bool)
-    slots[:4] = True
-    slots[table.slots(0, 6)] = True
-    for rows in target.tensors:
-        assert not rows[:, slots].isnan().any()
-        assert rows[:, ~slots].isnan().all()
 
 
 def test_move_rows_reads_everything_first() -> None:

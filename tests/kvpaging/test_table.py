@@ -16,18 +16,6 @@ def _table(pool: PagePool, length: int) -> PageTable:
     return table
 
 
-def test_a_step_reserves_commits_and_trims() -> None:
-    pool = PagePool(10, page_size=4)
-    table = _table(pool, 6)
-    assert (table.pages, table.length, table.capacity) == ([1, 2], 6, 8)
-    table.reserve(7)
-    assert table.pages == [1, 2, 3, 4]
-    table.commit(3)
-    table.trim()
-    assert (table.pages, table.length) == ([1, 2, 3], 9)
-    pool.check([table], at_rest=True)
-
-
 def test_only_reserved_rows_can_be_committed() -> None:
     pool = PagePool(10, page_size=4)
     table = _table(pool, 5)
@@ -50,12 +38,6 @@ def test_what_was_given_back_is_no_longer_reserved() -> None:
     table.truncate(2)
     with pytest.raises(AssertionError, match="1 tokens committed, 0 reserved"):
         table.commit(1)
-
-
-def test_slots_outside_the_pages_are_refused() -> None:
-    table = _table(PagePool(10, page_size=4), 5)
-    with pytest.raises(AssertionError):
-        table.slots(0, 9)
 
 
 def test_a_fork_shares_pages_until_one_of_the_two_writes() -> None:

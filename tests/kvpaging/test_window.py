@@ -58,13 +58,6 @@ def test_a_text_needs_no_more_window_pages_however_long_it_is() -> None:
     assert case.kept(table) == [False] * 12 + [True] * 3
 
 
-def test_nothing_is_given_up_while_nobody_needs_it() -> None:
-    case = Case(windows=20)
-    table = case.write(text(0, 30))
-    assert all(case.kept(table))
-    assert case.found(text(0, 11)) == 10
-
-
 def test_pages_that_texts_went_past_go_first() -> None:
     """A text that is over can go on for as long as possible; of others only their ends are left."""
     case = Case(windows=8)

@@ -163,7 +163,7 @@ SAMPLE = ['Sure. {"name": "get_weather", "arguments": {"city": "Paris", "days": 
 
 
 def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
-    """What the assistant says if it makes these calls, by the template."""
+    """What the assistant writes if it makes these calls, by the template."""
     made = [
         {"id": f"functions.{name}:{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (name, arguments) in enumerate(calls)

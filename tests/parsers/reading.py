@@ -49,10 +49,10 @@ def _fed(parser: ScriptParser, text: str, special: dict[int, str]) -> list[Part]
     return parts
 
 
-def parts_of(told: Sequence[str | tuple[str, ...]]) -> list[Part]:
+def parts_of(outline: Sequence[str | tuple[str, ...]]) -> list[Part]:
     """Texts, and calls as name, arguments and the id if the output has one."""
     parts, index = list[Part](), 0
-    for one in told:
+    for one in outline:
         if isinstance(one, str):
             parts.append(TextPart(one))
         else:

@@ -1,4 +1,4 @@
-"""How a model writes is read off its chat template; settings and requests can say otherwise."""
+"""How a model writes is read off its chat template; settings and requests can override it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_only_special_tokens_are_markers():
     assert set(ChatFormat.of(family_tokenizer("deepseek")).markers.values()) == set(THINK)
 
 
-def test_nothing_is_parsed_that_nobody_asked_for():
+def test_nothing_is_parsed_that_was_not_requested():
     hermes, qwen3 = ChatFormat.of(family_tokenizer("hermes")), ChatFormat.of(family_tokenizer("qwen3"))
     assert isinstance(hermes.parser("r", Offer(), opened=False), PlainText)
     assert not isinstance(hermes.parser("r", OFFER, opened=False), PlainText)

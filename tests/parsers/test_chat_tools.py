@@ -76,15 +76,6 @@ async def test_a_call_alone_has_no_content(tokenizer):
     assert "completion_tokens_details" not in body["usage"]
 
 
-async def test_a_call_that_the_cap_cuts_off_is_of_finish_reason_length(tokenizer):
-    length = len(tokenizer.encode(TWO[: TWO.index("Paris")], add_special_tokens=False))
-    async with served(engine_saying(tokenizer, TWO), tokenizer) as client:
-        _, body = await ask(client, tools=[TOOL], max_tokens=length)
-    choice = body["choices"][0]
-    assert choice["finish_reason"] == "length"
-    assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
-
-
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": "none"}])
 async def test_without_tools_there_are_no_calls(tokenizer, fields):
     engine = engine_saying(tokenizer, TWO)
@@ -317,11 +308,11 @@ async def test_errors_name_the_field(tokenizer, param, fields):
 
 @pytest.mark.parametrize("family", ["plain"])
 @pytest.mark.parametrize("choice", ["auto", "required", "none"])
-async def test_a_template_that_knows_no_tools_is_told_of_them_in_a_general_format(tokenizer, choice):
+async def test_a_template_without_tools_gets_them_in_a_general_format(tokenizer, choice):
     engine = engine_saying(tokenizer, TWO)
-    asked = {"messages": [USER, CALLED, RESULT, RESULT], "tools": [TOOL], "tool_choice": choice}
+    sent = {"messages": [USER, CALLED, RESULT, RESULT], "tools": [TOOL], "tool_choice": choice}
     async with served(engine, tokenizer) as client:
-        _, body = await ask(client, **asked)
+        _, body = await ask(client, **sent)
     message, prompt = body["choices"][0]["message"], prompt_of(engine, tokenizer)
     assert [call["function"]["arguments"] for call in message.get("tool_calls", ())] == (
         [] if choice == "none" else [ARGUMENTS, ARGUMENTS]
@@ -344,7 +335,7 @@ async def test_only_some_of_the_tools_may_be_allowed(tokenizer):
     assert "get_weather" in prompt_of(engine, tokenizer), "the prompt, and so the cached prefix, stays the same"
 
 
-# -- what the engine is told ---------------------------------------------------------------------------------------
+# -- what the engine gets -----------------------------------------------------------------------------------------
 
 
 async def grammar_for(tokenizer, **fields):

@@ -93,7 +93,7 @@ def test_the_answer_ends_behind_its_only_call(family, tokenizer):
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral"])
-def test_a_call_cut_off_by_the_cap_says_so(family, tokenizer):
+def test_a_call_cut_off_by_the_cap_finishes_with_length(family, tokenizer):
     tokens = tokenizer.encode(SCRIPTS[family], add_special_tokens=False)
     for length in range(1, len(tokens)):
         choice, parts, _ = answer(tokenizer, [tokens[:length]], finish="length")

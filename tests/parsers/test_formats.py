@@ -33,7 +33,7 @@ HERMES = {
     '<tool_call>{"name": "f", "arguments": {}}</tool_call>': [("f", "{}")],
     # arguments as a string that holds JSON
     '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\"}"}</tool_call>': [("f", '{"a": "é"}')],
-    # other keys beside them
+    # other keys next to them
     '<tool_call>{"id": 12, "type": "function", "name": "f", "x": [{}], "arguments": {"a": 1}}</tool_call>': [
         ("f", '{"a": 1}')
     ],
@@ -59,7 +59,7 @@ HERMES_BROKEN = {
     # it was a call already
     '<tool_call>{"name": "f", "arguments": {"a": ]}}': [("f", '{"a": '), "]}}"],
     '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}': [("f", '{"a": 1}'), "oops}"],
-    # what takes so long to say whom it calls is no call
+    # what takes so long to name its function is no call
     '<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}': ['<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}'],
 }
 HERMES_CUT = {
@@ -155,13 +155,6 @@ def test_an_output_is_read_alike_in_one_piece_and_in_characters(family, text, pa
     assert read(family, text, cuts=range(len(text))) == parts
 
 
-def test_the_end_of_a_string_argument_is_found_whatever_is_escaped():
-    for tail in ("\\\\", '\\"', '\\\\\\"', "\\u005c"):
-        arguments = f'{{"a": "{tail}", "b": "}}"}}'
-        text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-        assert calls_of(read("hermes", text)) == [("f", arguments)]
-
-
 REASONING = {
     ("<think>\nHm, 3 < 4.\n</think>\n\nYes.", False): [ReasoningPart("Hm, 3 < 4."), TextPart("Yes.")],
     ("Hm.\n</think>\n\nYes.", True): [ReasoningPart("Hm."), TextPart("Yes.")],
@@ -196,7 +189,7 @@ def test_a_marker_token_is_a_tag_and_its_spelling_too():
     assert len(read("mistral", written)) == 2
 
 
-def test_a_marker_in_a_wrong_place_ends_a_call_and_stays_visible():
+def test_a_misplaced_marker_ends_a_call_and_stays_visible():
     special = {1: "[TOOL_CALLS]", 2: "[ARGS]"}
     parts = read("mistral", 'a\ue002b \ue001f\ue002{"a": \ue001f\ue002{}', special=special)
     assert parts == parts_of(["a[ARGS]b", ("f", '{"a": '), ("f", "{}")])

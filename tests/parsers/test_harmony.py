@@ -1,4 +1,4 @@
-"""gpt-oss's answers: messages on channels, told apart by tokens; in every API, and at every cut."""
+"""gpt-oss's answers: messages on channels, separated by tokens; in every API, and at every cut."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ async def test_a_tool_round_trip_in_chat(tokenizer, run) -> None:
     assert "<|message|>// Weather\ntype get_weather = (_: {city: string,}) => any;<|end|>" in first
     assert first.endswith("<|start|>user<|message|>Weather?<|end|><|start|>assistant")
     called = f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"
-    told = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"sunny"<|end|>'
-    assert between.endswith(f"<|start|>assistant{ANALYSIS}We look.\n\nWait.<|end|>{called}{told}<|start|>assistant")
+    shown = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"sunny"<|end|>'
+    assert between.endswith(f"<|start|>assistant{ANALYSIS}We look.\n\nWait.<|end|>{called}{shown}<|start|>assistant")
     assert last["choices"][0]["message"]["content"] == "It is sunny."
     assert ANALYSIS not in prompt_of(engine, tokenizer), "what was thought is dropped behind an answer"
 
@@ -192,8 +192,8 @@ async def test_an_effort_that_the_template_does_not_know_is_left_out(tokenizer) 
     async with served(engine, tokenizer) as client:
         _, body = await ask(client, reasoning_effort="xhigh")
         assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning_effort")]
-        asked = {"input": "Hi", "reasoning": {"effort": "xhigh"}}
-        body = await (await client.post("/v1/responses", json=asked)).json()
+        sent = {"input": "Hi", "reasoning": {"effort": "xhigh"}}
+        body = await (await client.post("/v1/responses", json=sent)).json()
         assert [(one["code"], one["param"]) for one in body["warnings"]] == [("hint_left_out", "reasoning.effort")]
         assert "Reasoning: medium" in prompt_of(engine, tokenizer)
         off = {"type": "disabled"}
@@ -249,13 +249,13 @@ async def test_anthropic_and_ollama(tokenizer) -> None:
     tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
     effort = {"model": "toy", "max_tokens": 99, "output_config": {"effort": "high"}}
     async with served(engine, tokenizer) as client:
-        asked = {"messages": [USER], "tools": [tool], **effort}
-        body = await (await client.post("/v1/messages", json=asked)).json()
+        sent = {"messages": [USER], "tools": [tool], **effort}
+        body = await (await client.post("/v1/messages", json=sent)).json()
         assert "Reasoning: high" in prompt_of(engine, tokenizer)
-        said = {"model": "toy", "messages": [USER], "tools": [TOOL], "think": "low", "stream": False}
-        own = await (await client.post("/api/chat", json=said)).json()
+        ollama = {"model": "toy", "messages": [USER], "tools": [TOOL], "think": "low", "stream": False}
+        own = await (await client.post("/api/chat", json=ollama)).json()
         assert "Reasoning: low" in prompt_of(engine, tokenizer)
-        off = await (await client.post("/api/chat", json=said | {"think": False})).json()
+        off = await (await client.post("/api/chat", json=ollama | {"think": False})).json()
         assert [(one["code"], one["param"]) for one in off["warnings"]] == [("hint_left_out", "think")]
     assert [block["type"] for block in body["content"]] == ["thinking", "text", "tool_use"]
     assert body["content"][2]["input"] == {"city": "Paris"} and body["stop_reason"] == "tool_use"
@@ -266,7 +266,7 @@ async def test_anthropic_and_ollama(tokenizer) -> None:
 FINAL = "<|channel|>final<|message|>"
 ANSWER: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
 STRICT = {"tools": [TOOL | {"function": TOOL["function"] | {"strict": True}}]}
-#: What is asked, what fits, and what does not.
+#: The request, what fits, and what does not.
 HELD: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "a call": (
         {"tools": [TOOL], "tool_choice": "required"},

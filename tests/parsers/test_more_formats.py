@@ -15,15 +15,15 @@ from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import PlainText, ReasoningPart, TextPart
 from tests.grammar.oracle import accepts
 from tests.parsers.families import TEMPLATES, family_tokenizer
-from tests.parsers.reading import calls_of, parts_of, read, text_of
+from tests.parsers.reading import parts_of, read, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PARIS = '{"city": "Paris", "days": 3}'
 
 
-def texts(*said):
+def texts(*output):
     """No call at all in any of them."""
-    return [(one, [one]) for one in said]
+    return [(one, [one]) for one in output]
 
 
 SEED = "<seed:tool_call>\n<function=f>\n{}</function>\n</seed:tool_call>"
@@ -168,42 +168,36 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("family", "said", "parts"), [(family, *case) for family in CASES for case in CASES[family]])
-def test_an_output_is_read_alike_at_every_split(family, said, parts):
+@pytest.mark.parametrize(("family", "output", "parts"), [(family, *case) for family in CASES for case in CASES[family]])
+def test_an_output_is_read_alike_at_every_split(family, output, parts):
     parts = parts_of(parts)
-    assert read(family, said) == parts
-    assert read(family, said, range(len(said))) == parts
-    for cut in range(1, len(said)):
-        assert read(family, said, [cut]) == parts
-
-
-@pytest.mark.parametrize("family", CASES)
-def test_the_first_call_is_the_end_where_there_may_be_one(family):
-    said, parts = CASES[family][0]
-    assert calls_of(read(family, said, parallel=False)) == calls_of(parts_of(parts))[:1]
+    assert read(family, output) == parts
+    assert read(family, output, range(len(output))) == parts
+    for cut in range(1, len(output)):
+        assert read(family, output, [cut]) == parts
 
 
 @pytest.mark.parametrize("family", TOOL_FORMATS)
-def test_its_template_shows_a_format_and_the_docs_tell_of_it(family):
+def test_its_template_shows_a_format_and_the_docs_list_it(family):
     assert ChatFormat.of(family_tokenizer(family)).calls == family
     assert f"\n| `{family}` | " in (ROOT / "docs" / "tools.md").read_text("utf-8")
 
 
 def test_special_tokens_are_the_tags_they_spell():
-    said, parts = CASES["deepseek_v31"][0]
+    output, parts = CASES["deepseek_v31"][0]
     special = dict(enumerate(TOOL_FORMATS["deepseek_v31"].tags))
     for id, tag in special.items():
-        said = said.replace(tag, chr(0xE000 + id))
-    assert read("deepseek_v31", said, special=special) == parts_of(parts)
+        output = output.replace(tag, chr(0xE000 + id))
+    assert read("deepseek_v31", output, special=special) == parts_of(parts)
 
 
 @pytest.mark.parametrize(("opens", "closes"), REASONING.values())
 def test_reasoning_is_read_between_the_familys_tags(opens, closes):
-    said = f"{opens}\nHm, 1 < 2.\n{closes}\n\nYes. {opens}"
+    output = f"{opens}\nHm, 1 < 2.\n{closes}\n\nYes. {opens}"
     expected = [ReasoningPart("Hm, 1 < 2."), TextPart(f"Yes. {opens}")]
-    assert read("hermes", said, tags=(opens, closes)) == expected
-    assert read("hermes", said, range(len(said)), tags=(opens, closes)) == expected
-    assert read("hermes", said.removeprefix(opens), tags=(opens, closes), opened=True) == expected
+    assert read("hermes", output, tags=(opens, closes)) == expected
+    assert read("hermes", output, range(len(output)), tags=(opens, closes)) == expected
+    assert read("hermes", output.removeprefix(opens), tags=(opens, closes), opened=True) == expected
     tokenizer = family_tokenizer("plain")
     tokenizer._templates.chat_template = f"{{% if thinks %}}{opens}{{% endif %}}"
     assert ChatFormat.of(tokenizer).thinks == (opens, closes)
@@ -219,16 +213,16 @@ def test_a_format_is_one_entry(monkeypatch):
     """Calls in brackets, as Llama 4 writes them, which no entry has."""
     way = Way("{name}({parameters})", "<|python_start|>[", ", ", "]<|python_end|>", "{key}={value}")
     monkeypatch.setitem(TOOL_FORMATS, "llama4", ToolFormat("<|python_start|>", (way,)))
-    said = '<|python_start|>[get_weather(city="Paris", days=3), f()]<|python_end|>'
-    assert read("llama4", said) == parts_of([("get_weather", PARIS), ("f", "{}")])
+    output = '<|python_start|>[get_weather(city="Paris", days=3), f()]<|python_end|>'
+    assert read("llama4", output) == parts_of([("get_weather", PARIS), ("f", "{}")])
     tokenizer = family_tokenizer("plain")
     tokenizer._templates.chat_template = "<|python_start|>{{ tools }}"
     assert ChatFormat.of(tokenizer).calls == "llama4"
     functions = (Function(name="get_weather", parameters={"properties": json.loads(
         '{"city": {"type": "string"}, "days": {"type": "integer"}}')}), Function(name="f"))  # fmt: skip
     grammar = tool_call_grammar("llama4", Offer(listed=functions, functions=functions, required=True), {}).text
-    assert accepts(grammar, said)
-    assert not accepts(grammar, said.replace("3", '"3"'))
+    assert accepts(grammar, output)
+    assert not accepts(grammar, output.replace("3", '"3"'))
 
 
 def test_tools_are_shown_under_the_name_that_the_template_has_for_them():

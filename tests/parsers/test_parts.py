@@ -19,7 +19,7 @@ PARTS: list[Part] = [
 TEXTS = ["hm", "Once", '{"a":1}', "{}", "end"]
 
 
-class Told(Items[str]):
+class Events(Items[str]):
     def opens(self, item: Item) -> list[str]:
         return [f"open {item.index}{item.text}"]
 
@@ -31,18 +31,18 @@ class Told(Items[str]):
 
 
 def test_items_open_grow_and_close_one_behind_the_other() -> None:
-    items = Told()
-    told = [*items.take(PARTS[:5]), *items.take(PARTS[5:]), *items.close()]
-    assert [line[5:] for line in told if line.startswith("done")] == TEXTS
-    assert told[:4] == ["open 0", "more h", "more m", "done hm"]
-    begins = [told.index(f"open {index}") for index in range(len(TEXTS))]
-    ends = [told.index(f"done {text}") for text in TEXTS]
+    items = Events()
+    events = [*items.take(PARTS[:5]), *items.take(PARTS[5:]), *items.close()]
+    assert [line[5:] for line in events if line.startswith("done")] == TEXTS
+    assert events[:4] == ["open 0", "more h", "more m", "done hm"]
+    begins = [events.index(f"open {index}") for index in range(len(TEXTS))]
+    ends = [events.index(f"done {text}") for text in TEXTS]
     assert all(begin == end + 1 for begin, end in zip(begins[1:], ends, strict=False))
-    assert told[begins[2] + 1 : ends[2]] == ['more {"a"', "more :1}"], "a call without arguments brings nothing"
+    assert events[begins[2] + 1 : ends[2]] == ['more {"a"', "more :1}"], "a call without arguments brings nothing"
     assert items.close() == [], "nothing is open"
 
 
-def test_an_api_that_says_nothing_of_an_item_is_told_nothing() -> None:
+def test_an_api_without_events_of_an_item_emits_nothing() -> None:
     items = Items[str]()
     assert (items.take(PARTS), items.close()) == ([], [])
 

@@ -32,11 +32,11 @@ SCHEMAS = {"get_weather": SCHEMA, "tell": STORY["function"]["parameters"]}
 ASK: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-def target_with(template: str, place: Path) -> Path:
+def target_with(template: str, folder: Path) -> Path:
     """The bundled target, with another chat template."""
-    shutil.copytree(BUNDLED / "target", place)
-    (place / "chat_template.jinja").write_text(template)
-    return place
+    shutil.copytree(BUNDLED / "target", folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 pytestmark = pytest.mark.slow
@@ -45,12 +45,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory) -> Iterator[list[str]]:
     """A server that drafts a tree, and one that does not draft."""
-    place = tmp_path_factory.mktemp("tools")
-    target = str(target_with(TEMPLATES["hermes"], place / "target"))
+    folder = tmp_path_factory.mktemp("tools")
+    target = str(target_with(TEMPLATES["hermes"], folder / "target"))
     drafting = ["--draft", str(BUNDLED / "draft"), "--draft-tree", "3,2,1"]
     with (
-        LiveServer(place / "one", target, *drafting) as one,
-        LiveServer(place / "other", target, "--draft", "none") as other,
+        LiveServer(folder / "one", target, *drafting) as one,
+        LiveServer(folder / "other", target, "--draft", "none") as other,
     ):
         yield [one.wait_for_url(), other.wait_for_url()]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -37,3 +39,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run with such a clock."""
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         return runner.run(coroutine)
+
+
+def jumping(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that runs with such a clock: what else the machine does changes no order in it."""
+
+    @wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return running

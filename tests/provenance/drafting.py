@@ -1,4 +1,4 @@
-"""A scripted engine that drafts trees of every shape, and what may be said of its answers' provenance."""
+"""A scripted engine that drafts trees of every shape, and what is reported of its answers' provenance."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Drafting(ScriptedEngine):
         super().__init__(tokens, run=longest, pause=pause)
         self._random = random.Random(seed)
 
-    def run_length(self, request: Request, said: int) -> int:
-        return self._random.randint(1, self.run) if said else 1
+    def run_length(self, request: Request, emitted: int) -> int:
+        return self._random.randint(1, self.run) if emitted else 1
 
-    def origin(self, said: int, run: list[int]) -> Origin:
+    def origin(self, emitted: int, run: list[int]) -> Origin:
         self.steps += 1
-        if not said:
+        if not emitted:
             return Origin(self.steps, "", [-1], 0, [], SECONDS)
         ends_drafted = run[-1] == END and self._random.random() < 0.5
         accepted = len(run) - (not ends_drafted)
@@ -41,27 +41,27 @@ class Drafting(ScriptedEngine):
 
 
 def joined(provenances: Sequence[Json]) -> Json:
-    """What the chunks of a stream tell together."""
-    return {kind: [one for told in provenances for one in told[kind]] for kind in ("steps", "tokens")}
+    """What the chunks of a stream hold together."""
+    return {kind: [one for record in provenances for one in record[kind]] for kind in ("steps", "tokens")}
 
 
-def check(told: Json, tokens: Sequence[int] | None, text: str, metrics: Json, field: str = "text") -> None:
+def check(record: Json, tokens: Sequence[int] | None, text: str, metrics: Json, field: str = "text") -> None:
     """Hold the provenance of one choice against its tokens, its text and (of a lone choice) its metrics.
 
     field: the tokens' texts that make up ``text``.
     """
-    assert tokens is None or [token["id"] for token in told["tokens"]] == list(tokens)
-    assert "".join(token.get(field, "") for token in told["tokens"]) == text
-    check_steps(told)
-    check_counts([told], metrics)
+    assert tokens is None or [token["id"] for token in record["tokens"]] == list(tokens)
+    assert "".join(token.get(field, "") for token in record["tokens"]) == text
+    check_steps(record)
+    check_counts([record], metrics)
 
 
-def check_steps(told: Json) -> None:
+def check_steps(record: Json) -> None:
     """Tokens fit their steps: accepted ones from depth 1 on, then at most one of the target's own."""
-    numbers = [step["step"] for step in told["steps"]]
+    numbers = [step["step"] for step in record["steps"]]
     assert numbers == sorted(set(numbers))
-    for step in told["steps"]:
-        tokens = [token for token in told["tokens"] if token["step"] == step["step"]]
+    for step in record["steps"]:
+        tokens = [token for token in record["tokens"] if token["step"] == step["step"]]
         own = [token for token in tokens if token["origin"] == "target"]
         assert own in ([], tokens[-1:])
         assert [token["depth"] for token in tokens] == [*range(1, step["accepted"] + 1), *(0 for _ in own)]
@@ -74,14 +74,14 @@ def check_steps(told: Json) -> None:
             drafters = step["drafter"].split("+") if token["origin"] == "draft" else [None]
             assert token.get("drafter") in drafters
         assert set(step["ms"]) and all(value >= 0 for value in step["ms"].values())
-    assert {token["step"] for token in told["tokens"]} <= set(numbers)
+    assert {token["step"] for token in record["tokens"]} <= set(numbers)
 
 
-def check_counts(told: Sequence[Json], metrics: Json) -> None:
+def check_counts(record: Sequence[Json], metrics: Json) -> None:
     """The sums over all choices are those of the answer's metrics (with the details of each step)."""
     drafting = metrics["speculative_decoding"]
-    steps = [step for one in told for step in one["steps"] if step["drafted"]]
-    tokens = [token for one in told for token in one["tokens"]]
+    steps = [step for one in record for step in one["steps"] if step["drafted"]]
+    tokens = [token for one in record for token in one["tokens"]]
     assert [step["drafted"] for step in steps] == drafting["per_step_drafted"]
     assert [step["accepted"] for step in steps] == drafting["per_step_accepted"]
     assert sum(step["drafted"] for step in steps) == drafting["num_draft_tokens"]
@@ -89,11 +89,11 @@ def check_counts(told: Sequence[Json], metrics: Json) -> None:
     assert sum(token["origin"] != "target" for token in tokens) == drafting["num_accepted_draft_tokens"]
 
 
-def bare(told: Json) -> Json:
+def bare(record: Json) -> Json:
     """Without what differs from run to run: the numbers of the steps."""
-    return {kind: [{**one, "step": None} for one in told[kind]] for kind in told}
+    return {kind: [{**one, "step": None} for one in record[kind]] for kind in record}
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a script that says ``text`` and ends."""
+    """The tokens of a script that writes ``text`` and ends."""
     return [*tokenizer.encode(text, False), END]

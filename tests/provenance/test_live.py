@@ -1,4 +1,4 @@
-"""The real server with the bundled pair: what is told adds up to what the answer says of itself, at every route."""
+"""The real server with the bundled pair: the provenance adds up to the rest of the answer, at every route."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ async def test_whole_answers(url: str, path: str, fields: Json) -> None:
     prompt: Json = CHAT | {"logprobs": True} if "chat" in path else {"prompt": "Once upon a time", "logprobs": 1}
     body = await posted(url, path, ASK | EXTRA | prompt | fields)
     for choice in body["choices"]:
-        told = choice["provenance"]
-        check_steps(told)
-        assert [token["id"] for token in told["tokens"]] == choice["token_ids"]
+        record = choice["provenance"]
+        check_steps(record)
+        assert [token["id"] for token in record["tokens"]] == choice["token_ids"]
         text = choice["message"]["content"] if "chat" in path else choice["text"]
-        assert "".join(token["text"] for token in told["tokens"]) == text
+        assert "".join(token["text"] for token in record["tokens"]) == text
         entries = choice["logprobs"].get("content") or [{"logprob": x} for x in choice["logprobs"]["token_logprobs"]]
-        assert [token["logprob"] for token in told["tokens"]] == [entry["logprob"] for entry in entries]
-        assert all({"propose", "forward", "draw", "commit"} <= set(step["ms"]) for step in told["steps"])
+        assert [token["logprob"] for token in record["tokens"]] == [entry["logprob"] for entry in entries]
+        assert all({"propose", "forward", "draw", "commit"} <= set(step["ms"]) for step in record["steps"])
     if "speculation" in fields:
         assert all(step["drafted"] == 0 for choice in body["choices"] for step in choice["provenance"]["steps"])
     check_counts([choice["provenance"] for choice in body["choices"]], body["metrics"])
@@ -67,10 +67,10 @@ async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI, 
     whole = await client.chat.completions.create(**ask, extra_body=extra)
     plain = await client.chat.completions.create(**ask)
     assert whole.choices[0].message == plain.choices[0].message
-    told: Any = whole.choices[0].model_extra
+    record: Any = whole.choices[0].model_extra
     metrics: Any = whole.metrics
     content = whole.choices[0].message.content or ""
-    check(told["provenance"], told["token_ids"], content, metrics)
+    check(record["provenance"], record["token_ids"], content, metrics)
     async with client.chat.completions.stream(**ask, extra_body=extra) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_completion()
@@ -78,18 +78,18 @@ async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI, 
     chunks: Any = [event.chunk for event in events if event.type == "chunk"]
     extras = [choice.model_extra for chunk in chunks for choice in chunk.choices]
     parts = [one["provenance"] for one in extras if "provenance" in one]
-    check(joined(parts), told["token_ids"], content, chunks[-1].metrics)
+    check(joined(parts), record["token_ids"], content, chunks[-1].metrics)
 
 
-async def test_forced_tokens_are_told_as_such(url: str) -> None:
+async def test_forced_tokens_are_reported_as_such(url: str) -> None:
     schema: Json = {"type": "json_schema", "json_schema": {"name": "beast", "schema": SCHEMA}}
     body = await posted(url, "/v1/chat/completions", ASK | EXTRA | CHAT | {"response_format": schema})
     choice = body["choices"][0]
-    told = choice["provenance"]
-    check(told, choice["token_ids"], choice["message"]["content"], body["metrics"])
-    kinds = {token["origin"] for token in told["tokens"]}
+    record = choice["provenance"]
+    check(record, choice["token_ids"], choice["message"]["content"], body["metrics"])
+    kinds = {token["origin"] for token in record["tokens"]}
     assert {"grammar", "target"} <= kinds
-    assert sum(step["forced"] for step in told["steps"]) > 5
+    assert sum(step["forced"] for step in record["steps"]) > 5
 
 
 async def test_other_doors_ignore_the_fields(url: str) -> None:

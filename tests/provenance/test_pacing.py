@@ -98,10 +98,10 @@ def arrivals_of(script: list[tuple[float, int]]) -> dict[int, float]:
 
         async def engine() -> None:
             token = 0
-            for place, (at, count) in enumerate(script):
+            for position, (at, count) in enumerate(script):
                 await asyncio.sleep(at - loop.time())
                 tokens, token = list(range(token, token + count)), token + count
-                queue.put_nowait(run_of(tokens, finish_reason="stop" if place == len(script) - 1 else None))
+                queue.put_nowait(run_of(tokens, finish_reason="stop" if position == len(script) - 1 else None))
 
         async def arrivals(timeout: float | None) -> Batch:
             try:
@@ -155,7 +155,7 @@ def test_runs_that_change_in_length_give_smaller_gaps_than_bursts() -> None:
     assert times[-1] == pytest.approx(script[-1][0]), "and nothing is lost: the text is over when it was"
 
 
-def test_what_goes_wrong_is_told_behind_all_that_came_before() -> None:
+def test_an_error_comes_after_all_that_came_before() -> None:
     async def play() -> None:
         batches: list[Any] = [[(0, run_of([1]))], [(0, run_of([2, 3, 4]))], EngineFailed("broken")]
 
@@ -175,7 +175,7 @@ def test_what_goes_wrong_is_told_behind_all_that_came_before() -> None:
     clock.run(play())
 
 
-def test_silence_is_told_after_the_timeout() -> None:
+def test_silence_is_reported_after_the_timeout() -> None:
     async def play() -> float:
         async with Generation(ScriptedEngine([5], pause=100.0), [request()]) as generation:
 
@@ -193,13 +193,14 @@ def request() -> Request:
     return Request(id="r", prompt=[1], params=SamplingParams())
 
 
-def telling(events: list[Json]) -> Json:
-    """What a stream says, however it is cut into deltas."""
+def contents(events: list[Json]) -> Json:
+    """What a stream holds, however it is cut into deltas."""
     kinds = [event["type"] for event in events]
-    once = [kind for place, kind in enumerate(kinds) if place == 0 or kinds[place - 1] != kind]
+    once = [kind for position, kind in enumerate(kinds) if position == 0 or kinds[position - 1] != kind]
     text = "".join(event["delta"] for event in events if "delta" in event)
-    told = joined([event["provenance"] for event in events if "provenance" in event])
-    return {"events": once, "text": text, "told": bare(told), "output": events[-1]["response"]["output"][0]["content"]}
+    record = bare(joined([event["provenance"] for event in events if "provenance" in event]))
+    content = events[-1]["response"]["output"][0]["content"]
+    return {"events": once, "text": text, "record": record, "output": content}
 
 
 async def response(tokenizer: Any, pacing: str, stop: str | None) -> list[Json]:
@@ -209,14 +210,14 @@ async def response(tokenizer: Any, pacing: str, stop: str | None) -> list[Json]:
         create = {"type": "response.create", "input": "Tell", "provenance": True, "stop": stop}
         await socket.send_json(create | {"stream_pacing": pacing})
         while not events or events[-1]["type"] != "response.completed":
-            events.append(await socket.receive_json(timeout=60))
+            events.append(await socket.receive_json())
     return events
 
 
 @pytest.mark.parametrize("stop", [None, "fox"])
 async def test_text_and_events_over_a_websocket_are_the_same(tokenizer: Any, stop: str | None) -> None:
     at_once, even = await response(tokenizer, "at_once", stop), await response(tokenizer, "even", stop)
-    assert telling(even) == telling(at_once)
+    assert contents(even) == contents(at_once)
     assert len(even) > len(at_once)
 
 

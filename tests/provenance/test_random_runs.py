@@ -1,4 +1,4 @@
-"""Random trees, runs, stop strings, n and pacing: every token is told once, and the counts are those of the metrics."""
+"""Random trees, runs, stop strings, n and pacing: every token once, and the counts of the metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORY = "Once upon a fox there was a 🦊🐍. The fox said: 'naïve tart' and �
 STOPS = ["fox", " the", ".", "🐍", "d: 'n", "world", "x t", "世", "ended!"]
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
-asked = some.fixed_dictionaries(
+requests = some.fixed_dictionaries(
     {
         "max_tokens": some.integers(1, 70),
         "stop": some.lists(some.sampled_from(STOPS), max_size=3, unique=True),
@@ -39,7 +39,7 @@ def possible(fields: Json) -> Json:
 
 
 @many
-@given(fields=asked, seed=seeds, longest=lengths, count=some.integers(1, 3), path=some.sampled_from(["", "chat/"]))
+@given(fields=requests, seed=seeds, longest=lengths, count=some.integers(1, 3), path=some.sampled_from(["", "chat/"]))
 async def test_chat_and_completions(fields: Json, seed: int, longest: int, count: int, path: str) -> None:
     prompt: Json = {"messages": [{"role": "user", "content": "x"}], "logprobs": True} if path else {"prompt": "x"}
     ask = possible(fields) | prompt | {"n": count, "return_token_ids": True, "spec_decode_metrics": "detailed"}
@@ -48,11 +48,11 @@ async def test_chat_and_completions(fields: Json, seed: int, longest: int, count
         whole = await (await client.post(f"/v1/{path}completions", json=ask)).json()
         events = (await (await client.post(f"/v1/{path}completions", json=ask | {"stream": True})).text()).split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
-    told = [choice["provenance"] for choice in whole["choices"]]
+    record = [choice["provenance"] for choice in whole["choices"]]
     for choice in whole["choices"]:
         text = choice["message"]["content"] if path else choice["text"]
         held_to(choice["provenance"], choice["token_ids"], text, logprobs_of(choice))
-    check_counts(told, whole["metrics"])
+    check_counts(record, whole["metrics"])
     streamed = []
     for index in range(count):
         pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
@@ -66,11 +66,11 @@ async def test_chat_and_completions(fields: Json, seed: int, longest: int, count
     check_counts(streamed, chunks[-1]["metrics"])
 
 
-def held_to(told: Json, tokens: list[int], text: str, logprobs: list[float]) -> None:
-    check_steps(told)
-    assert [token["id"] for token in told["tokens"]] == tokens
-    assert "".join(token["text"] for token in told["tokens"]) == text
-    assert [token["logprob"] for token in told["tokens"]] == logprobs
+def held_to(record: Json, tokens: list[int], text: str, logprobs: list[float]) -> None:
+    check_steps(record)
+    assert [token["id"] for token in record["tokens"]] == tokens
+    assert "".join(token["text"] for token in record["tokens"]) == text
+    assert [token["logprob"] for token in record["tokens"]] == logprobs
 
 
 def logprobs_of(choice: Json) -> list[float]:
@@ -80,7 +80,7 @@ def logprobs_of(choice: Json) -> list[float]:
 
 
 @many
-@given(fields=asked, seed=seeds, longest=lengths, protocol=some.sampled_from(["http", "socket"]))
+@given(fields=requests, seed=seeds, longest=lengths, protocol=some.sampled_from(["http", "socket"]))
 @example(fields={"max_tokens": 3, "stop": ["fox"], "min_tokens": 0}, seed=1, longest=9, protocol="socket")
 async def test_responses(fields: Json, seed: int, longest: int, protocol: str) -> None:
     ask = possible(fields) | {"input": "x", "provenance": True, "spec_decode_metrics": "detailed"}
@@ -90,10 +90,10 @@ async def test_responses(fields: Json, seed: int, longest: int, protocol: str) -
         events = await ALL[protocol](http, ask)
         kept = await (await http.get(f"/v1/responses/{events[-1]['response']['id']}")).json()
     response = events[-1]["response"]
-    said = response["output"][0]["content"][0]["text"]
+    written = response["output"][0]["content"][0]["text"]
     tokens = script[: response["usage"]["output_tokens"]]
     assert kept["provenance"] == response["provenance"]
-    check(response["provenance"], tokens, said, response["metrics"])
+    check(response["provenance"], tokens, written, response["metrics"])
     deltas = [event for event in events if "provenance" in event]
     for delta in deltas:
         assert "".join(token["text"] for token in delta["provenance"]["tokens"]) == delta["delta"]
@@ -109,9 +109,9 @@ async def over_http(http: Any, ask: Json) -> list[Json]:
 async def over_socket(http: Any, ask: Json) -> list[Json]:
     async with http.ws_connect("/v1/responses") as socket:
         await socket.send_json({"type": "response.create"} | ask)
-        events = [await socket.receive_json(timeout=60)]
+        events = [await socket.receive_json()]
         while events[-1]["type"] not in LAST:
-            events.append(await socket.receive_json(timeout=60))
+            events.append(await socket.receive_json())
     return events
 
 
@@ -119,7 +119,7 @@ ALL = {"http": over_http, "socket": over_socket}
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
-async def test_nothing_is_told_to_those_who_do_not_ask(path: str) -> None:
+async def test_nothing_is_reported_unless_requested(path: str) -> None:
     ask: Json = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x"}
     async with served(Drafting(ids_of(STORY, TOKENIZER)), TOKENIZER) as client:
         for fields in ({}, {"provenance": False}, {"provenance": None}):
@@ -136,6 +136,6 @@ async def test_a_token_that_nobody_wanted_is_discarded(stream: bool) -> None:
     async with served(Drafting(ids_of(STORY, TOKENIZER)), TOKENIZER) as client:
         body = await (await client.post("/v1/completions", json=ask)).text()
     bodies = [json.loads(event[6:]) for event in body.split("\n\n")[:-2]] if stream else [json.loads(body)]
-    told = joined([one["provenance"] for body in bodies for one in body["choices"] if "provenance" in one])
-    assert [step["discarded"] for step in told["steps"]] == [1]
-    assert told["tokens"] == []
+    record = joined([one["provenance"] for body in bodies for one in body["choices"] if "provenance" in one])
+    assert [step["discarded"] for step in record["steps"]] == [1]
+    assert record["tokens"] == []

@@ -29,38 +29,38 @@ from tests.server.scripted import END
 STORY = "Once upon a time there was a fox. " * 20
 
 
-def delta(number: int, told: bool = True) -> OutputTextDelta:
+def delta(number: int, with_provenance: bool = True) -> OutputTextDelta:
     step = StepProvenance(
         step=number, drafter=None, nodes=1, drafted=0, forced=0, accepted=0, discarded=0, ms={"forward": 1.0}
     )
     token = TokenProvenance(id=number, text="a", step=number, origin="target", depth=0)
     event = OutputTextDelta(item_id="m", output_index=0, content_index=0, delta="a", sequence_number=number)
-    if told:
+    if with_provenance:
         event.provenance = Provenance([step], [token])
     return event
 
 
-async def test_deltas_that_wait_become_one_that_tells_it_all() -> None:
+async def test_deltas_that_wait_become_one_that_holds_it_all() -> None:
     send_queue = SendQueue(1 << 20)
-    events = [delta(1), delta(2), delta(3, told=False), delta(4)]
+    events = [delta(1), delta(2), delta(3, with_provenance=False), delta(4)]
     send_queue.put("a", events)
     (message,) = await send_queue.take()
-    said = json.loads(message)
-    assert said["delta"] == "aaaa"
-    assert [step["step"] for step in said["provenance"]["steps"]] == [1, 2, 4]
-    assert [token["id"] for token in said["provenance"]["tokens"]] == [1, 2, 4]
+    received = json.loads(message)
+    assert received["delta"] == "aaaa"
+    assert [step["step"] for step in received["provenance"]["steps"]] == [1, 2, 4]
+    assert [token["id"] for token in received["provenance"]["tokens"]] == [1, 2, 4]
     first = events[0].provenance
     assert isinstance(first, Provenance) and len(first.steps) == 1, "what is kept for reading again stays as it was"
-    send_queue.put("a", [delta(5, told=False), delta(6, told=False)])
+    send_queue.put("a", [delta(5, with_provenance=False), delta(6, with_provenance=False)])
     (message,) = await send_queue.take()
     assert "provenance" not in json.loads(message)
 
 
-async def test_what_is_told_counts_for_what_may_wait() -> None:
+async def test_provenance_counts_towards_what_may_wait() -> None:
     send_queue, plain = SendQueue(1 << 20), SendQueue(1 << 20)
     for number in range(100):
         send_queue.put("a", [delta(number)])
-        plain.put("a", [delta(number, told=False)])
+        plain.put("a", [delta(number, with_provenance=False)])
     written = sum(len(message) for message in await send_queue.take())
     send_queue.put("a", [delta(number) for number in range(100)])
     assert send_queue.bytes > written > 10 * plain.bytes
@@ -71,7 +71,7 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
     """Its first event is so large that the writer is stuck at once."""
     script = ids_of(STORY, tokenizer)
     engine = Drafting(script, seed, pause=0.001)
-    limits = SocketLimits(behind=60.0)
+    limits = SocketLimits(behind=3600.0)
     async with (
         serving(engine, tokenizer, limits, send_buffer=2048) as (http, _),
         await Bare.connect(int(http.port or 0), 2048) as bare,
@@ -114,16 +114,16 @@ async def test_choices_that_end_together_have_one_last_chunk(tokenizer: Any, pac
     chunks = await late(Drafting(ids_of(STORY, tokenizer)), tokenizer, pacing, count=3)
     ended = [chunk["choices"][0]["finish_reason"] is not None for chunk in chunks]
     assert sum(ended) == 3
-    assert [place for place, chunk in enumerate(chunks) if "metrics" in chunk] == [len(chunks) - 1]
+    assert [position for position, chunk in enumerate(chunks) if "metrics" in chunk] == [len(chunks) - 1]
 
 
 @pytest.mark.parametrize("pacing", ["at_once", "even"])
-async def test_steps_that_wait_for_the_writer_are_one_chunk_that_tells_them_all(tokenizer: Any, pacing: Any) -> None:
+async def test_steps_that_wait_for_the_writer_are_one_chunk_that_holds_them_all(tokenizer: Any, pacing: Any) -> None:
     script = ids_of(STORY, tokenizer)
     _, chunk = await late(Drafting(script, 4), tokenizer, pacing, count=1)
-    (said,) = chunk["choices"]
-    assert said["text"] == STORY[: STORY.index("fox.")]
-    steps = said["provenance"]["steps"]
-    assert sum(step["discarded"] for step in steps) == len(script) - len(said["token_ids"])
+    (received,) = chunk["choices"]
+    assert received["text"] == STORY[: STORY.index("fox.")]
+    steps = received["provenance"]["steps"]
+    assert sum(step["discarded"] for step in steps) == len(script) - len(received["token_ids"])
     assert sum(not step["accepted"] and step["drafted"] > 0 for step in steps) > 10, "the engine never heard of the end"
-    check(said["provenance"], said["token_ids"], said["text"], chunk["metrics"])
+    check(received["provenance"], received["token_ids"], received["text"], chunk["metrics"])

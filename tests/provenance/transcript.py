@@ -16,11 +16,11 @@ SILENT = ("added", "in_progress", "created", "done")
 
 
 class Telling(Transcript):
-    """Only deltas, and of the last event what is told in it."""
+    """Only deltas, and of the last event what is reported in it."""
 
     async def hear(self, *until: str) -> dict[str, Any]:
         while True:
-            event: dict[str, Any] = await self._socket.receive_json(timeout=60)
+            event: dict[str, Any] = await self._socket.receive_json()
             if event["type"] in until:
                 metrics = event["response"]["metrics"]["speculative_decoding"]
                 event |= {"response": {"metrics": {"speculative_decoding": metrics}, "...": "..."}}

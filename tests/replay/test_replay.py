@@ -21,7 +21,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
 MODEL = TableModel(3, vocab_size=4)
@@ -47,12 +47,12 @@ def ran(
         if file is not None:
             observers = [TraceWriter(Lines(str(file)), text)]
             closing.callback(observers[0].close)
-        house = House(MODEL, drafter, shape, max_model_len=400, pages=400, max_seqs=max_seqs, observers=observers)
+        harness = Harness(MODEL, drafter, shape, max_model_len=400, pages=400, max_seqs=max_seqs, observers=observers)
         if observers:
-            observers[0].started(house.engine.info, COST)
+            observers[0].started(harness.engine.info, COST)
         for number in range(4):
-            house.add(str(number), [number, 1, 2, 3], SamplingParams(max_tokens=tokens, seed=number))
-        return [answer.statistics for _, answer in sorted(house.run().items())]
+            harness.add(str(number), [number, 1, 2, 3], SamplingParams(max_tokens=tokens, seed=number))
+        return [answer.statistics for _, answer in sorted(harness.run().items())]
 
 
 def requests(file: Path) -> list[TracedRequest]:
@@ -132,7 +132,7 @@ def test_only_the_pair_that_ran_last_is_evaluated(file: Path, capsys: pytest.Cap
 
 def test_a_trace_without_requests(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = TraceWriter(Lines(str(file)), text=False)
-    writer.started(House(MODEL).engine.info, COST)
+    writer.started(Harness(MODEL).engine.info, COST)
     writer.close()
     assert main(["replay", str(file)]) == 2
     assert "contains no request" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 
 
 class Quiet:
-    """Has nothing to say."""
+    """Drafts nothing."""
 
     name = "quiet"
     needs: FeatureRequest | None = None
@@ -130,7 +130,7 @@ def rubbish(sequence: SequenceState, shape: TreeShape) -> list[Any]:
 
 
 class Rubbish(Quiet):
-    """One piece of rubbish after the other, and now and then as many trees as nobody asked for."""
+    """One piece of rubbish after the other, and now and then more trees than were requested."""
 
     name = "rubbish"
 
@@ -154,9 +154,9 @@ class Lying(Good):
     name = "lying"
 
     def tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree:
-        told = super().tree(sequence, shape)
+        inner = super().tree(sequence, shape)
         return DraftTree(
-            told.tokens, told.parents, [depth + 40 for depth in told.depths], [], "somebody", parts=(told,)
+            inner.tokens, inner.parents, [depth + 40 for depth in inner.depths], [], "somebody", parts=(inner,)
         )
 
 

@@ -99,8 +99,8 @@ class Whisper:
         while path[-1]:
             path.append(parents[path[-1]])
         coming = self.known[sequence.id][len(sequence.tokens) :]
-        for place, token in zip(path[-2::-1], coming, strict=False):
-            tokens[place] = token
+        for row, token in zip(path[-2::-1], coming, strict=False):
+            tokens[row] = token
         return DraftTree.build(tokens, parents, tree.drafter)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:

@@ -93,7 +93,7 @@ def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
             super()._weigh(first, part, span, low, high)
             k, border = self.k, self.k.smallest(self.border, high)
-            border = k.select((border > low) & (self._told(self.row, 2) > 0), border, low)
+            border = k.select((border > low) & (self._info_of(self.row, 2) > 0), border, low)
             with k.loop(first, first + self.team) as query:
                 ends = [end - span for end in (low, border, high)]
                 totals = [self._added_up(query, *stretch) for stretch in pairwise(ends)]
@@ -101,8 +101,8 @@ def weights_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def _added_up(self, query: Value, low: Value, high: Value) -> Value:
             total = self.k.variable(self.k.constant(0.0, F32))
-            with self.k.loop(low, high) as place:
-                weight = self.k.load(self.spans.scores_of(query), self.spans.of_weights, place)
+            with self.k.loop(low, high) as offset:
+                weight = self.k.load(self.spans.scores_of(query), self.spans.of_weights, offset)
                 total.value = total.value + self.k.widened(weight)
             return total.value
 
@@ -114,7 +114,7 @@ def values_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class PathFirst(attention._Attention):
         def _in_order(self, index: Value, count: Value) -> Value:
-            return self.k.select(self._told(self.row, 2) > 0, count - 1 - index, index)
+            return self.k.select(self._info_of(self.row, 2) > 0, count - 1 - index, index)
 
     rewritten(monkeypatch, attention, "_Attention", PathFirst)
 
@@ -163,11 +163,11 @@ def _largest_scales() -> Kernel:
         top = k.variable(k.constant(0.0, F32))
         for last in (False, True):
             with k.loop(0, k.counted(2)) as row:
-                place = k.load(slots, I64, row) * heads + head
+                offset = k.load(slots, I64, row) * heads + head
                 if last:
-                    k.store(top.value, scales, place)
+                    k.store(top.value, scales, offset)
                 else:
-                    top.value = k.larger(k.load(scales, F32, place), top.value)
+                    top.value = k.larger(k.load(scales, F32, offset), top.value)
     return k
 
 

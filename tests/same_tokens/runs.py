@@ -106,7 +106,7 @@ def returning(pair: Pair, max_tokens: int = 10) -> tuple[list[Job], list[Job], d
 
 
 def _alone(job: Job) -> Job:
-    """There at once, to its end, no fork of another; its grammar says nothing of what is forced."""
+    """There at once, to its end, no fork of another; its grammar does not report what is forced."""
     grammar = None if job.grammar is None else job.grammar.silent()
     return replace(job, arrives=0, cancelled=None, fork_of=None, grammar=grammar, prediction=None)
 
@@ -146,6 +146,18 @@ def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDraft
         return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
 
     return made
+
+
+def cut_short(engine: Engine, job: Job, text: list[int], cut: int) -> Job:
+    """What goes on with a text that was ended, as a stop string does it, ``cut`` tokens before its last one."""
+    engine.add(job.request())
+    count = 0
+    while count < 40:
+        count += sum(len(delta.tokens) for delta in engine.step())
+    engine.finish(job.id, count - cut)
+    engine.step()
+    kept = text[: len(job.prompt) + count - cut]
+    return replace(job, id="rest", prompt=kept, params=replace_params(job.params, max_tokens=9))
 
 
 def whole(jobs: Sequence[Job], texts: Mapping[str, Text]) -> dict[str, list[int]]:

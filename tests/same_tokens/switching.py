@@ -1,4 +1,4 @@
-"""Drafters in turns: several over one target and pool, another one asked at every step of every sequence.
+"""Drafters in turns: several over one target and pool, another one used at every step of every sequence.
 
 All are told what was committed. Only the one that proposed is told which nodes of its tree were; the others rested.
 """
@@ -36,7 +36,7 @@ def makers(pair: Pair) -> dict[str, MakeDrafter]:
 
 
 def switching(pair: Pair, known: Mapping[str, list[int]], seed: int = 0) -> MakeDrafter:
-    """Makes a drafter that takes turns. Heads, which are random, are told the truth; the others find some of it."""
+    """Makes a drafter that takes turns. Heads, which are random, get the truth; the others find some of it."""
 
     def made(pool: PagePool) -> Drafter:
         members: dict[str, Drafter] = {}
@@ -52,8 +52,8 @@ def switching(pair: Pair, known: Mapping[str, list[int]], seed: int = 0) -> Make
 class Switching:
     """Implements :class:`foresay.spec.protocols.Drafter`: a random member of its own, or nobody, drafts a random shape.
 
-    The choice is a function of the seed and the state of the sequence. asked, accepted: by member, how often it drafted
-    and how many of its nodes were kept.
+    The choice is a function of the seed and the state of the sequence. requested, accepted: by member, how often it
+    drafted and how many of its nodes were kept.
     """
 
     name = "switching"
@@ -61,7 +61,7 @@ class Switching:
     def __init__(self, members: Mapping[str, Drafter], seed: int = 0) -> None:
         self.members, self._seed, self._names = members, seed, list(members)
         self.needs: FeatureRequest | None = united([member.needs for member in members.values()])
-        self.asked: Counter[str] = Counter()
+        self.requested: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self._last: dict[str, str] = {}
 
@@ -75,7 +75,7 @@ class Switching:
         for name, turn in turns.items():
             if name == "none":
                 continue
-            self.asked[name] += len(turn)
+            self.requested[name] += len(turn)
             found = self.members[name].propose([sequences[index] for index, _ in turn], [shape for _, shape in turn])
             for (index, _), tree in zip(turn, found, strict=True):
                 trees[index] = tree
@@ -119,7 +119,7 @@ class Switching:
 
 
 class Compared(Switching):
-    """Takes turns between members that rest, beside others that draft in every step.
+    """Takes turns between members that rest, next to others that draft in every step.
 
     What a rested one proposes must be what its restless twin does. Twins see other trials, so nothing is calibrated.
     """
@@ -136,8 +136,8 @@ class Compared(Switching):
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         turns = [self.turn(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
-        asked = [shape if shape.levels else TreeShape.chain(1) for _, shape in turns]
-        wanted = {name: member.propose(sequences, asked) for name, member in self._restless.items()}
+        requested = [shape if shape.levels else TreeShape.chain(1) for _, shape in turns]
+        wanted = {name: member.propose(sequences, requested) for name, member in self._restless.items()}
         trees = super().propose(sequences, shapes)
         for index, (name, _) in enumerate(turns):
             if name != "none":
@@ -148,9 +148,9 @@ class Compared(Switching):
 
 def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest:
     """What all of them need together."""
-    asked = [request for request in needs if request is not None]
-    layers = sorted({layer for request in asked for layer in request.layers})
-    return FeatureRequest(any(request.final for request in asked), tuple(layers))
+    requested = [request for request in needs if request is not None]
+    layers = sorted({layer for request in requested for layer in request.layers})
+    return FeatureRequest(any(request.final for request in requested), tuple(layers))
 
 
 def assert_equal(ours: DraftTree, theirs: DraftTree, where: str) -> None:

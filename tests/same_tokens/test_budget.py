@@ -41,7 +41,7 @@ families = pytest.mark.parametrize("family", ["llama2", "qwen3", "qwen3_5"])
 
 class Reckless(Budget):
     """Chooses at random, by the seed and the state of the sequence: nobody, one, or several into one tree, chains and
-    trees, of models also such as grow by their price. made: how often each mix was asked for."""
+    trees, of models also such as grow by their price. made: how often each mix drafted."""
 
     def __init__(self, members: Sequence[Member], seed: int) -> None:
         super().__init__(members, CostModel([1, 64], [1.0, 1.5]), timed=False)
@@ -82,7 +82,7 @@ class Reckless(Budget):
 
 
 def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> list[Member]:
-    """A draft model, the target's copy, heads that are told the truth, who looks things up, and what a request
+    """A draft model, the target's copy, heads that get the truth, lookups, and what a request
     predicts."""
     cost = DraftCost(0.05, 0.05, 0.01)
     heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
@@ -118,7 +118,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
 
 
 def assert_mixed(engine: Engine) -> None:
-    """Nobody, each alone, and several together were asked, and more than one of them had something accepted."""
+    """No drafter, each alone, and several together drafted, and more than one of them had something accepted."""
     budget = engine.scheduler.budget
     assert isinstance(budget, Reckless)
     assert budget.made[""]
@@ -174,7 +174,7 @@ def test_in_a_batch_with_every_option(pair, family, seed) -> None:
 
 @families
 def test_as_it_chooses_itself(pair, family) -> None:
-    """By costs and chances, in a batch; the drafters, who know the text, are asked and pay."""
+    """By costs and chances, in a batch; the drafters, who know the text, draft and pay."""
     models, lengths = pair(family), (9, 20, 17, 33)
     jobs = [replace(job, arrives=3 * at) for at, job in enumerate(jobs_of(models.vocab_size, lengths, 60))]
     texts = plain(models.target, jobs)

@@ -170,7 +170,7 @@ def test_cancelled_and_new_requests_while_a_step_runs_ahead(pair) -> None:
 
 
 @cache
-def asked(pair: Pair) -> tuple[list[Job], dict[str, Text]]:
+def jobs_and_texts(pair: Pair) -> tuple[list[Job], dict[str, Text]]:
     """Requests with every pair of options, and what they come to step by step."""
     jobs = [job for group in options.jobs(pair.vocab_size, 14).values() for job in group]
     return jobs, run_freely(captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
@@ -185,7 +185,7 @@ def test_what_requests_ask_of_logits(pair, shape, drafter, max_seqs) -> None:
     made = pair("llama3", layers=2)
     tree = ROOT_ONLY if shape == "none" else {"chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
     engine = captured_engine(made, drafter(made) if tree.levels else lambda pool: None, tree, max_seqs=max_seqs)
-    jobs, wanted = asked(made)
+    jobs, wanted = jobs_and_texts(made)
     assert_same(wanted, run_freely(engine, jobs))
     assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] > 50

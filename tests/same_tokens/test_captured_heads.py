@@ -47,10 +47,10 @@ class CapturedWhisper:
         tree = self.inner.propose(state)
         seats = zip(self._seated, state.lengths.tolist(), tree.tokens.tolist(), strict=False)
         self.drafted += [(sequence.id, length, tokens) for sequence, length, tokens in seats]
-        places = (state.lengths[:, None] + tree.depths).long()
-        truth = self._texts[: state.size].gather(1, places.clamp(max=_LONGEST - 1))
-        told = self._on_path(tree) & (tree.depths <= (state.lengths % 6)[:, None])
-        return replace(tree, tokens=truth.where(told & (state.live > 0)[:, None], tree.tokens))
+        positions = (state.lengths[:, None] + tree.depths).long()
+        truth = self._texts[: state.size].gather(1, positions.clamp(max=_LONGEST - 1))
+        hinted = self._on_path(tree) & (tree.depths <= (state.lengths % 6)[:, None])
+        return replace(tree, tokens=truth.where(hinted & (state.live > 0)[:, None], tree.tokens))
 
     def _on_path(self, tree: DeviceTree) -> Tensor:
         """bool[S, N]: which nodes lie on the way to the last."""
@@ -82,7 +82,7 @@ class CapturedWhisper:
 
 @dataclass
 class Run:
-    """A run of captured steps. whispers: one for each number of places."""
+    """A run of captured steps. whispers: one for each number of slots."""
 
     runner: GraphStepRunner
     whispers: list[CapturedWhisper]

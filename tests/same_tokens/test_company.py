@@ -23,7 +23,7 @@ everywhere = pytest.mark.parametrize(("family", "drafter"), CASES)
 
 @everywhere
 def test_others_come_and_go(pair, family, drafter) -> None:
-    """Twelve requests for four places, arriving and being cancelled at random moments."""
+    """Twelve requests for four slots, arriving and being cancelled at random moments."""
     models, rng = pair(family, layers=2), random.Random(family)
     lengths = (5, 30, 12, 47, 1, 20, 9, 64, 3, 16, 33, 8)
     texts = expected(models, lengths, 16)

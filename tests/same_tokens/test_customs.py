@@ -1,4 +1,4 @@
-"""Drafters of a user's own, good and faulty, change nothing of a text, and a faulty one is told of once."""
+"""Drafters of a user's own, good and faulty, change nothing of a text, and a faulty one is reported once."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_alone(built, expected, caplog, name, changes) -> None:
     with caplog.at_level(logging.WARNING):
         assert_same(expected, run(engine, jobs))
         assert_same(expected, run(engine, JOBS))
-    said = warned(caplog)
-    assert len(said) == (name in FAULTY), said
-    assert all(f"the drafter {name.lower()} failed" in text for text in said)
+    warnings = warned(caplog)
+    assert len(warnings) == (name in FAULTY), warnings
+    assert all(f"the drafter {name.lower()} failed" in text for text in warnings)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_beside_others(built, expected, name) -> None:
+def test_in_a_batch_with_others(built, expected, name) -> None:
     engine = built(f"draft_model,{one(name)},suffix")
     assert engine.info.drafters == ("draft_model", name.lower(), "suffix")
     assert_same(expected, run(engine, JOBS))

@@ -47,7 +47,7 @@ def witnessed(engine: Engine) -> Engine:
 
 @pytest.fixture(scope="module")
 def directory(pair) -> Path:
-    """A target and, beside it, a draft model, both with a tokenizer."""
+    """A target and a draft model, both with a tokenizer."""
     checkpoints: Pair = pair("smollm")
     for checkpoint in (checkpoints.directory, checkpoints.draft_directory):
         write_tokenizer(checkpoint, 290)

@@ -55,7 +55,7 @@ def test_files_draft_and_are_drafted_for(tmp_path, kind, activations) -> None:
         assert_same(plain, texts(target, drafter, activations))
 
 
-def test_what_the_check_and_the_banner_say(tmp_path, capsys) -> None:
+def test_what_the_check_and_the_banner_show(tmp_path, capsys) -> None:
     target, draft = file_of(tmp_path, "target", q4_k_m), file_of(tmp_path, "draft", all_of("Q8_0"))
     assert main(["check", str(target), "--draft", str(draft)]) == 0
     found = capsys.readouterr().out

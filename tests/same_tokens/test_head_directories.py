@@ -25,7 +25,7 @@ LENGTHS = (9, 70, 33, 1, 20, 40)
 
 @pytest.fixture(scope="module")
 def directory(pair) -> Path:
-    """A target with a tokenizer, and heads of every kind beside it."""
+    """A target with a tokenizer, and heads of every kind for it."""
     models: Pair = pair("smollm")
     write_tokenizer(models.directory, 290)
     root = models.directory.parent
@@ -68,7 +68,7 @@ def test_every_way_to_name_a_head(directory, expected, draft, name, changes) -> 
 
 
 def test_a_head_that_fits_raises_no_doubts(tmp_path) -> None:
-    """A target that always says token 0, and a head over the same output matrix."""
+    """A target that always emits token 0, and a head over the same output matrix."""
     model = make("llama2", tmp_path / "target")
     with torch.no_grad():
         model.lm_head.weight.zero_()

@@ -1,4 +1,4 @@
-"""Tokens whose keys, values or states are not finite: whoever does not see them never notices, whoever drafts them."""
+"""Tokens whose keys, values or states are not finite: rows that do not see them are as ever, with any drafter."""
 
 from __future__ import annotations
 

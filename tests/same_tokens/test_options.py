@@ -64,7 +64,7 @@ def test_every_pair_of_options(pair, family, drafter, company) -> None:
     assert sum(each.accepted for each in statistics) > 0 or drafter in unheard
 
 
-def test_the_combinations_are_what_they_say(pair) -> None:
+def test_the_combinations_are_as_described(pair) -> None:
     """Or the test above would show little: the options bite, and hardly any request ends in an error."""
     models = pair("llama2")
     assert 30 <= len(options.ROWS) <= 60
@@ -106,7 +106,7 @@ def test_logprobs_are_those_of_a_pass_over_the_final_text(pair) -> None:
     ],
     ids=["repetition", "repetition below 1", "bad words", "bias"],
 )
-def test_transformers_says_the_same(fields: dict[str, Any], processor) -> None:
+def test_transformers_computes_the_same_text(fields: dict[str, Any], processor) -> None:
     rng = random.Random(1)
     for case in range(20):
         prompt, path = random_tokens(rng, 8, 6), random_tokens(rng, case % 6, 6)

@@ -1,4 +1,4 @@
-"""The same tokens with predictions, right, edited and wrong, whoever drafts where they have nothing to say."""
+"""The same tokens with predictions, right, edited and wrong, with any drafter where they end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def accepted_of(texts: dict[str, Text], job: Job) -> int:
 
 @pytest.mark.parametrize("company", [{"max_seqs": 1}, {"chunk": 7}], ids=["alone", "together"])
 @pytest.mark.parametrize("configured", CONFIGURED)
-def test_beside_every_drafter(pair, configured, company) -> None:
+def test_together_with_every_drafter(pair, configured, company) -> None:
     """All samplings, temperature 0 and 1 among them; chains far beyond the configured shape."""
     models = pair("llama2", layers=2)
     texts = expected(models, LENGTHS, 40)
@@ -96,7 +96,7 @@ def test_every_option(pair, configured) -> None:
 
 
 def test_drafters_that_rest_and_take_turns_below_it(pair) -> None:
-    """Heads, draft models and lookups are asked only where the prediction has nothing to say, and stay up to date."""
+    """Heads, draft models and lookups draft only where the prediction has nothing, and stay up to date."""
     models, lengths = pair("llama2"), (9, 20, 33, 14)
     texts = expected(models, lengths, 60)
     jobs = predicted(jobs_of(models.vocab_size, lengths, 60), texts)

@@ -18,7 +18,17 @@ from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import recurrence
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, drafting, expected, jobs_of, plain, replace_params, returning, whole
+from tests.same_tokens.runs import (
+    assert_same,
+    cut_short,
+    drafting,
+    expected,
+    jobs_of,
+    plain,
+    replace_params,
+    returning,
+    whole,
+)
 from tests.same_tokens.witness import Job, run
 
 #: Prompts around the borders of pages, and where the convolution begins.
@@ -97,17 +107,11 @@ def test_a_text_cut_short_can_be_gone_on_with(models, cut) -> None:
     (job,) = jobs_of(models.vocab_size, (50,), 80, ["greedy"])
     text = job.prompt + plain(models.target, [job])[job.id].tokens
     engine = drafting(models, "truth", {job.id: text}, page_size=8, prefix=True)
-    engine.add(job.request())
-    count = 0
-    while count < 40:
-        count += sum(len(delta.tokens) for delta in engine.step())
-    engine.finish(job.id, count - cut)
-    engine.step()
-    rest = replace(job, id="rest", prompt=text[: 50 + count - cut], params=replace_params(job.params, max_tokens=9))
+    rest = cut_short(engine, job, text, cut)
     assert_same(plain(models.target, [rest]), run(engine, [rest]))
 
 
-def test_aborted_in_the_middle_of_a_prompt_and_asked_again(models) -> None:
+def test_aborted_in_the_middle_of_a_prompt_and_sent_again(models) -> None:
     """Nothing of what was not read to the end is found."""
     jobs = jobs_of(models.vocab_size, (90,), 12, ["warm"])
     engine = drafting(models, "garbage", {}, page_size=8, chunk=20, prefix=True)

@@ -26,14 +26,14 @@ from tests.verifier.reading import random_tokens
 
 @pytest.fixture(scope="module")
 def models(pair) -> Pair:
-    """A target with a layer that predicts, beside it a draft model."""
+    """A target with a layer that predicts, and a draft model."""
     found: Pair = pair("qwen3_5")
     Mtp().put_beside(found.directory)
     return found
 
 
 def chats(target: Decoder, seed: int, rounds: int = 4, each: int = 6) -> tuple[list[Job], dict[str, Text]]:
-    """Turns at random: new texts, and what was said before, to its end or cut somewhere, gone on with; some with
+    """Turns at random: new texts, and earlier ones, to their end or cut somewhere, gone on with; some with
     another choice, some aborted. And the texts that they come to alone."""
     rng, jobs, texts = random.Random(seed), list[Job](), dict[str, Text]()
     for turn in range(rounds):

@@ -84,9 +84,9 @@ def jobs(smollm2) -> Callable[[str], list[Job]]:
     grammar: Any = compiler.compile(Grammar(text=json.dumps({"grammars": [{"json_schema": SHAPE}]})))
 
     def made(salt: str) -> list[Job]:
-        asked = [*QUESTIONS, ("greedy", LONG), ("warm", "Describe a person as JSON.")]
+        questions = [*QUESTIONS, ("greedy", LONG), ("warm", "Describe a person as JSON.")]
         prompts = [
-            tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n") for _, text in asked
+            tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n") for _, text in questions
         ]
         return [
             Job(
@@ -97,7 +97,7 @@ def jobs(smollm2) -> Callable[[str], list[Job]]:
                 salt=salt,
                 grammar=grammar if number == len(QUESTIONS) + 1 else None,
             )
-            for number, (prompt, (name, _)) in enumerate(zip(prompts, asked, strict=True))
+            for number, (prompt, (name, _)) in enumerate(zip(prompts, questions, strict=True))
         ]
 
     return made

@@ -89,7 +89,7 @@ def test_the_target_before_itself_is_never_wrong(pair, family, first) -> None:
 
 
 @pytest.mark.parametrize(("first", "named"), [("told", {"ngram", "self"}), ("draft_model", {"draft_model", "self"})])
-def test_it_is_said_who_proposed_a_token(pair, first, named) -> None:
+def test_the_proposer_of_a_token_is_reported(pair, first, named) -> None:
     models = pair("llama2")
     engine, job = engine_with(models, first, max_seqs=1), jobs_of(models.vocab_size, LENGTHS, 40)[0]
     engine.add(job.request())

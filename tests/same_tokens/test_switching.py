@@ -30,10 +30,10 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int = 0, **cha
 
 
 def assert_all_took_part(engine: Engine) -> None:
-    """Every member was asked, and something that each proposed was kept; in random texts nothing repeats itself."""
+    """Every member drafted, and something that each proposed was kept; in random texts nothing repeats itself."""
     drafter = engine.drafter
     assert isinstance(drafter, Switching)
-    assert all(drafter.asked[name] for name in drafter.members), drafter.asked
+    assert all(drafter.requested[name] for name in drafter.members), drafter.requested
     assert all(drafter.accepted[name] for name in drafter.members if name not in LOOKUPS), drafter.accepted
 
 
@@ -138,4 +138,4 @@ def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
     assert isinstance(drafter, Compared)
     assert all(drafter.compared[name] > 3 for name in makers(models) if name not in LOOKUPS), drafter.compared
     # A draft model that reads the text as it is agrees with most of the target's samples.
-    assert drafter.accepted["draft_model"] > drafter.asked["draft_model"] / 2
+    assert drafter.accepted["draft_model"] > drafter.requested["draft_model"] / 2

@@ -1,4 +1,4 @@
-"""Plain decoding samples what transformers' logits say, so that all runs do not agree on the same mistake."""
+"""Plain decoding samples from transformers' logits, so that all runs do not agree on the same mistake."""
 
 from __future__ import annotations
 

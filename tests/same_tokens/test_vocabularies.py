@@ -163,7 +163,7 @@ def test_every_option(same, other, drafter) -> None:
     assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 0
 
 
-def test_nothing_is_drafted_that_may_not_be_said(same, other) -> None:
+def test_nothing_is_drafted_that_is_not_allowed(same, other) -> None:
     """Neither what is banned, nor what the draft model does not know."""
     allowed = list(range(0, VOCAB, 3))
     limits = {"allowed_token_ids": tuple(allowed), "ignore_eos": True}
@@ -196,16 +196,16 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_an_engine_of_strangers(strangers, changes) -> None:
     """Random models, so hardly a draft is right; the prompts have ids that neither tokenizer has."""
-    asked = jobs_of(300, (9, 70, 33, 1, 20, 40), 20)
+    listed = jobs_of(300, (9, 70, 33, 1, 20, 40), 20)
     engine = witnessed(build_engine(config(strangers / "target", str(strangers / "draft"), **changes)))
     assert engine.info.exact, engine.info.exact_reason
-    said = "asked for, knows 269 of the target's 290 tokens, 93%"
-    assert engine.info.drafter_reason == said
+    reason = "asked for, knows 269 of the target's 290 tokens, 93%"
+    assert engine.info.drafter_reason == reason
     assert engine.info.warnings == ()
     bare = witnessed(build_engine(config(strangers / "target", "none")))
-    expected = {job.id: run(bare, [job])[job.id] for job in asked}
-    assert_same(expected, run(engine, asked))
-    again = [replace(job, id=f"{job.id}-again") for job in asked]
+    expected = {job.id: run(bare, [job])[job.id] for job in listed}
+    assert_same(expected, run(engine, listed))
+    again = [replace(job, id=f"{job.id}-again") for job in listed]
     assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
 
 
@@ -216,7 +216,7 @@ def test_too_little_in_common_is_refused(strangers, tmp_path) -> None:
         build_engine(config(strangers / "target", str(tmp_path)))
 
 
-def test_little_in_common_is_told_with_what_to_do(strangers, tmp_path) -> None:
+def test_little_in_common_is_reported_with_what_to_do(strangers, tmp_path) -> None:
     make("llama2", tmp_path, num_hidden_layers=1)
     write_characters(tmp_path, "0123456789abcdefgh")
     engine = build_engine(config(strangers / "target", str(tmp_path)))
@@ -238,7 +238,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
     tokenizer = Tokenizer.from_file(str(BUNDLED / "target" / "tokenizer.json"))
     texts = ["Once upon a time there was a little", "<|user|>Tom has 3 apples and buys 4 more.<|end|><|assistant|>"]
     prompts = [tokenizer.encode(text).ids for text in texts]
-    asked = [replace(job, prompt=prompts[n % 2]) for n, job in enumerate(jobs_of(4096, (1, 1, 1, 1), 60))]
+    listed = [replace(job, prompt=prompts[n % 2]) for n, job in enumerate(jobs_of(4096, (1, 1, 1, 1), 60))]
 
     @cache
     def written(drafter: str) -> dict[str, Text]:
@@ -249,7 +249,7 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
         settings = EngineConfig(draft=draft, draft_tokens=4, kv_tokens=640, max_model_len=256, threads=1)
         engine = build_engine(settings)
         assert ("100%" in engine.info.drafter_reason) == (drafter == "permuted")
-        return run(witnessed(engine), asked)
+        return run(witnessed(engine), listed)
 
     return written
 

@@ -12,6 +12,7 @@ from tests.same_tokens.captured import captured_engine, copy, draft_model, run_f
 from tests.same_tokens.runs import (
     SELF,
     assert_same,
+    cut_short,
     drafting,
     expected,
     jobs_of,
@@ -90,15 +91,9 @@ def test_a_text_cut_short_can_be_gone_on_with(pair, family) -> None:
     text = job.prompt + plain(models.target, [job])[job.id].tokens
     for cut in (1, 35):
         engine = drafting(models, "chain4", {}, page_size=8, prefix=True, windows=30)
-        engine.add(job.request())
-        count = 0
-        while count < 40:
-            count += sum(len(delta.tokens) for delta in engine.step())
-        engine.finish(job.id, count - cut)
-        engine.step()
-        rest = replace(job, id="rest", prompt=text[: 50 + count - cut], params=replace_params(job.params, max_tokens=9))
+        rest = cut_short(engine, job, text, cut)
         assert_same(plain(models.target, [rest]), found := run(engine, [rest]))
-        assert found["rest"].cached_tokens >= (50 + count - cut - 8 if cut == 1 else 0)
+        assert found["rest"].cached_tokens >= (len(rest.prompt) - 8 if cut == 1 else 0)
 
 
 @pytest.mark.parametrize("drafter", [draft_model, copy])

@@ -50,7 +50,7 @@ class Witness(StepRunner):
 class Job:
     """A request, the step in which it arrives, and the step in which it is cancelled, if it is.
 
-    grammar: in its first state; every run takes a copy. prediction: of its output.
+    grammar: in its first state; every run takes a copy. prediction: of its output. speculate, aside: the request's.
     """
 
     id: str
@@ -62,10 +62,12 @@ class Job:
     fork_of: str | None = None
     grammar: Automaton | None = None
     prediction: list[int] | None = None
+    speculate: bool = True
+    aside: bool = False
 
     def request(self) -> Request:
         request = Request(id=self.id, prompt=self.prompt, params=self.params, salt=self.salt, fork_of=self.fork_of)
-        request.prediction = self.prediction
+        request.prediction, request.speculate, request.aside = self.prediction, self.speculate, self.aside
         return request
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from typing import cast
 
 from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine
-from foresay.server.observe.selfcheck import CheckedEngine, SelfCheck
+from foresay.server.observe.selfcheck import SelfCheck
 from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import ScriptedEngine
@@ -27,20 +29,26 @@ def request(id: str, **fields: object) -> Request:
 
 
 class Reader:
-    """A sink that keeps what it gets."""
+    """A sink that keeps what it gets, and what the self-check reads of a choice. watched: closed at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Request) -> None:
+        self.request, self.seed, self.finished = asked, 0, False
         self.tokens: list[int] = []
         self.error: Exception | None = None
-        self.over = asyncio.Event()
+        self.over, self.watched = asyncio.Event(), ExitStack()
 
     def put(self, delta: Delta) -> None:
         self.tokens += delta.tokens
         if delta.finish_reason is not None:
-            self.over.set()
+            self.seed, self.finished = delta.seed, True
+            self._end()
 
     def fail(self, error: Exception) -> None:
         self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.watched.close()
         self.over.set()
 
 
@@ -51,18 +59,19 @@ class Checking:
         self.counts, self.idle, self.taking = SelfCheckCounts(), asyncio.Event(), True
         self.idle.set()
         self.check = SelfCheck(engine, share, self.counts, self.idle, lambda: self.taking, chance)
-        self.engine = CheckedEngine(self.check, engine)
+        self.engine = engine
 
-    def begin(self, asked: Request) -> Reader:
+    def begin(self, requests: Request) -> Reader:
         """A client's request."""
         self.idle.clear()
-        reader = Reader()
-        self.engine.add(asked, reader)
+        reader = Reader(requests)
+        reader.watched.enter_context(self.check.watching([cast(Choice, reader)]))
+        self.engine.add(requests, reader)
         return reader
 
-    async def ask(self, *asked: Request) -> list[Reader]:
+    async def ask(self, *requests: Request) -> list[Reader]:
         """Clients' requests, all at once, to their ends."""
-        readers = [self.begin(one) for one in asked]
+        readers = [self.begin(one) for one in requests]
         for reader in readers:
             await asyncio.wait_for(reader.over.wait(), PATIENCE)
         self.idle.set()
@@ -78,17 +87,17 @@ async def checking(
     engine: ServedEngine, share: float = 1.0, chance: Callable[[], float] = lambda: 0.0
 ) -> AsyncIterator[Checking]:
     """A self-check that runs. chance: what it draws for each request."""
-    place = Checking(engine, share, chance)
-    async with asynccontextmanager(place.check.life)(web.Application()):
-        yield place
+    checker = Checking(engine, share, chance)
+    async with asynccontextmanager(checker.check.life)(web.Application()):
+        yield checker
 
 
 class Diverging(ScriptedEngine):
-    """Plain decoding says something else from output position ``place`` on."""
+    """Plain decoding emits something else from output position ``differs_at`` on."""
 
-    place = 5
+    differs_at = 5
 
     def script_of(self, request: Request) -> list[int]:
         if request.speculate:
             return self.tokens
-        return [*self.tokens[: self.place], *(token + 1 for token in self.tokens[self.place :])]
+        return [*self.tokens[: self.differs_at], *(token + 1 for token in self.tokens[self.differs_at :])]

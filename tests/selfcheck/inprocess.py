@@ -54,7 +54,7 @@ def _first_children(tree: DraftTree, sampled: list[int]) -> Verified:
 
 
 class SteppedEngine:
-    """Steps while there is work. observe: told of every step."""
+    """Steps while there is work. observe: called with every step."""
 
     def __init__(self, engine: Engine) -> None:
         self.status = EngineStatus("ready")

@@ -15,7 +15,7 @@ from foresay.server.observe.telemetry.counts import SelfCheckCounts
 from foresay.server.schemas.errors import EngineFailed, Unavailable
 from foresay.spec.request import Request
 from tests.provenance import clock
-from tests.selfcheck.checking import Diverging, Reader, checking, request
+from tests.selfcheck.checking import Diverging, checking, request
 from tests.server.scripted import END, ScriptedEngine
 from tests.server.wire import until
 
@@ -28,157 +28,156 @@ def checks(engine: ScriptedEngine) -> list[Request]:
     return [one for one in engine.requests if one.aside]
 
 
+@clock.jumping
 async def test_every_answer_is_compared_token_by_token() -> None:
     engine = ScriptedEngine(TOKENS, run=3)
-    async with checking(engine) as place:
-        await place.ask(request("a"), request("b", max_tokens=20, seed=5))
-        await place.ask(request("c", max_tokens=1))
-        await place.settled(3)
-    assert place.counts == SelfCheckCounts(share=1.0, checked=3, tokens=12 + 20 + 1)
-    for asked, again in zip(engine.requests[:3], checks(engine), strict=True):
-        assert (again.prompt, again.params.max_tokens) == (asked.prompt, asked.params.max_tokens)
+    async with checking(engine) as checker:
+        await checker.ask(request("a"), request("b", max_tokens=20, seed=5))
+        await checker.ask(request("c", max_tokens=1))
+        await checker.settled(3)
+    assert checker.counts == SelfCheckCounts(share=1.0, checked=3, tokens=12 + 20 + 1)
+    for sent, again in zip(engine.requests[:3], checks(engine), strict=True):
+        assert (again.prompt, again.params.max_tokens) == (sent.prompt, sent.params.max_tokens)
         assert not again.speculate
     assert [again.params.seed for again in checks(engine)] == [7, 5, 7], "the one that was drawn, the one asked for"
 
 
+@clock.jumping
 async def test_a_difference_is_counted_and_warned_of_without_a_text(caplog: pytest.LogCaptureFixture) -> None:
-    async with checking(Diverging(TOKENS, run=3)) as place:
+    async with checking(Diverging(TOKENS, run=3)) as checker:
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
-            await place.ask(request("cmpl-1", seed=3, max_tokens=9))
-            await place.settled(1)
-    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=6, mismatches=1)
+            await checker.ask(request("cmpl-1", seed=3, max_tokens=9))
+            await checker.settled(1)
+    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=6, mismatches=1)
     assert caplog.messages == [
         "self-check: request cmpl-1 (X-Request-Id -, seed 3) differs at output position 5: "
         "plain decoding writes another token, on this machine, which claims to be exact"
     ]
 
 
+@clock.jumping
 async def test_a_plain_text_that_ends_before_is_a_difference(caplog: pytest.LogCaptureFixture) -> None:
     class Ending(ScriptedEngine):
         def script_of(self, request: Request) -> list[int]:
             return self.tokens if request.speculate else [*self.tokens[:4], END]
 
-    async with checking(Ending(TOKENS, run=2)) as place:
+    async with checking(Ending(TOKENS, run=2)) as checker:
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
-            await place.ask(request("a", max_tokens=9))
-            await place.settled(1)
-    assert (place.counts.mismatches, place.counts.tokens) == (1, 5)
+            await checker.ask(request("a", max_tokens=9))
+            await checker.settled(1)
+    assert (checker.counts.mismatches, checker.counts.tokens) == (1, 5)
     assert "differs at output position 4: plain decoding writes another token" in caplog.text
 
 
-async def test_the_share_that_was_asked_for_is_picked() -> None:
+@clock.jumping
+async def test_the_configured_share_is_picked() -> None:
     engine = ScriptedEngine(TOKENS, run=9)
-    async with checking(engine, 0.25, random.Random(8).random) as place:
+    async with checking(engine, 0.25, random.Random(8).random) as checker:
         for number in range(200):
-            await place.ask(request(f"r{number}", max_tokens=9))
+            await checker.ask(request(f"r{number}", max_tokens=9))
             if number % 40 == 39:
-                await until(lambda: not place.counts.waiting)
+                await until(lambda: not checker.counts.waiting)
     drawn = random.Random(8)
     expected = sum(drawn.random() < 0.25 for _ in range(200))
     assert 30 < expected < 70
-    assert (place.counts.checked, len(checks(engine))) == (expected, expected)
+    assert (checker.counts.checked, len(checks(engine))) == (expected, expected)
 
 
+@clock.jumping
 async def test_without_a_share_nothing_is_kept_and_nothing_runs() -> None:
-    seen: list[Sink] = []
-
-    class Watched(ScriptedEngine):
-        def add(self, request: Request, sink: Sink) -> None:
-            seen.append(sink)
-            super().add(request, sink)
-
-    engine = Watched(TOKENS)
-    async with checking(engine, 0.0) as place:
+    engine = ScriptedEngine(TOKENS)
+    async with checking(engine, 0.0) as checker:
         before = asyncio.all_tasks()
-        readers = await place.ask(*(request(f"r{number}") for number in range(20)))
+        await checker.ask(*(request(f"r{number}") for number in range(20)))
         assert len(asyncio.all_tasks()) == len(before)
         await asyncio.sleep(0.1)
-    assert seen == readers, "nothing stands between the engine and the reader"
-    assert (len(place.check.backlog), place.counts) == (0, SelfCheckCounts())
+    assert (len(checker.check.backlog), checker.counts) == (0, SelfCheckCounts())
     assert checks(engine) == []
 
 
+@clock.jumping
 async def test_it_waits_until_nobody_needs_the_engine() -> None:
     engine = ScriptedEngine(TOKENS, run=9, pause=0.02)
-    async with checking(engine) as place:
-        running = place.begin(request("long", max_tokens=200))
-        short = place.begin(request("short", max_tokens=3))
+    async with checking(engine) as checker:
+        running = checker.begin(request("long", max_tokens=200))
+        short = checker.begin(request("short", max_tokens=3))
         await short.over.wait()
         await asyncio.sleep(0.1)
-        assert (checks(engine), place.counts.waiting) == ([], 1)
+        assert (checks(engine), checker.counts.waiting) == ([], 1)
         await running.over.wait()
-        place.idle.set()
-        await place.settled(2)
+        checker.idle.set()
+        await checker.settled(2)
     assert [len(again.prompt) for again in checks(engine)] == [3, 3]
 
 
-def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+@clock.jumping
+async def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "QUIET_SECONDS", 0.4)
     engine = ScriptedEngine(TOKENS, run=9)
-
-    async def play() -> None:
-        async with checking(engine) as place:
-            for number in range(6):
-                await place.ask(request(f"r{number}"))
-                await asyncio.sleep(0.3)
-            assert (checks(engine), place.counts.waiting) == ([], 6)
-            await place.settled(6)
-
-    clock.run(play())
+    async with checking(engine) as checker:
+        for number in range(6):
+            await checker.ask(request(f"r{number}"))
+            await asyncio.sleep(0.3)
+        assert (checks(engine), checker.counts.waiting) == ([], 6)
+        await checker.settled(6)
 
 
 @pytest.mark.parametrize("times", [1, selfcheck.MOST_TRIES])
+@clock.jumping
 async def test_a_request_that_comes_ends_the_re_run_first_and_it_is_made_later(times: int) -> None:
     engine = ScriptedEngine(TOKENS, run=1, pause=0.005)
-    async with checking(engine) as place:
-        await place.ask(request("a", max_tokens=60))
+    async with checking(engine) as checker:
+        await checker.ask(request("a", max_tokens=60))
         for number in range(times):
             while len(long := [again.id for again in checks(engine) if again.params.max_tokens == 60]) <= number:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.03)
-            reader = place.begin(request(f"b{number}", max_tokens=2))
+            reader = checker.begin(request(f"b{number}", max_tokens=2))
             assert engine.cancelled[-1] == long[-1], "cancelled before the request is handed to the engine"
             assert engine.requests[-1].id == f"b{number}"
             await reader.over.wait()
-            place.idle.set()
+            checker.idle.set()
         given_up = times == selfcheck.MOST_TRIES
-        await place.settled(times + 1)
+        await checker.settled(times + 1)
     tokens = times * 2 + (0 if given_up else 60)
-    assert place.counts == SelfCheckCounts(
+    assert checker.counts == SelfCheckCounts(
         share=1.0, checked=times + 1 - given_up, tokens=tokens, skipped=int(given_up)
     )
     ids = [again.id for again in checks(engine)]
     assert len(set(ids)) == len(ids), "nothing that is still under way can be taken for the next one"
 
 
+@clock.jumping
 async def test_cancelled_and_failed_requests_are_not_checked() -> None:
     engine = ScriptedEngine(TOKENS, run=2, pause=0.01)
-    async with checking(engine) as place:
-        place.begin(request("gone"))
+    async with checking(engine) as checker:
+        checker.begin(request("gone"))
         await asyncio.sleep(0.03)
-        place.engine.cancel("gone")
+        checker.engine.cancel("gone")
         engine.fail_after = 4
-        [broken] = await place.ask(request("broken"))
+        [broken] = await checker.ask(request("broken"))
         assert isinstance(broken.error, EngineFailed)
         engine.fail_after = None
-        await place.ask(request("good"))
-        await place.settled(1)
-    assert (place.counts.checked, [again.params.max_tokens for again in checks(engine)]) == (1, [12])
+        await checker.ask(request("good"))
+        await checker.settled(1)
+    assert (checker.counts.checked, [again.params.max_tokens for again in checks(engine)]) == (1, [12])
 
 
+@clock.jumping
 async def test_a_re_run_that_dies_with_the_engine_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine(TOKENS, run=2)
-    async with checking(engine) as place:
+    async with checking(engine) as checker:
         engine.pause = 0.01
-        await place.ask(request("a"), request("b"))
+        await checker.ask(request("a"), request("b"))
         engine.fail_after = 6
-        await place.settled(1)
+        await checker.settled(1)
         engine.fail_after = None
-        await place.settled(2)
-    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12, skipped=1)
+        await checker.settled(2)
+    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12, skipped=1)
     assert caplog.messages == []
 
 
+@clock.jumping
 async def test_while_no_engine_is_there_the_answers_wait() -> None:
     class Down(ScriptedEngine):
         down = False
@@ -189,50 +188,50 @@ async def test_while_no_engine_is_there_the_answers_wait() -> None:
             super().add(request, sink)
 
     engine = Down(TOKENS)
-    async with checking(engine) as place:
-        place.taking = False
-        await place.ask(request("a"))
+    async with checking(engine) as checker:
+        checker.taking = False
+        await checker.ask(request("a"))
         await asyncio.sleep(0.1)
-        assert (checks(engine), place.counts.waiting) == ([], 1)
-        place.taking, engine.down = True, True  # it dies between the look and the request
+        assert (checks(engine), checker.counts.waiting) == ([], 1)
+        checker.taking, engine.down = True, True  # it dies between the look and the request
         await asyncio.sleep(0.1)
-        assert (place.counts.waiting, place.counts.skipped) == (1, 0)
-        with pytest.raises(Unavailable):
-            place.engine.add(request("b"), Reader())
+        assert (checker.counts.waiting, checker.counts.skipped) == (1, 0)
         engine.down = False
-        await place.settled(1)
-    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12)
+        await checker.settled(1)
+    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12)
 
 
+@clock.jumping
 async def test_too_many_answers_are_skipped() -> None:
     engine = ScriptedEngine(TOKENS, run=9)
-    async with checking(engine) as place:
-        await place.ask(*(request(f"r{number}", prompt=[number]) for number in range(100)))
-        assert (place.counts.waiting, place.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
-        await until(lambda: not place.counts.waiting)
-    assert (place.counts.checked, place.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+    async with checking(engine) as checker:
+        await checker.ask(*(request(f"r{number}", prompt=[number]) for number in range(100)))
+        assert (checker.counts.waiting, checker.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+        await until(lambda: not checker.counts.waiting)
+    assert (checker.counts.checked, checker.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
     assert [again.prompt for again in checks(engine)] == [[number] for number in range(100)][-MOST_ANSWERS:]
 
 
+@clock.jumping
 async def test_what_another_model_wrote_is_not_checked_by_the_one_that_followed_it() -> None:
     before, after = ScriptedEngine(TOKENS, run=9, pause=0.02), ScriptedEngine([1, *TOKENS])
-    async with checking(before) as place:
-        place.begin(request("waits", max_tokens=3))
-        late = place.begin(request("late", max_tokens=900))
-        place.begin(request("left", max_tokens=900))
-        await until(lambda: place.counts.waiting == 1)
-        place.check.follow(after, lambda: True)
-        place.engine.cancel("left")
-        place.engine.finish("late", 60)
+    async with checking(before) as checker:
+        checker.begin(request("waits", max_tokens=3))
+        late = checker.begin(request("late", max_tokens=900))
+        checker.begin(request("left", max_tokens=900))
+        await until(lambda: checker.counts.waiting == 1)
+        checker.check.follow(after, lambda: True)
+        checker.engine.cancel("left")
+        checker.engine.finish("late", 60)
         await late.over.wait()
         assert before.cancelled == ["left"] and len(late.tokens) < 100, "what runs is the business of its engine"
-        place.engine = selfcheck.CheckedEngine(place.check, after)
-        await place.ask(request("new", max_tokens=4))
-        await place.settled(2)
+        checker.engine = after
+        await checker.ask(request("new", max_tokens=4))
+        await checker.settled(2)
         before.pause = after.pause = 0.01
-        await place.ask(request("again", max_tokens=40))
+        await checker.ask(request("again", max_tokens=40))
         await until(lambda: len(checks(after)) == 2)
-        place.check.follow(before, lambda: True)
-        await place.settled(3)
-    assert place.counts == SelfCheckCounts(share=1.0, checked=1, tokens=4, skipped=2)
+        checker.check.follow(before, lambda: True)
+        await checker.settled(3)
+    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=4, skipped=2)
     assert not checks(before) and after.cancelled == [checks(after)[1].id]

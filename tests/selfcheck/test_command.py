@@ -43,9 +43,9 @@ def engine() -> Iterator[Engine]:
 
 
 def test_every_prompt_is_written_twice_with_each_sampling_and_compared(engine: Engine) -> None:
-    told: list[int] = []
-    report = check(engine, PROMPTS, [GREEDY, WARM], done=told.append)
-    assert told == [1, 2, 3, 4, 5, 6]
+    counts: list[int] = []
+    report = check(engine, PROMPTS, [GREEDY, WARM], done=counts.append)
+    assert counts == [1, 2, 3, 4, 5, 6]
     assert [(one.where, one.temperature) for one in report.answers] == [
         (prompt.where, temperature) for temperature in (0.0, 1.0) for prompt in PROMPTS
     ]
@@ -84,11 +84,11 @@ def test_a_prompt_that_does_not_fit_is_named(engine: Engine) -> None:
         check(engine, PROMPTS[1:2], [msgspec.structs.replace(WARM, max_tokens=255)])
 
 
-def test_the_command_reads_a_file_and_tells_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_file_and_reports_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "The king said"}\n{"messages": [{"role": "user", "content": "Hello"}]}\n')
-    asked = ["selfcheck", *SMALL, "--prompts", str(file), "--max-tokens", "12", "--temperature", "0.8", "--json"]
-    assert main(asked) == 0
+    flags = ["selfcheck", *SMALL, "--prompts", str(file), "--max-tokens", "12", "--temperature", "0.8", "--json"]
+    assert main(flags) == 0
     report = json.loads(capsys.readouterr().out)
     assert [(one["prompt"], one["temperature"]) for one in report["answers"]] == [
         (1, 0.0),
@@ -125,15 +125,15 @@ def test_standard_input_is_a_file_of_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "cannot be read"), ("\n\n", "holds no prompt"), ('{"text": "x"}', 'expected {"prompt"')],
 )
-def test_a_file_of_no_use_is_told_in_a_sentence(
-    content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_of_no_use_is_refused_in_a_sentence(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     if content is not None:
         file.write_text(content)
     assert main(["selfcheck", "--prompts", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"foresay selfcheck: --prompts {file}") and said in error and error.count("\n") == 1
+    assert error.startswith(f"foresay selfcheck: --prompts {file}") and message in error and error.count("\n") == 1

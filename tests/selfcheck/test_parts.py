@@ -12,10 +12,10 @@ from tests.selfcheck.checking import request
 def test_the_plain_request_is_the_same_but_for_how_it_is_decoded() -> None:
     grammar = Grammar(text="start: /a+/")
     shown = {"logprobs": 3, "prompt_logprobs": 2}
-    asked = request("r.1", seed=9, top_p=0.8, min_tokens=7, max_tokens=40, salt="ann", fork_of="r", **shown)
-    asked.grammar = grammar
-    plain = RecordedAnswer(asked, [1, 2, 3, 4]).plainly("again")
-    assert (plain.id, plain.prompt, plain.grammar, plain.salt) == ("again", asked.prompt, grammar, "ann")
+    sent = request("r.1", seed=9, top_p=0.8, min_tokens=7, max_tokens=40, salt="ann", fork_of="r", **shown)
+    sent.grammar = grammar
+    plain = RecordedAnswer(sent, [1, 2, 3, 4]).plainly("again")
+    assert (plain.id, plain.prompt, plain.grammar, plain.salt) == ("again", sent.prompt, grammar, "ann")
     assert (plain.speculate, plain.aside, plain.fork_of, plain.forced) == (False, True, None, None)
     params = plain.params
     assert (params.seed, params.top_p, params.max_tokens, params.min_tokens) == (9, 0.8, 4, 4)
@@ -33,7 +33,7 @@ def test_the_plain_request_is_the_same_but_for_how_it_is_decoded() -> None:
         ([3, 9], 2, Difference(3, 4, 9)),
     ],
 )
-def test_the_first_difference_is_told(plain: list[int], begin: int, found: Difference | None) -> None:
+def test_the_first_difference_is_found(plain: list[int], begin: int, found: Difference | None) -> None:
     assert difference([1, 2, 3, 4], plain, begin) == found
 
 

@@ -27,7 +27,7 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.drafters.test_regimes import Foresight
 from tests.server.known_costs import STEPS, known
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
 SECONDS = 180.0
@@ -40,8 +40,8 @@ CHOOSING = [
 
 def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
     """What a start asks for. said: gets what is measured."""
-    house = House(TableModel(3), pages=200, max_model_len=64)
-    profile_run = ProfileRun(house.engine.info, house.verifier, house.pool, costs, said.append)
+    harness = Harness(TableModel(3), pages=200, max_model_len=64)
+    profile_run = ProfileRun(harness.engine.info, harness.verifier, harness.pool, costs, said.append)
     curve, draft = profile_run.curve(), profile_run.draft_cost(Foresight([1] * 200, lambda position: 0.5), 12)
     found = curve.points, curve.context, draft.seconds(3, 2), profile_run.root_seconds()
     return found

@@ -26,7 +26,7 @@ from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import ShadowReport
 from tests.server.scripted import INFO, ScriptedEngine
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
 
@@ -185,10 +185,10 @@ class NoShadow:
 
 
 def test_a_shadow_that_fails_does_not_end_the_engine(caplog):
-    house = House(TableModel(0))
+    harness = Harness(TableModel(0))
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
-        loop = Loop(house.engine, link, shadow=cast(Shadow, NoShadow()))
+        loop = Loop(harness.engine, link, shadow=cast(Shadow, NoShadow()))
         for frame in (frames.Add(request("one", max_tokens=3, seed=1)), frames.Ping(), frames.Stop()):
             ours.sendall(frames.pack(frame))
         loop.run()
@@ -203,13 +203,13 @@ def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
         {**good, "request": {**good["request"], "id": "tokens", "prompt": [1 << 40]}},
         {**good, "request": {**good["request"], "id": "forced", "forced": [-1]}},
     ]
-    house = House(TableModel(0))
+    harness = Harness(TableModel(0))
     ours, low = socket.socketpair()
     allow_most_files()
     with low:
         theirs = socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD, 1500))  # as behind so many clients
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
-        thread = threading.Thread(target=Loop(house.engine, link).run)
+        thread = threading.Thread(target=Loop(harness.engine, link).run)
         thread.start()
         ours.settimeout(60)
         for body in (b"\xc1\xff", {"type": "nothing"}, 7, *bad, good):
@@ -226,4 +226,4 @@ def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():
     assert not thread.is_alive()
     assert found.keys() == {"", "types", "lacks", "tokens", "forced", "good"}
     assert found["good"] is None
-    house.engine.check()
+    harness.engine.check()

@@ -17,7 +17,7 @@ from foresay.server.engine import gpu_memory
 from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
-from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.memory import MemoryPlan, fitting_flags
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import CannotRun
@@ -133,13 +133,22 @@ def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
     assert (whole.away, whole.host) == ((), 0) and "host" not in whole.described
     fitting = replace(RTX_4090, free=whole.total - whole.kv_bytes + 32832 * 2 * 48 * 4 * 128 * 2, total=80 * GIB)
     for more, layers in ((GIB, 0), (-GIB, 1), (-3 * GIB, 3)):
-        found = planned(replace(fitting, free=(fitting.free or 0) + more), model, **settings)
+        device = replace(fitting, free=(fitting.free or 0) + more)
+        found = planned(device, model, **settings)
         assert (found.away, found.host) == (tuple(range(layers)), layers * EXPERTS), more
         assert found.weights["target"] + found.host == whole.weights["target"]
         assert found.total <= (fitting.free or 0) + more
+        for flag, length in (each.split() for each in found.instead[:1]):
+            assert flag == "--max-model-len" and f"on the GPU, {fitting_flags(found.instead)}" in found.described
+            assert not planned(device, model, max_model_len=int(length)).away
+        assert bool(found.instead) == bool(layers)
+    tight = replace(fitting, free=whole.weights["target"] - 2 * EXPERTS + GIB * 6 // 5)
+    found = planned(tight, model, max_model_len=2048, graphs=False)
+    assert len(found.away) == 3, "two are enough for texts, but not for laying out a further layer"
     small = planned(RTX_4090, model, **settings)
     assert small.host == len(small.away) * EXPERTS and small.woken * 16 == small.host
     assert f"experts of {len(small.away)} layers, {bytes_in_words(small.host)}, stay in the host's" in small.described
+    assert small.described.endswith("ms)"), "no flag alone would keep all on the GPU"
     assert f"about {1000 * small.woken / 25e9:,.1f} ms at 25 GB/s" in small.described
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda: (small.host + EXPERTS) * 4 // 3 - GIB)
     with pytest.raises(CannotRun, match=f"experts of {len(small.away)} layers in the host's memory takes"):
@@ -297,7 +306,7 @@ DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 768,
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 1024, "first_k_dense_replace": 16, "n_shared_experts": 1,
+    "moe_intermediate_size": 1024, "first_k_dense_replace": 16, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 
 

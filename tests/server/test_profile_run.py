@@ -16,27 +16,27 @@ from foresay.spec.protocols import Forward, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 
-def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[House, ProfileRun]:
-    house = House(TableModel(3), pages=pages, max_model_len=max_model_len)
-    return house, ProfileRun(house.engine.info, house.verifier, house.pool)
+def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[Harness, ProfileRun]:
+    harness = Harness(TableModel(3), pages=pages, max_model_len=max_model_len)
+    return harness, ProfileRun(harness.engine.info, harness.verifier, harness.pool)
 
 
 def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
-    house, profile_run = rehearsed(max_model_len=64)
+    harness, profile_run = rehearsed(max_model_len=64)
     assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 9, 12, 16, 32]
     assert all(seconds > 0 for _, seconds in profile_run.curve().points)
     rng = random.Random(1)
     cost = profile_run.draft_cost(Foresight([rng.randrange(32) for _ in range(200)], lambda position: 0.5), 12)
     assert cost.seconds(4) >= cost.seconds(1) > 0
     assert profile_run.root_seconds() > 0
-    house.pool.check([], at_rest=True)
-    assert house.pool.available == house.pool.num_pages - 1
+    harness.pool.check([], at_rest=True)
+    assert harness.pool.available == harness.pool.num_pages - 1
 
 
 def test_what_a_mixture_wakes_is_counted_behind_a_text(tmp_path, monkeypatch) -> None:
@@ -158,6 +158,6 @@ def test_a_context_without_room_is_no_error() -> None:
 
 
 def test_a_small_cache_is_measured_as_far_as_it_goes() -> None:
-    house, profile_run = rehearsed(max_model_len=64, pages=8)
+    harness, profile_run = rehearsed(max_model_len=64, pages=8)
     assert [rows for rows, _ in profile_run.curve().points] == [1, 2, 3, 5, 6, 8, 9, 12, 16]
-    house.pool.check([], at_rest=True)
+    harness.pool.check([], at_rest=True)

@@ -21,7 +21,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.kernels.cpu import kept
 from tests.same_tokens import mutations
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 from tests.verifier.families import make
 from tests.verifier.gguf_files import cache_of_its_own
@@ -184,6 +184,6 @@ def test_the_loop_tries_when_it_is_idle_and_rests_for_all_but_a_ping() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
         ours.sendall(frames.pack(frames.Ping()))
-        Loop(House(TableModel(0)).engine, link, witness=cast(Witness, Noted())).run()
+        Loop(Harness(TableModel(0)).engine, link, witness=cast(Witness, Noted())).run()
     assert done[:4] == [*["pass"] * 3, "other"] and done[-4:] == [*["pass"] * 3, "other"], "it adds, and it stops"
     assert set(done[4:-4]) == {"request"}, "steps"

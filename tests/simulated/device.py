@@ -112,7 +112,7 @@ class Machine(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler, seconds of work, to keep it away from what nobody compiles."""
+        """No: torch would import its compiler, seconds of work, to keep it away from what is not compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,8 +134,8 @@ class Machine(TorchDispatchMode):
         self._check(
             func, args, ours, [tensor for tensor in tensors if not isinstance(tensor, Simulated) and tensor.dim()]
         )
-        asked = kwargs.get("device")
-        here = bool(ours) or (asked is not None and torch.device(asked) == DEVICE)
+        requested = kwargs.get("device")
+        here = bool(ours) or (requested is not None and torch.device(requested) == DEVICE)
         if asks_for_numbers(func, args, kwargs):
             self._read(str(func), bool(ours))
             here = here and func not in (_ATEN._local_scalar_dense.default, _ATEN.equal.default)
@@ -163,8 +163,8 @@ class Machine(TorchDispatchMode):
             return leaf
         if not isinstance(leaf, Simulated) and not leaf.dim():
             return leaf.item()
-        place = _values(leaf).untyped_storage().data_ptr()
-        return tuple(leaf.shape), leaf.dtype, 0 if place in self._made else place
+        address = _values(leaf).untyped_storage().data_ptr()
+        return tuple(leaf.shape), leaf.dtype, 0 if address in self._made else address
 
     def _make(self, value: Tensor) -> None:
         """Remember what captured steps made by themselves: a later one may read what an earlier one left."""
@@ -181,8 +181,8 @@ class Machine(TorchDispatchMode):
 
     def left(self) -> list[tuple[Any, bool]]:
         """The memory that the last step made, in order, and whether anybody still names it."""
-        named = {place for place, name in self._named if name() is not None}
-        return [(self._made[place], place in named) for place in self._fresh]
+        named = {address for address, name in self._named if name() is not None}
+        return [(self._made[address], address in named) for address in self._fresh]
 
     def forget(self) -> None:
         """Free what captured steps made, and pinned memory."""
@@ -274,8 +274,8 @@ class Machine(TorchDispatchMode):
 
 def _aliases(value: Tensor, inputs: list[Simulated]) -> bool:
     """Whether a result is a view of an input, or the input itself."""
-    place = value.untyped_storage().data_ptr()
-    return any(tensor.held.untyped_storage().data_ptr() == place for tensor in inputs)
+    address = value.untyped_storage().data_ptr()
+    return any(tensor.held.untyped_storage().data_ptr() == address for tensor in inputs)
 
 
 def _values(value: Any) -> Any:
@@ -414,10 +414,10 @@ def _blank(value: Any) -> Any:
     """A tensor's shape alone, as launchers take it that have no GPU."""
     if not isinstance(value, Simulated):
         return value
-    place = value.storage_offset()
+    address = value.storage_offset()
     behind = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True) if size)
-    memory = torch.empty(place + behind + 1, dtype=value.dtype, device=DEVICE)
-    return memory.as_strided(value.shape, value.stride(), place)  # begins on 16 bytes where the values do
+    memory = torch.empty(address + behind + 1, dtype=value.dtype, device=DEVICE)
+    return memory.as_strided(value.shape, value.stride(), address)  # begins on 16 bytes where the values do
 
 
 def _tensors(tree: Any) -> list[Tensor]:

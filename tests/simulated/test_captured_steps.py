@@ -26,7 +26,6 @@ from foresay.verifier.ops.records import Norm
 from tests.same_tokens.captured import MakeDrafter, captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
-from tests.same_tokens.test_aside import Aside
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import captured
@@ -151,7 +150,7 @@ def assert_same_tokens(here: Pair, moved: Pair, tree: TreeShape, windows: int = 
 
 @pytest.mark.parametrize("max_seqs", [1, 3])
 def test_prompts_in_captured_chunks(elsewhere, monkeypatch, max_seqs) -> None:
-    """Stretches of up to 128 and to 256 rows, padded, full, with more to come and at the end, beside texts and not:
+    """Stretches of up to 128 and to 256 rows, padded, full, with more to come and at the end, alongside texts and not:
     none runs op by op."""
     made, moved = elsewhere
     monkeypatch.setattr(buckets, "CHUNKS", (128, 256))
@@ -227,7 +226,7 @@ def test_memory_is_the_pool_s_where_nobody_named_it() -> None:
         x.add_(1)
         graph()
         assert cast(Tensor, graph.results[0]).tolist() == [6.0] * 3, "what it returned has the replay's values"
-        assert late[0].isnan().all().tolist(), "whoever names it in a replay alone is nobody in a graph"
+        assert late[0].isnan().all().tolist(), "what is named only in a replay is unknown to a graph"
 
 
 def test_a_graph_without_its_step_is_refused() -> None:
@@ -299,7 +298,7 @@ def test_chunks_that_sample_nothing_follow_each_other(elsewhere) -> None:
     """Two captured passes with no wait in between: the host writes the rows of the second into the same memory."""
     made, moved = elsewhere
     engine_on = partial(captured_engine, drafter=lambda pool: None, shape=ROOT_ONLY, graphs=False, max_seqs=1)
-    jobs = [Aside.of(job) for job in jobs_of(made.vocab_size, (100,), 4)]
+    jobs = [replace(job, aside=True) for job in jobs_of(made.vocab_size, (100,), 4)]
     with simulated():
         engine = engine_on(moved)
         verifier = cast(ModelRunner, engine.runner.verifier)
@@ -323,7 +322,7 @@ def test_a_request_s_deepest_draft(elsewhere, most) -> None:
         written = [token for delta in deltas if delta.id == job.id for token in delta.tokens]
         assert written == expected(made)[job.id].tokens
     assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] > 2, "a captured step drafts less where that is asked for"
+    assert engine.runner.counts["launched"] > 2, "a captured step drafts less where that is required"
 
 
 @dataclass(frozen=True)

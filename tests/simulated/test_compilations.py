@@ -28,7 +28,7 @@ KINDS = (
 
 
 def serve(engine: Engine, most: int) -> None:
-    """One request alone, then more and more of them together, until all places are taken, of short and long prompts."""
+    """One request alone, then more and more of them together, until all slots are taken, of short and long prompts."""
     for together in sorted({1, 2, min(3, most), most}):
         for number in range(together):
             prompt = list(range(7, 10 + (90 if number % 2 else 3) + number))

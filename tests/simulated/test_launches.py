@@ -32,10 +32,10 @@ def launches(pair: Pair, shape: TreeShape) -> Counter[str]:
     return Counter(name for each in graphs for name, _ in each.launches if not is_view(name))
 
 
-@pytest.mark.parametrize(("shape", "passes", "beside"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])
-def test_eight_ops_a_layer_and_few_beside(pair, shape, passes, beside) -> None:
+@pytest.mark.parametrize(("shape", "passes", "besides"), [(ROOT_ONLY, 1, 21), (TreeShape.chain(4), 5, 72)])
+def test_eight_ops_a_layer_and_few_besides(pair, shape, passes, besides) -> None:
     found = launches(pair("llama3", layers=2), shape)
     in_layers = 8 * 2 * passes
     print(f"{shape.levels} levels: {found.total()} ops, {in_layers} of them in layers: {dict(found)}")
     assert found["rotate_and_store"] == found["tree_attention"] == 2 * passes
-    assert found.total() <= in_layers + beside
+    assert found.total() <= in_layers + besides

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model import apart
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.errors import WeightsError
 from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.runs import assert_same, jobs_of, plain
@@ -115,6 +117,23 @@ def short_of_room(monkeypatch: pytest.MonkeyPatch, settings: EngineConfig) -> li
     return sizes
 
 
+def test_memory_is_locked_as_long_as_a_tensor_is_in_it(monkeypatch) -> None:
+    """By a driver that locks a page at most."""
+    unlocked = list[int]()
+    driver = SimpleNamespace(
+        cudaHostRegister=lambda place, count, flags: 0 if count <= 4096 else 2, cudaHostUnregister=unlocked.append
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    part = apart.locked(4096).view(torch.int16)[5:]
+    place = part.data_ptr() - 10
+    for count, words in ((8192, "8,192 bytes .*cannot be page-locked .CUDA error 2"), (1 << 50, "cannot be allocated")):
+        with pytest.raises(WeightsError, match=words):
+            apart.locked(count)
+    assert not unlocked
+    del part
+    assert unlocked == [place], "not what was refused"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "quantize"), [("qwen3_moe", None), ("gpt_oss", None), ("qwen3_moe", "int4")])
 def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch) -> None:
@@ -128,6 +147,7 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
         engine = build_engine(settings)
         assert texts(engine) == wanted
         found = list(steps(engine, engine.info.vocab_size, 2, {"max_tokens": 24}))[2:]
+    assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=0), found
     assert max(each.waits for each in found) == 1, found
     assert len(sizes) == (4 if quantize else 2), "of two products values, and scales if they have some"
     assert f"experts of 1 layer, {bytes_in_words(sum(sizes))}," in engine.info.memory

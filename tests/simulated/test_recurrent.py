@@ -77,7 +77,7 @@ def test_the_same_tokens(pair, family, drafter) -> None:
 
 
 def states(engine: Engine, job: Job) -> dict[int, list[torch.Tensor]]:
-    """A text's states, by how many tokens they include; what nobody may read is NaN."""
+    """A text's states, by how many tokens they include; what no row may read is NaN."""
     engine.add(job.request())
     store, found = cast(ModelRunner, engine.runner.verifier).store.states, {}
     assert store is not None
@@ -108,7 +108,7 @@ def test_after_each_step_the_state_is_that_of_plain_decoding(pair, family) -> No
 
 def test_a_stop_inside_an_accepted_path(both) -> None:
     """All drafts are right, and a text ends at every token in turn: then the device has advanced further than the text.
-    It goes on from where it was, while another runs on beside it."""
+    It goes on from where it was, while another runs on alongside it."""
     made, moved = both
     (job, other) = jobs_of(made.vocab_size, (13, 9), 24, ["greedy", "warm"])
     texts = plain(made.target, [job, other])

@@ -1,7 +1,7 @@
 """How often the host waits for the device in a step, and what it launches: graphs, ops one by one, copies to it.
 
 A draft may be planned by a budget: an open tree, whose levels are drafted as long as they are worth their price; with
-found nodes beside it or without; for several texts at once.
+with found nodes or without; for several texts at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOKENS, PAGE_SIZE, LEVELS = 2048, 16, 4
 WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
 
 
-#: Of a plan that nobody weighed: a budget made it all the same.
+#: Of a plan that was not weighed: a budget made it all the same.
 _WHY = Why((CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
 
 
@@ -68,11 +68,11 @@ ONCE = Spent(waits=1, graphs=1, ops=0, copies=1)
 
 
 class Always(Budget):
-    """Plans the same for every sequence. beside: whether two found nodes are beside it, which never come."""
+    """Plans the same for every sequence. extra: whether it has two found nodes too, which never come."""
 
-    def __init__(self, members: Sequence[Member], shape: TreeShape, beside: bool) -> None:
+    def __init__(self, members: Sequence[Member], shape: TreeShape, extra: bool) -> None:
         super().__init__(members, CostModel([1, 64], [1.0, 1.5]), timed=False)
-        self._shape, self._beside = shape, beside
+        self._shape, self._extra = shape, extra
 
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         return [self._planned(sequence) for sequence in sequences]
@@ -83,19 +83,19 @@ class Always(Budget):
             return Plan(why=_WHY)
         model = next(member.name for member in self.members.values() if not member.looks)
         shares = [Share(model, self._shape.limited(levels))]
-        if self._beside:
+        if self._extra:
             found = DraftTree.chain([sequence.tokens[-1], 1, 2], "ngram", (1.0, 0.5, 0.25))
             shares.append(Share("ngram", found.shape, found))
         return Plan.of(shares, _WHY)
 
 
-def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, beside: bool) -> Engine:
+def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, extra: bool) -> Engine:
     """An engine whose steps a budget plans, captured as the server captures it."""
     pool = PagePool(1 + TOKENS // PAGE_SIZE, PAGE_SIZE)
     verifier, model = paged(moved.target, pool), make(pool)
     models = [model] if isinstance(model, TreeDrafter) else []
     members = [Member.looking(NgramDrafter()), *(Member.model(one, DraftCost(0.05, 0.05, 0.01)) for one in models)]
-    budget = Always(members, shape, beside)
+    budget = Always(members, shape, extra)
     drafter = CombinedDrafter(budget)
     capture_all(verifier, drafter, model, shape, max_seqs)
     proposers = by_plan([(one, LEVELS) for one in models], True, verifier)
@@ -132,15 +132,15 @@ def spent(engine: Engine) -> Spent:
     return Spent(CURRENT.reads - reads, graphs, sum(launched.values()), copies)
 
 
-def steps(engine: Engine, vocab_size: int, max_seqs: int, asked: Mapping[str, Any] | None = None) -> Iterator[Spent]:
-    """Steps that decode all of the texts. asked: fields of the first request and of how it is sampled."""
+def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, Any] | None = None) -> Iterator[Spent]:
+    """Steps that decode all of the texts. special: fields of the first request and of how it is sampled."""
     for number, job in enumerate(jobs_of(vocab_size, (2 * (9, 12, 17, 33, 8, 10, 11, 13))[:max_seqs], 24)):
         params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True}
-        params |= {} if number or asked is None else asked
-        beside = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
-        grammar = beside.pop("grammar", None)
+        params |= {} if number or special is None else special
+        extra = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
+        grammar = extra.pop("grammar", None)
         request = replace(job, params=SamplingParams(**params)).request()
-        for name, value in beside.items():
+        for name, value in extra.items():
             setattr(request, name, value)
         engine.add(request, grammar and grammar.fork())
     while engine.has_work:
@@ -169,7 +169,7 @@ def elsewhere(pair):
 
 
 @pytest.mark.parametrize(
-    ("draft", "shape", "beside", "max_seqs", "usual"),
+    ("draft", "shape", "extra", "max_seqs", "usual"),
     [
         ("none", ROOT_ONLY, False, 1, ONCE),
         ("none", ROOT_ONLY, False, 8, ONCE),
@@ -182,7 +182,7 @@ def elsewhere(pair):
         ("draft_model", WORTH, True, 1, ONCE._replace(copies=2)),  # what was found too
     ],
 )
-def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, beside, max_seqs, usual) -> None:
+def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, extra, max_seqs, usual) -> None:
     if draft == "eagle3":
         head_drafter(draft, tmp_path, pair("llama3", layers=2).target, "dynamic")
     makers: dict[str, MakeDrafter] = {
@@ -191,7 +191,7 @@ def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, be
     }
     with simulated():
         make = makers.get(draft) or head_drafter(draft, tmp_path, elsewhere.target, "dynamic")
-        engine = engine_of(elsewhere, make, shape, max_seqs, beside)
+        engine = engine_of(elsewhere, make, shape, max_seqs, extra)
         found = list(steps(engine, elsewhere.vocab_size, max_seqs))[2:]  # the second launches the next one too
     assert max(each.waits for each in found) == usual.waits
     assert Counter(each._replace(copies=usual.copies) for each in found).most_common(1)[0][0] == usual, found
@@ -231,7 +231,7 @@ def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None
     ("shape", "usual"),
     [(ROOT_ONLY, (1, 2)), (TreeShape.chain(LEVELS), (2, LEVELS + 2)), (WORTH, (2, LEVELS + 2))],
 )
-def test_a_prompt_beside_texts_is_one_pass(elsewhere, shape, usual) -> None:
+def test_a_prompt_with_texts_is_one_pass(elsewhere, shape, usual) -> None:
     """In parts, each a graph: the levels of drafts, which the host reads, the pass, the samples and paths."""
     with simulated():
         make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if shape.levels else None  # noqa: E731

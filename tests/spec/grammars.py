@@ -13,18 +13,18 @@ from torch import Tensor
 
 
 class Automaton:
-    """Each state allows one token (then it is forced), some, or all. Proves that it is told the truth.
+    """Each state allows one token (then it is forced), some, or all. Proves that it gets the truth.
 
     always: tokens that states which force nothing allow. forcing: how many states force one. tells: whether it says so.
     """
 
     def __init__(
-        self, seed: int, vocab_size: int, always: Iterable[int] = (), forcing: float = 0.4, tells: bool = True
+        self, seed: int, vocab_size: int, always: Iterable[int] = (), forcing: float = 0.4, reports: bool = True
     ) -> None:
-        self.seed, self.vocab_size, self.forcing, self.tells = seed, vocab_size, forcing, tells
+        self.seed, self.vocab_size, self.forcing, self.reports = seed, vocab_size, forcing, reports
         self.always = frozenset(always)
         self.state = 1
-        self.said: list[int] = []
+        self.emitted: list[int] = []
         self.calls: list[str] = []
 
     def allowed(self, state: int) -> list[int]:
@@ -55,7 +55,7 @@ class Automaton:
     def forced(self, most: int) -> list[int]:
         self.calls.append("forced")
         forced, state = [], self.state
-        while self.tells and len(forced) < most and len(only := self.allowed(state)) == 1:
+        while self.reports and len(forced) < most and len(only := self.allowed(state)) == 1:
             forced += only
             state = self.after(only[0], state)
         return forced
@@ -79,25 +79,25 @@ class Automaton:
         for token in tokens:
             assert token in self.allowed(self.state), "a token that was never allowed"
             self.state = self.after(token, self.state)
-        self.said += tokens
+        self.emitted += tokens
 
     def fork(self) -> Automaton:
-        other = Automaton(self.seed, self.vocab_size, self.always, self.forcing, self.tells)
-        other.state, other.said = self.state, list(self.said)
+        other = Automaton(self.seed, self.vocab_size, self.always, self.forcing, self.reports)
+        other.state, other.emitted = self.state, list(self.emitted)
         return other
 
     def silent(self) -> Automaton:
-        """A copy that never says what is forced: with nobody drafting, nothing is drafted."""
+        """A copy that never reports what is forced: with no drafter, nothing is drafted."""
         other = self.fork()
-        other.tells = False
+        other.reports = False
         return other
 
     def _prove_root(self, tokens: list[int]) -> None:
-        assert not self.said or tokens[0] == self.said[-1], "the root is the last token said"
+        assert not self.emitted or tokens[0] == self.emitted[-1], "the root is the last token said"
 
 
 class Odd:
-    """Allows odd tokens, up to 31; forces nothing. replies: what it says instead, by method; exceptions are raised."""
+    """Allows odd tokens, up to 31; forces nothing. replies: what it returns instead, by method, or raises."""
 
     def __init__(self, **replies: Any) -> None:
         self.replies = replies

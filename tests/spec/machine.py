@@ -41,7 +41,7 @@ class Prices:
 
 
 class Guesser:
-    """Drafts chains of first choices, and trees that grow by their price, with a second choice beside each first one.
+    """Drafts chains of first choices, and trees that grow by their price, with a second choice next to each first one.
     It knows how often it is right."""
 
     name = "model"
@@ -69,7 +69,9 @@ class Guesser:
         seconds = [(self.right**depth * (1 - self.right) / 2, depth, SECOND) for depth in range(levels)]
         ordered = sorted([*firsts, *seconds], reverse=True)
         kept = sorted(ordered[: shape.price.keeps([chance for chance, _, _ in ordered])], key=lambda node: node[1:])
-        number = {-1: 0} | {depth: place for place, (_, depth, token) in enumerate(kept, start=1) if token == FIRST}
+        number = {-1: 0} | {
+            depth: number_of for number_of, (_, depth, token) in enumerate(kept, start=1) if token == FIRST
+        }
         tree = DraftTree.build(
             [FIRST, *(token for _, _, token in kept)],
             [-1, *(number[depth - 1] for _, depth, _ in kept)],

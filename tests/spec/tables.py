@@ -1,4 +1,4 @@
-"""A language model that is a table, for an engine whose every other part is the real one (tests/spec/house.py).
+"""A language model that is a table, for an engine whose every other part is the real one (tests/spec/harness.py).
 
 The logits after a text are a row of a random table, picked by a hash of the whole text. The verifier keeps that hash in
 its KV rows, one per position, and reads its context from nowhere else: a row in the wrong slot, a page of another text
@@ -130,7 +130,7 @@ def sampled_at(rows: Rows, logits: Tensor) -> list[int]:
 
 
 class TableVerifier:
-    """Implements :class:`foresay.spec.protocols.Verifier`, proves that it is asked for the right rows, and keeps all
+    """Implements :class:`foresay.spec.protocols.Verifier`, proves that it gets the right rows, and keeps all
     passes."""
 
     def __init__(self, model: TableModel, pool: PagePool, max_positions: int) -> None:
@@ -148,7 +148,7 @@ class TableVerifier:
         wanted: list[tuple[int, int]] = []
         starts = [0]
         for part in rows:
-            first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.wanted]
+            first = {"none": len(part.tokens), "last": len(part.tokens) - 1, "all": 0}[part.logits]
             wanted += self._write(part)[first:]
             starts.append(len(wanted))
         logits = self.model.logits([state for state, _ in wanted], [token for _, token in wanted])
@@ -225,7 +225,7 @@ class TableVerifier:
 
 
 class Guesser:
-    """Implements :class:`foresay.spec.protocols.Drafter` and proves what it is told.
+    """Implements :class:`foresay.spec.protocols.Drafter` and proves what it gets.
 
     Each level holds the token that will really be sampled with probability ``skill`` (as long as the level above did),
     and random tokens below random parents for the rest. Trees are numbered in a random order.
@@ -284,8 +284,8 @@ class Guesser:
         while left:
             order.append(self.rng.choice([node for node in sorted(left) if parents[node] in order]))
             left.remove(order[-1])
-        places = {node: place for place, node in enumerate(order)} | {-1: -1}
-        return DraftTree.build([tokens[node] for node in order], [places[parents[node]] for node in order], self.name)
+        numbers = {node: number for number, node in enumerate(order)} | {-1: -1}
+        return DraftTree.build([tokens[node] for node in order], [numbers[parents[node]] for node in order], self.name)
 
     def extend(self, sequence: SequenceState) -> None:
         """A chunk that did not reach the root."""

@@ -12,7 +12,7 @@ import torch
 from foresay.spec.adjust import Adjustment, _TokenCounts, edit_logits, paths_of
 from foresay.spec.sampling import SamplingParams
 from tests.combinations import alternating
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.laws import reference_adjust
 from tests.spec.tables import Guesser, TableModel, plain
 from tests.spec.trees import ancestors, random_tree
@@ -102,12 +102,12 @@ def _requests(name: str) -> list[tuple[list[int], SamplingParams]]:
 
 
 def differing(name: str, shape: tuple[int, ...], skill: float, **options: Any) -> list[int]:
-    """The numbers of the requests that a drafting house answers otherwise than plain decoding."""
+    """The numbers of the requests that a drafting engine answers otherwise than plain decoding."""
     model, requests = TableModel(1, spread=1.0), _requests(name)
-    house = House(model, Guesser(model, skill), shape, eos=[30], **options)
+    harness = Harness(model, Guesser(model, skill), shape, eos=[30], **options)
     for number, (prompt, sampling) in enumerate(requests):
-        house.add(str(number), prompt, sampling)
-    answers = house.run()
+        harness.add(str(number), prompt, sampling)
+    answers = harness.run()
     expected = [plain(model, prompt, sampling, [30]) for prompt, sampling in requests]
     assert any(answer.statistics.accepted for answer in answers.values()) or not skill
     return [n for n, wanted in enumerate(expected) if answers[str(n)].plain != wanted]
@@ -117,7 +117,7 @@ def differing(name: str, shape: tuple[int, ...], skill: float, **options: Any) -
     ("name", "drafted"),
     alternating(list(OPTIONS), [((), 0.0), ((1,) * 5, 0.9), ((4, 4), 0.0), ((3, 3, 2, 2), 0.9)]),
 )
-def test_the_same_tokens_whoever_drafts(name: str, drafted: tuple[tuple[int, ...], float]) -> None:
+def test_the_same_tokens_with_any_drafter(name: str, drafted: tuple[tuple[int, ...], float]) -> None:
     shape, skill = drafted
     assert differing(name, shape, skill) == []
 
@@ -148,8 +148,8 @@ def test_what_is_banned_does_not_come(temperature: float, skill: float) -> None:
         temperature=temperature, seed=1, max_tokens=100, allowed_token_ids=allowed, bad_words=((4,), phrase)
     )
     free = msgspec.structs.replace(sampling, allowed_token_ids=None, bad_words=(), logit_bias={2: 3.0, 3: 3.0, 4: 3.0})
-    assert {*House(model).answer([1, 2], free).tokens} - {*allowed}
-    tokens = House(model, Guesser(model, skill), (3, 2, 2)).answer([1, 2], sampling).tokens
+    assert {*Harness(model).answer([1, 2], free).tokens} - {*allowed}
+    tokens = Harness(model, Guesser(model, skill), (3, 2, 2)).answer([1, 2], sampling).tokens
     assert set(tokens) <= {*allowed} - {4}
     assert phrase not in set(zip([2, *tokens], tokens, strict=False)), "the prompt's end counts too"
 
@@ -157,11 +157,11 @@ def test_what_is_banned_does_not_come(temperature: float, skill: float) -> None:
 @pytest.mark.parametrize("shape", [(), (2, 2)])
 def test_where_nothing_is_allowed_the_request_ends_with_the_reason(shape: tuple[int, ...]) -> None:
     model = TableModel(3)
-    house = House(model, Guesser(model, 1.0), shape)
-    house.add("never", [1], SamplingParams(seed=1, max_tokens=9, allowed_token_ids=(3, 4), bad_words=((3,), (4,))))
-    house.add("later", [1], SamplingParams(seed=1, max_tokens=9, allowed_token_ids=(3, 4), bad_words=((3,), (4, 4))))
-    house.add("fine", [1], SamplingParams(seed=1, max_tokens=9))
-    answers = house.run()
+    harness = Harness(model, Guesser(model, 1.0), shape)
+    harness.add("never", [1], SamplingParams(seed=1, max_tokens=9, allowed_token_ids=(3, 4), bad_words=((3,), (4,))))
+    harness.add("later", [1], SamplingParams(seed=1, max_tokens=9, allowed_token_ids=(3, 4), bad_words=((3,), (4, 4))))
+    harness.add("fine", [1], SamplingParams(seed=1, max_tokens=9))
+    answers = harness.run()
     reason = "no token is allowed here: allowed_token_ids together with bad_words leaves none"
     assert (answers["never"].tokens, answers["never"].last.error) == ([], reason)
     assert (answers["later"].tokens, answers["later"].last.error) == ([4], reason)
@@ -172,5 +172,5 @@ def test_where_nothing_is_allowed_the_request_ends_with_the_reason(shape: tuple[
 
 def test_stop_tokens_that_are_all_there_is_are_an_error_before_min_tokens() -> None:
     sampling = SamplingParams(seed=1, max_tokens=9, min_tokens=3, allowed_token_ids=(3,), stop_token_ids=(3,))
-    answer = House(TableModel(3)).answer([1], sampling)
+    answer = Harness(TableModel(3)).answer([1], sampling)
     assert answer.last.error == "no token is allowed here: allowed_token_ids together with min_tokens leaves none"

@@ -48,7 +48,7 @@ def test_where_a_model_does_not_pay_hardly_anything_is_lost_whatever_the_start_w
 
 
 def test_one_measurement_that_is_a_hundred_times_off_does_not_rule_for_long() -> None:
-    """A model of which the start says that it takes 30 ms a draft would never be asked."""
+    """A model measured at 30 ms a draft at the start would never draft."""
     off = Prices(CHEAP.steps, DraftCost(0.03, 0.0003, 0.00003, 0.0001))
     machine, quiet = Machine(CHEAP, 0.8, off), Machine(CHEAP, 0.8)
     for each in (machine, quiet):

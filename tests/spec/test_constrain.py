@@ -21,7 +21,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.grammars import Automaton, Odd
-from tests.spec.house import Answer, House
+from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 VOCAB, END = 32, 30
@@ -33,10 +33,10 @@ def _sampling(seed: int, **fields: Any) -> SamplingParams:
     return SamplingParams(**({"seed": seed, "temperature": seed % 2 * 1.0, "max_tokens": 25} | fields))
 
 
-def _run(house: House, seeds: Sequence[int], **fields: Any) -> list[Answer]:
+def _run(harness: Harness, seeds: Sequence[int], **fields: Any) -> list[Answer]:
     for seed in seeds:
-        house.add(str(seed), PROMPT, _sampling(seed, **fields), grammar=Automaton(seed, VOCAB, [END]))
-    answers = house.run()
+        harness.add(str(seed), PROMPT, _sampling(seed, **fields), grammar=Automaton(seed, VOCAB, [END]))
+    answers = harness.run()
     return [answers[str(seed)] for seed in seeds]
 
 
@@ -48,10 +48,10 @@ def _expected(model: TableModel, seeds: Sequence[int], **fields: Any) -> list[Pl
 
 @pytest.mark.parametrize("skill", [None, 0.0, 0.8, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_tokens_whoever_drafts(shape: tuple[int, ...], skill: float | None) -> None:
+def test_the_same_tokens_with_any_drafter(shape: tuple[int, ...], skill: float | None) -> None:
     model, seeds = TableModel(1), range(6)
     drafter = None if skill is None else Guesser(model, skill)
-    answers = _run(House(model, drafter, shape, max_seqs=3, eos=[END]), seeds)
+    answers = _run(Harness(model, drafter, shape, max_seqs=3, eos=[END]), seeds)
     assert [answer.plain for answer in answers] == _expected(model, seeds)
     assert {answer.last.finish_reason for answer in answers} == {"stop", "length"}
 
@@ -59,33 +59,33 @@ def test_the_same_tokens_whoever_drafts(shape: tuple[int, ...], skill: float | N
 def test_forced_tokens_fill_a_tree_and_no_more() -> None:
     model = TableModel(2)
     grammar = Automaton(1, VOCAB, forcing=1.0)
-    house = House(model, Guesser(model, 1.0), (21, 21, 21), max_model_len=200)
-    answer = house.answer(PROMPT, _sampling(1, max_tokens=150), grammar=grammar)
+    harness = Harness(model, Guesser(model, 1.0), (21, 21, 21), max_model_len=200)
+    answer = harness.answer(PROMPT, _sampling(1, max_tokens=150), grammar=grammar)
     assert answer.runs == [1, 64, 64, 21]
 
 
 def test_forced_tokens_do_not_keep_others_waiting() -> None:
     """Eight rows cost twice what two cost: one of the two who decode may have six rows more."""
     model, cost = TableModel(2), CostModel([2, 8, 64], [1.0, 2.0, 20.0])
-    house = House(model, cost=cost)
-    house.add("free", PROMPT, _sampling(3, max_tokens=6))
-    house.add("forced", PROMPT, _sampling(1, max_tokens=60), grammar=Automaton(1, VOCAB, forcing=1.0))
-    answers = house.run()
-    assert {trace.rows for trace in house.traces if trace.sequences == 2 and not trace.prefill_rows} == {8}
-    *beside, alone = answers["forced"].runs[1:]
-    assert beside == [7] * len(beside) and len(beside) >= 4
-    assert alone == 59 - 7 * len(beside)
+    harness = Harness(model, cost=cost)
+    harness.add("free", PROMPT, _sampling(3, max_tokens=6))
+    harness.add("forced", PROMPT, _sampling(1, max_tokens=60), grammar=Automaton(1, VOCAB, forcing=1.0))
+    answers = harness.run()
+    assert {trace.rows for trace in harness.traces if trace.sequences == 2 and not trace.prefill_rows} == {8}
+    *together, alone = answers["forced"].runs[1:]
+    assert together == [7] * len(together) and len(together) >= 4
+    assert alone == 59 - 7 * len(together)
 
 
-def test_the_drafter_is_not_asked_for_what_is_forced_anyway() -> None:
+def test_the_drafter_does_not_draft_what_is_forced_anyway() -> None:
     model = TableModel(2)
-    house = House(model, _Silent(model, 1.0), (2, 2))
-    answer = house.answer(PROMPT, _sampling(1), grammar=Automaton(1, VOCAB, forcing=1.0))
+    harness = Harness(model, _Silent(model, 1.0), (2, 2))
+    answer = harness.answer(PROMPT, _sampling(1), grammar=Automaton(1, VOCAB, forcing=1.0))
     assert answer.runs == [1, 24]
 
 
 class _Silent(Guesser):
-    """May not be asked."""
+    """Must not be called."""
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         raise AssertionError("asked for drafts")
@@ -94,7 +94,7 @@ class _Silent(Guesser):
 @pytest.mark.parametrize("skill", [0.0, 0.9])
 def test_when_preempted_and_in_company(skill: float) -> None:
     model, seeds = TableModel(3), range(8)
-    house = House(
+    harness = Harness(
         model,
         Guesser(model, skill),
         (3, 2),
@@ -105,20 +105,20 @@ def test_when_preempted_and_in_company(skill: float) -> None:
         max_chunk=7,
         eos=[END],
     )
-    house.add("free", PROMPT * 4, _sampling(1, max_tokens=30))
-    answers = _run(house, seeds, max_tokens=40, ignore_eos=True)
+    harness.add("free", PROMPT * 4, _sampling(1, max_tokens=30))
+    answers = _run(harness, seeds, max_tokens=40, ignore_eos=True)
     assert [answer.plain for answer in answers] == _expected(model, seeds, max_tokens=40, ignore_eos=True)
-    assert house.answers["free"].plain == plain(model, PROMPT * 4, _sampling(1, max_tokens=30), [END])
-    assert sum(answer.statistics.preemptions for answer in house.answers.values()) > 0
+    assert harness.answers["free"].plain == plain(model, PROMPT * 4, _sampling(1, max_tokens=30), [END])
+    assert sum(answer.statistics.preemptions for answer in harness.answers.values()) > 0
 
 
 def test_forks_have_grammars_of_their_own() -> None:
     model = TableModel(3)
-    house = House(model, Guesser(model, 0.8), (2, 2), eos=[END])
+    harness = Harness(model, Guesser(model, 0.8), (2, 2), eos=[END])
     grammar = Automaton(4, VOCAB, [END])
     for seed in range(4):
-        house.add(str(seed), PROMPT, _sampling(seed), fork_of="0" if seed else None, grammar=grammar.fork())
-    for name, answer in house.run().items():
+        harness.add(str(seed), PROMPT, _sampling(seed), fork_of="0" if seed else None, grammar=grammar.fork())
+    for name, answer in harness.run().items():
         expected = plain(model, PROMPT, _sampling(int(name)), [END], grammar=Automaton(4, VOCAB, [END]))
         assert answer.plain == expected
 
@@ -158,22 +158,24 @@ def test_ends_anywhere_in_a_run(
     model = TableModel(fields["seed"] % 5)
     sampling = SamplingParams(**fields, min_tokens=min(least, fields["max_tokens"]))
     grammars = [Automaton(fields["seed"], VOCAB, [eos], forcing) if constrained else None for _ in range(2)]
-    house = House(model, Guesser(model, skill, fields["seed"]), shape, eos=[eos])
-    answer = house.answer(PROMPT, sampling, grammar=grammars[0])
+    harness = Harness(model, Guesser(model, skill, fields["seed"]), shape, eos=[eos])
+    answer = harness.answer(PROMPT, sampling, grammar=grammars[0])
     assert answer.plain == plain(model, PROMPT, sampling, [eos], grammar=grammars[1])
     if sampling.logprobs is not None:
         assert len(answer.logprobs) == len(answer.tokens)
     if grammars[0] is not None:
-        said = grammars[0].said
-        assert said == answer.tokens[: len(said)], "the grammar is not told of what lies past the cut"
-        assert len(said) == len(answer.tokens) - len(answer.deltas[-1].tokens) or answer.last.finish_reason == "error"
+        emitted = grammars[0].emitted
+        assert emitted == answer.tokens[: len(emitted)], "the grammar is not told of what lies past the cut"
+        assert (
+            len(emitted) == len(answer.tokens) - len(answer.deltas[-1].tokens) or answer.last.finish_reason == "error"
+        )
 
 
 # -- masks ---------------------------------------------------------------------------------------------------------
 
 
 class _Elsewhere(Odd):
-    """Remembers the threads that asked for masks."""
+    """Remembers the threads that computed masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,19 +187,19 @@ class _Elsewhere(Odd):
 
 
 def test_masks_are_computed_in_another_thread() -> None:
-    grammar, house = _Elsewhere(), House(TableModel(1))
-    answer = house.answer(PROMPT, _sampling(1), grammar=grammar)
+    grammar, harness = _Elsewhere(), Harness(TableModel(1))
+    answer = harness.answer(PROMPT, _sampling(1), grammar=grammar)
     assert all(token % 2 for token in answer.tokens)
     assert len(grammar.threads) == len(answer.tokens)
     assert len(set(grammar.threads)) == 1
     assert threading.get_ident() not in grammar.threads
-    assert "mask" in house.traces[-1].seconds
+    assert "mask" in harness.traces[-1].seconds
 
 
 def test_without_a_grammar_nothing_is_timed() -> None:
-    house = House(TableModel(1))
-    house.answer(PROMPT, _sampling(1))
-    assert "mask" not in house.traces[-1].seconds
+    harness = Harness(TableModel(1))
+    harness.answer(PROMPT, _sampling(1))
+    assert "mask" not in harness.traces[-1].seconds
 
 
 def test_a_narrow_mask_allows_nothing_past_its_end() -> None:
@@ -221,8 +223,8 @@ class _Hurried(Automaton):
 def test_masks_may_be_left_out_for_want_of_time(shape: tuple[int, ...]) -> None:
     model = TableModel(1)
     for seed in range(6):
-        house = House(model, Guesser(model, 1.0), shape, eos=[END])
-        answer = house.answer(PROMPT, _sampling(seed), grammar=_Hurried(seed, VOCAB, [END]))
+        harness = Harness(model, Guesser(model, 1.0), shape, eos=[END])
+        answer = harness.answer(PROMPT, _sampling(seed), grammar=_Hurried(seed, VOCAB, [END]))
         assert [answer.plain] == _expected(model, [seed])
 
 
@@ -236,7 +238,7 @@ def test_masks_that_stay_at_the_root_are_noticed(shape: tuple[int, ...], monkeyp
 
     monkeypatch.setattr(Guarded, "masks", of_the_root)
     model, seeds = TableModel(1), range(6)
-    answers = _run(House(model, Guesser(model, 1.0), shape, eos=[END]), seeds)
+    answers = _run(Harness(model, Guesser(model, 1.0), shape, eos=[END]), seeds)
     assert [answer.plain for answer in answers] != _expected(model, seeds)
 
 
@@ -257,11 +259,11 @@ def test_masks_that_stay_at_the_root_are_noticed(shape: tuple[int, ...], monkeyp
 )
 def test_a_grammar_that_fails_ends_its_own_request(replies: dict[str, Any], says: str) -> None:
     model = TableModel(1)
-    house = House(model, Guesser(model, 1.0, full=True), (1, 1, 1))
-    house.add("sick", PROMPT, _sampling(1), grammar=Odd(**replies))
-    house.add("fine", PROMPT, _sampling(2))
-    house.add("free", PROMPT, _sampling(3), grammar=Odd())
-    answers = house.run()
+    harness = Harness(model, Guesser(model, 1.0, full=True), (1, 1, 1))
+    harness.add("sick", PROMPT, _sampling(1), grammar=Odd(**replies))
+    harness.add("fine", PROMPT, _sampling(2))
+    harness.add("free", PROMPT, _sampling(3), grammar=Odd())
+    answers = harness.run()
     last = answers["sick"].last
     assert last.finish_reason == "error"
     assert str(last.error).startswith("the grammar failed: ")
@@ -273,20 +275,20 @@ def test_a_grammar_that_fails_ends_its_own_request(replies: dict[str, Any], says
 
 def test_where_the_grammar_allows_nothing() -> None:
     nothing = Odd(masks=torch.zeros(1, 1, dtype=torch.int32))
-    house = House(TableModel(1))
-    assert house.answer(PROMPT, _sampling(1), grammar=nothing).last.error == (
+    harness = Harness(TableModel(1))
+    assert harness.answer(PROMPT, _sampling(1), grammar=nothing).last.error == (
         "no token is allowed here: the grammar leaves none"
     )
     only_even = _sampling(1, allowed_token_ids=(2, 4))
-    assert house.answer(PROMPT, only_even, grammar=Odd()).last.error == (
+    assert harness.answer(PROMPT, only_even, grammar=Odd()).last.error == (
         "no token is allowed here: allowed_token_ids together with the grammar leaves none"
     )
 
 
 def test_a_grammar_nobody_compiled_is_refused() -> None:
-    house = House(TableModel(1))
+    harness = Harness(TableModel(1))
     request = Request(id="a", prompt=[1], params=_sampling(1), grammar=Grammar(text="", param="response_format"))
     with pytest.raises(InvalidRequest) as caught:
-        house.engine.add(request)
+        harness.engine.add(request)
     assert caught.value.param == "response_format"
-    assert not house.engine.has_work
+    assert not harness.engine.has_work

@@ -103,9 +103,9 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
 def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
     cost = DraftCost(0.1, 0.2, 0.01)
     assert cost.seconds(3, more=50) == pytest.approx(0.1 + 0.6 + 0.5)
-    told = DraftSeconds.of(PartCosts().group(astuple(cost)), 50, hope=False)
-    assert told.seconds(3, 3, True) == pytest.approx(1.2)
-    assert told.seconds(63, 63, False) == pytest.approx(0.1 + 63 * 0.2 + 0.5), "as deep as any shape"
+    reported = DraftSeconds.of(PartCosts().group(astuple(cost)), 50, hope=False)
+    assert reported.seconds(3, 3, True) == pytest.approx(1.2)
+    assert reported.seconds(63, 63, False) == pytest.approx(0.1 + 63 * 0.2 + 0.5), "as deep as any shape"
 
 
 def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_changed() -> None:
@@ -130,10 +130,10 @@ ROOT = PASSES[1] + REST
 
 class Machine:
     """Steps that draft, on a machine whose pace changes; some are held up. wrong: by how much start-up mismeasured
-    passes of several rows. told: of each step that drafted, what it would have taken without over what that takes."""
+    passes of several rows. reported: by step that drafted, what it would have taken without over what that takes."""
 
     def __init__(self, wrong: float = 1.0) -> None:
-        self.now, self.pace, self.told = 1000.0, 1.0, list[float]()
+        self.now, self.pace, self.reported = 1000.0, 1.0, list[float]()
         points = [seconds * (wrong if rows > 2 else 1.0) for rows, seconds in PASSES.items()]
         self.cost = CostModel(list(PASSES), points, clock=lambda: self.now)
         self._dice = random.Random(3)
@@ -147,11 +147,11 @@ class Machine:
                 name: spent * self.pace * held_up * self._dice.lognormvariate(0, 0.05) for name, spent in phases.items()
             }
             self.now += sum(phases.values())
-            told = self.cost.saw(chosen, 1, 0, chosen - 1, phases)
+            reported = self.cost.saw(chosen, 1, 0, chosen - 1, phases)
             if chosen > 1:
-                self.told.append(told / (ROOT * self.pace))
+                self.reported.append(reported / (ROOT * self.pace))
             else:
-                assert told == pytest.approx(phases["plan"] + phases["forward"])
+                assert reported == pytest.approx(phases["plan"] + phases["forward"])
 
 
 @pytest.mark.parametrize("pace", [1.0, 3.0, 0.35])
@@ -161,13 +161,13 @@ def test_what_a_step_would_have_taken_without_drafts_goes_with_the_machine(pace:
     machine.cost.begun(ROOT)
     machine.pace = pace
     machine.run(2000, 2, 5, 9, 16)
-    assert fmean(machine.told) == pytest.approx(1 + 0.03 * 5, rel=0.25)
+    assert fmean(machine.reported) == pytest.approx(1 + 0.03 * 5, rel=0.25)
 
 
-def test_it_says_why_it_doubts() -> None:
+def test_it_names_why_it_doubts() -> None:
     machine = Machine()
     machine.run(50, 5)
-    assert set(machine.told) == {0.0} and machine.cost.doubt == FEW, "nobody measured, and no step went without"
+    assert set(machine.reported) == {0.0} and machine.cost.doubt == FEW, "nobody measured, and no step went without"
     machine.run(1, 1)
     assert machine.cost.doubt == ""
     machine.pace = 3.0
@@ -191,7 +191,7 @@ def test_of_short_steps_few_are_learnt_from() -> None:
         assert cost.group.learnt - before == pytest.approx(times, abs=1), "about once in 50 ms"
 
 
-def test_what_is_seldom_seen_is_learnt_from_beside_what_is_always() -> None:
+def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:
     """So one step of a size that was held up is soon forgotten."""
     cost = CostModel([1, 2, 4], [0.002, 0.0022, 0.003])
     saw(cost, 1, 0.002, 30)

@@ -1,4 +1,4 @@
-"""What a request changes of its logits is a value; it is applied where they are, and what was raw is told from it."""
+"""What a request changes of its logits is a value; it is applied where they are, and what was raw is known from it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_recorded_tokens_replace_what_could_be_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "error"),
+    ("token", "value", "error"),
     [
         (3, math.nan, NumericalError),
         (3, math.inf, NumericalError),
@@ -80,7 +80,7 @@ def test_recorded_tokens_replace_what_could_be_sampled() -> None:
         (3, -math.inf, InvalidRequest),
     ],
 )
-def test_why_nothing_could_be_sampled_is_said_of_what_the_model_made(place, value, error) -> None:
+def test_why_nothing_could_be_sampled_is_named_from_the_raw_logits(token, value, error) -> None:
     row = torch.zeros(VOCAB)
-    row[place] = value
+    row[token] = value
     assert type(why_nothing(sequence(1.0, allowed_token_ids=[5]), row)) is error

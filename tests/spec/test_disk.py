@@ -23,7 +23,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.tree import TreeShape
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 TENANTS = ("", "one", "another")
@@ -32,15 +32,15 @@ DEAR = CostModel([1, 1000], [100.0, 100_000.0])
 _ids = count()
 
 
-def house(model: TableModel, folder: Path, key: str, most: int = 1 << 20, pages: int = 60) -> House:
+def harness(model: TableModel, folder: Path, key: str, most: int = 1 << 20, pages: int = 60) -> Harness:
     """An engine that has just started."""
-    made = House(model, Guesser(model, 0.8), (2, 1), pages=pages, cost=DEAR, max_chunk=24)
+    made = Harness(model, Guesser(model, 0.8), (2, 1), pages=pages, cost=DEAR, max_chunk=24)
     assert made.prefix is not None
     made.prefix.disk = DiskPages(folder, {key: [made.verifier.store]}, made.pool, most)
     return made
 
 
-def idle(made: House, pages: int = 1 << 20) -> None:
+def idle(made: Harness, pages: int = 1 << 20) -> None:
     """Time in which nobody asks, for so many pages."""
     assert made.prefix is not None and made.prefix.disk is not None
     while pages and made.engine.keep_one():
@@ -54,27 +54,27 @@ class Life:
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng, self.folder = random.Random(seed), folder
         self.models = {"a": TableModel(seed), "b": TableModel(seed + 1)}
-        self.said: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+        self.texts: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
         self.prompts = [self.rng.choices(range(1, 9), k=50)]
         self.servers = [self.server("a"), self.server("a")]
         self.read = self.damaged = 0
 
-    def server(self, key: str) -> tuple[str, House]:
+    def server(self, key: str) -> tuple[str, Harness]:
         most, pages = self.rng.choice([4096 * 100, 1 << 21]), self.rng.choice([40, 90])
-        return key, house(self.models[key], self.folder, key, most, pages)
+        return key, harness(self.models[key], self.folder, key, most, pages)
 
     def go_on(self) -> None:
-        place = self.rng.randrange(2)
-        key, made = self.servers[place]
+        slot = self.rng.randrange(2)
+        key, made = self.servers[slot]
         self.ask(key, made)
         idle(made, self.rng.choice([0, 9, 1 << 20, 1 << 20]))
         if self.rng.random() < 0.3:
             self.damage()
         if self.rng.random() < 0.6:
-            self.replace(place)
+            self.replace(slot)
 
-    def ask(self, key: str, made: House) -> None:
-        """Some requests at once, most of which go on with what was said before."""
+    def ask(self, key: str, made: Harness) -> None:
+        """Some requests at once, most of which go on with an earlier text."""
         wanted: dict[str, Plain] = {}
         known: dict[str, int] = {}
         for _ in range(self.rng.randint(1, 3)):
@@ -85,8 +85,8 @@ class Life:
             id, salt = f"{next(_ids)}", self.rng.choice(TENANTS)
             made.add(id, prompt, sampling, salt)
             wanted[id] = plain(self.models[key], prompt, sampling)
-            self.said[key, salt].append(prompt + wanted[id].tokens)
-            known[id] = max(map(partial(in_common, prompt), self.said[key, salt][:-1]), default=0)
+            self.texts[key, salt].append(prompt + wanted[id].tokens)
+            known[id] = max(map(partial(in_common, prompt), self.texts[key, salt][:-1]), default=0)
             self.prompts = [*self.prompts[-8:], prompt + wanted[id].tokens]
         if self.rng.random() < 0.1:
             made.step()
@@ -100,9 +100,9 @@ class Life:
             self.damaged += trace.disk.get("damaged", 0)
         made.traces.clear()
 
-    def replace(self, place: int) -> None:
+    def replace(self, slot: int) -> None:
         """It is killed, or swapped for the other model; the next one knows nothing but what is on disk."""
-        self.servers[place] = self.server(self.rng.choice("aab"))
+        self.servers[slot] = self.server(self.rng.choice("aab"))
 
     def damage(self) -> None:
         files = [path for path in self.folder.glob("*/*") if path.is_file() and not path.is_symlink()]
@@ -131,7 +131,7 @@ class Life:
 
 def in_common(one: list[int], other: list[int]) -> int:
     return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (slot for slot, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
@@ -155,7 +155,7 @@ def test_many_random_lives(tmp_path: Path) -> None:
     live(range(1000, 1060), tmp_path)
 
 
-PROMPT = [place % 7 + 1 for place in range(60)]
+PROMPT = [slot % 7 + 1 for slot in range(60)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
 
@@ -164,9 +164,9 @@ def model() -> TableModel:
     return TableModel(3)
 
 
-def written(model: TableModel, folder: Path, **settings: Any) -> House:
-    """An engine that was asked once, and had time."""
-    made = house(model, folder, "a", **settings)
+def written(model: TableModel, folder: Path, **settings: Any) -> Harness:
+    """An engine that had one request, and had time."""
+    made = harness(model, folder, "a", **settings)
     made.answer(PROMPT, GREEDY)
     idle(made)
     return made
@@ -174,11 +174,11 @@ def written(model: TableModel, folder: Path, **settings: Any) -> House:
 
 def found(model: TableModel, folder: Path, prompt: list[int] = PROMPT, salt: str = "", key: str = "a") -> int:
     """Tokens that an engine started now need not compute."""
-    return house(model, folder, key).answer(prompt, GREEDY, salt).last.cached_tokens
+    return harness(model, folder, key).answer(prompt, GREEDY, salt).last.cached_tokens
 
 
 def test_what_was_written_before_an_engine_died_is_found(model: TableModel, tmp_path: Path) -> None:
-    made = house(model, tmp_path, "a")
+    made = harness(model, tmp_path, "a")
     made.answer(PROMPT, GREEDY)
     idle(made, 5)
     assert found(model, tmp_path) == 5 * made.pool.page_size
@@ -206,7 +206,7 @@ def test_a_full_disk_switches_it_off_with_a_line(
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    made = house(model, tmp_path, "a")
+    made = harness(model, tmp_path, "a")
     monkeypatch.setattr(os, "replace", full)
     with caplog.at_level(logging.WARNING):
         made.answer(PROMPT, GREEDY)
@@ -221,7 +221,7 @@ def test_two_may_write_the_same_page_at_once(
     model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where both have the same process id, as in containers that share a folder."""
-    first, second, replace = house(model, tmp_path, "a"), house(model, tmp_path, "a"), os.replace
+    first, second, replace = harness(model, tmp_path, "a"), harness(model, tmp_path, "a"), os.replace
     for made in (first, second):
         made.answer(PROMPT, GREEDY)
 
@@ -241,7 +241,7 @@ def test_the_ends_of_what_was_not_used_for_longest_go_first(
 ) -> None:
     for number in range(2):
         monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
-        made = house(model, tmp_path, "a", most=4096 * 24)
+        made = harness(model, tmp_path, "a", most=4096 * 24)
         made.answer([8 - number, *PROMPT], GREEDY)
         idle(made)
         for path in tmp_path.glob("*/*") if clock_was_wrong and not number else ():
@@ -253,9 +253,9 @@ def test_the_ends_of_what_was_not_used_for_longest_go_first(
 
 def test_those_who_decode_wait_for_no_file(model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(model, tmp_path)
-    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    made, goes_on = harness(model, tmp_path, "a"), threading.Event()
     load = DiskPages._load
-    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60) and load(*given))
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(600) and load(*given))
     made.add("running", [1], SamplingParams(temperature=0.0, max_tokens=110))
     made.step()
     made.add("read", PROMPT, GREEDY)
@@ -271,9 +271,9 @@ def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, m
     before = written(model, tmp_path)
     before.answer(PROMPT, GREEDY, "b")
     idle(before)
-    made, goes_on = house(model, tmp_path, "a"), threading.Event()
+    made, goes_on = harness(model, tmp_path, "a"), threading.Event()
     monkeypatch.setattr(prefix, "_PATIENCE", 0.05)
-    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(60))
+    monkeypatch.setattr(DiskPages, "_load", lambda *given: goes_on.wait(600))
     assert [made.answer(PROMPT, GREEDY, salt).last.cached_tokens for salt in ("", "b")] == [0, 0]
     goes_on.set()
     assert [trace.disk for trace in made.traces if trace.disk] == [{"slow": 4}]  # only the first has waited
@@ -281,14 +281,14 @@ def test_nobody_waits_for_a_disk_that_hangs(model: TableModel, tmp_path: Path, m
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:
     written(model, tmp_path)
-    made = house(model, tmp_path, "a")
+    made = harness(model, tmp_path, "a")
     made.scheduler = made.engine.scheduler = Scheduler(made.pool, made.prefix, TreeShape(()), CostModel([1], [1e-9]), 4)
     made.answer(PROMPT, GREEDY)
     assert made.traces[0].disk == {"read": 32, "slow": 32}
 
 
 def test_memory_is_touched_for_what_is_on_disk_unless_somebody_removed_it(model: TableModel, tmp_path: Path) -> None:
-    made = house(model, tmp_path, "a")
+    made = harness(model, tmp_path, "a")
     assert made.prefix is not None and (disk := made.prefix.disk) is not None
     assert list(disk.touched()) == []
     made.answer(PROMPT, GREEDY)

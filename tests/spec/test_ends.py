@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from foresay.spec.sampling import SamplingParams
-from tests.spec.house import Answer, House
+from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 PROMPT = [3, 1, 4]
@@ -63,16 +63,16 @@ def test_a_stop_token_anywhere_in_a_run(
     text: tuple[TableModel, SamplingParams, list[int]], how: str, levels: int
 ) -> None:
     model, sampling, tokens = text
-    for place, stop in enumerate(tokens):
-        house = House(
+    for position, stop in enumerate(tokens):
+        harness = Harness(
             model, Guesser(model, 1.0, full=True), (1,) * levels, eos=[stop] if how == "eos" else [], max_model_len=60
         )
         params = _changed(sampling, max_tokens=50, stop_token_ids=() if how == "eos" else (stop,))
-        answer = house.answer(PROMPT, params)
-        assert answer.plain == Plain(tokens[: place + 1], "stop", stop)
+        answer = harness.answer(PROMPT, params)
+        assert answer.plain == Plain(tokens[: position + 1], "stop", stop)
         _prove_numbers(answer)
         # One token comes with the prompt, then whole runs, then what is left of the last one: all of it drafted.
-        whole, rest = divmod(place, levels + 1)
+        whole, rest = divmod(position, levels + 1)
         assert answer.runs == [1] + [levels + 1] * whole + [rest] * (rest > 0)
         assert answer.statistics.per_step_accepted == [0] + [levels] * whole + [rest] * (rest > 0)
         assert answer.statistics.num_spec_tokens == levels
@@ -82,8 +82,8 @@ def test_a_stop_token_anywhere_in_a_run(
 def test_max_tokens_anywhere_in_a_run(text: tuple[TableModel, SamplingParams, list[int]], levels: int) -> None:
     model, sampling, tokens = text
     for most in range(1, COUNT + 1):
-        house = House(model, Guesser(model, 1.0, full=True), (1,) * levels)
-        answer = house.answer(PROMPT, _changed(sampling, max_tokens=most))
+        harness = Harness(model, Guesser(model, 1.0, full=True), (1,) * levels)
+        answer = harness.answer(PROMPT, _changed(sampling, max_tokens=most))
         assert answer.plain == Plain(tokens[:most], "length")
         _prove_numbers(answer)
         # The last tree is cut to what can still be emitted, so its bonus token is the last token.
@@ -96,8 +96,8 @@ def test_max_tokens_anywhere_in_a_run(text: tuple[TableModel, SamplingParams, li
 def test_the_models_end_anywhere_in_a_run(text: tuple[TableModel, SamplingParams, list[int]], levels: int) -> None:
     model, sampling, tokens = text
     for length in range(len(PROMPT) + 1, len(PROMPT) + COUNT + 1):
-        house = House(model, Guesser(model, 1.0), (2,) * levels, max_model_len=length)
-        answer = house.answer(PROMPT, _changed(sampling, max_tokens=None))
+        harness = Harness(model, Guesser(model, 1.0), (2,) * levels, max_model_len=length)
+        answer = harness.answer(PROMPT, _changed(sampling, max_tokens=None))
         assert answer.plain == Plain(tokens[: length - len(PROMPT)], "length")
         _prove_numbers(answer)
 
@@ -113,7 +113,7 @@ def test_min_tokens_keeps_stop_tokens_from_being_drawn(temperature: float, skill
         sampling = SamplingParams(
             temperature=temperature, seed=least, max_tokens=24, min_tokens=least, stop_token_ids=(9,)
         )
-        answer = House(model, Guesser(model, skill), (3, 2, 2, 1), eos=[END]).answer(PROMPT, sampling)
+        answer = Harness(model, Guesser(model, skill), (3, 2, 2, 1), eos=[END]).answer(PROMPT, sampling)
         expected = plain(model, PROMPT, sampling, [END])
         assert answer.plain == expected
         _prove_numbers(answer)
@@ -130,13 +130,13 @@ def test_a_stop_string_cuts_anywhere(text: tuple[TableModel, SamplingParams, lis
     for steps in (1, 2, 4):
         streamed = 1 + (steps - 1) * (levels + 1)
         for at in range(streamed + 1):
-            house = House(model, Guesser(model, 1.0, full=True), (1,) * levels)
-            house.add("a", PROMPT, _changed(sampling, max_tokens=40))
+            harness = Harness(model, Guesser(model, 1.0, full=True), (1,) * levels)
+            harness.add("a", PROMPT, _changed(sampling, max_tokens=40))
             for _ in range(steps):
-                house.step()
-            house.engine.finish("a", at)
-            house.engine.check()
-            answer = house.run()["a"]
+                harness.step()
+            harness.engine.finish("a", at)
+            harness.engine.check()
+            answer = harness.run()["a"]
             assert answer.tokens[:COUNT] == tokens[:streamed]
             last, statistics = answer.last, answer.statistics
             assert (last.tokens, last.finish_reason, last.stop_token) == ([], "stop", None)
@@ -153,38 +153,38 @@ def test_a_stop_string_cuts_anywhere(text: tuple[TableModel, SamplingParams, lis
 
 
 def test_a_stop_string_found_too_late_or_nowhere() -> None:
-    house = House(TableModel(13), Guesser(TableModel(13), 1.0), (1, 1), max_seqs=1, max_chunk=4)
+    harness = Harness(TableModel(13), Guesser(TableModel(13), 1.0), (1, 1), max_seqs=1, max_chunk=4)
     sampling = SamplingParams(seed=1, max_tokens=6)
     for name in ("prefilling", "waiting"):
-        house.add(name, [1] * 9, sampling)
-    house.step()
+        harness.add(name, [1] * 9, sampling)
+    harness.step()
     for name in ("prefilling", "waiting"):
-        house.engine.finish(name, 3)
-        house.engine.check()
-    for name, answer in house.run().items():
+        harness.engine.finish(name, 3)
+        harness.engine.check()
+    for name, answer in harness.run().items():
         assert (answer.tokens, answer.last.finish_reason) == ([], "stop"), name
         assert answer.statistics.completion_tokens == answer.statistics.discarded == 0
-    house.add("late", [1], sampling)
-    house.step()
-    house.engine.finish("late", 100)
-    late = house.run()["late"]
+    harness.add("late", [1], sampling)
+    harness.step()
+    harness.engine.finish("late", 100)
+    late = harness.run()["late"]
     assert late.statistics.completion_tokens == len(late.tokens) > 0
     assert late.statistics.discarded == 0
 
 
 def test_text_behind_a_cut_is_not_found_again() -> None:
     model = TableModel(14)
-    house = House(model, Guesser(model, 1.0, full=True), (1,) * 5, page_size=4)
+    harness = Harness(model, Guesser(model, 1.0, full=True), (1,) * 5, page_size=4)
     sampling = SamplingParams(seed=1, max_tokens=40)
-    house.add("a", [7] * 5, sampling)
+    harness.add("a", [7] * 5, sampling)
     for _ in range(4):
-        house.step()
-    tokens = house.answers["a"].tokens
+        harness.step()
+    tokens = harness.answers["a"].tokens
     assert len(tokens) == 19
-    house.engine.finish("a", 9)
-    house.run()
-    house.add("b", [7] * 5 + tokens, sampling)
-    found = house.run()["b"]
+    harness.engine.finish("a", 9)
+    harness.run()
+    harness.add("b", [7] * 5 + tokens, sampling)
+    found = harness.run()["b"]
     assert found.statistics.cached_tokens == 12  # of the 5 + 9 tokens kept, the KV of 13 existed: three pages
     assert found.tokens == plain(model, [7] * 5 + tokens, sampling).tokens
 
@@ -196,7 +196,7 @@ def test_the_numbers_of_random_trees_add_up(skill: float) -> None:
     for seed in range(16):
         shape = tuple(rng.randint(1, 5) for _ in range(rng.randint(1, 5)))
         sampling = SamplingParams(seed=seed, max_tokens=rng.randint(1, 30), stop_token_ids=(rng.randrange(32),))
-        answer = House(model, Guesser(model, skill, seed), shape).answer(PROMPT, sampling)
+        answer = Harness(model, Guesser(model, skill, seed), shape).answer(PROMPT, sampling)
         _prove_numbers(answer)
         assert answer.statistics.num_spec_tokens == len(shape)
         assert answer.statistics.discarded == 0

@@ -1,4 +1,4 @@
-"""The engine around a table: the same tokens whoever drafts, what is refused, and whose trouble stays whose."""
+"""The engine around a table: the same tokens with any drafter, refusals, and errors that stay with their request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
-from tests.spec.house import Answer, House
+from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, Plain, TableModel, plain
 
 SHAPES = {
@@ -47,25 +47,25 @@ def _requests(seed: int, count: int) -> list[tuple[list[int], SamplingParams]]:
     return [([rng.randrange(32) for _ in range(rng.choice([1, 2, 5, 13, 30]))], _params(rng)) for _ in range(count)]
 
 
-def _run(house: House, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Answer]:
+def _run(harness: Harness, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[Answer]:
     for number, (prompt, sampling) in enumerate(requests):
-        house.add(str(number), prompt, sampling)
-    answers = house.run()
+        harness.add(str(number), prompt, sampling)
+    answers = harness.run()
     return [answers[str(number)] for number in range(len(requests))]
 
 
 @pytest.mark.parametrize("skill", SKILLS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_tokens_whoever_drafts(shape: str, skill: str) -> None:
+def test_the_same_tokens_with_any_drafter(shape: str, skill: str) -> None:
     model, requests = TableModel(1), _requests(1, 7)
-    house = House(model, Guesser(model, SKILLS[skill]), SHAPES[shape], max_seqs=3, max_model_len=70, eos=[END])
-    answers = _run(house, requests)
+    harness = Harness(model, Guesser(model, SKILLS[skill]), SHAPES[shape], max_seqs=3, max_model_len=70, eos=[END])
+    answers = _run(harness, requests)
     for answer, (prompt, sampling) in zip(answers, requests, strict=True):
         assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=70)
         assert answer.statistics.prompt_tokens == len(prompt)
     drafted, accepted = (sum(getattr(a.statistics, name) for a in answers) for name in ("drafted", "accepted"))
     assert drafted > 20
-    assert accepted == sum(trace.accepted for trace in house.traces)
+    assert accepted == sum(trace.accepted for trace in harness.traces)
     assert accepted > 20 or skill == "garbage"
 
 
@@ -76,7 +76,7 @@ def test_the_same_tokens_in_many_random_houses(first: int) -> None:
         model = TableModel(seed, spread=rng.choice([0.5, 2.0, 4.0]))
         shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(0, 6)))
         drafter = Guesser(model, rng.random(), seed) if rng.random() < 0.9 else None
-        house = House(
+        harness = Harness(
             model,
             drafter,
             shape,
@@ -88,13 +88,13 @@ def test_the_same_tokens_in_many_random_houses(first: int) -> None:
             eos=[END],
         )
         requests = _requests(seed, 4)
-        for answer, (prompt, sampling) in zip(_run(house, requests), requests, strict=True):
-            assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=72), f"house {seed}"
+        for answer, (prompt, sampling) in zip(_run(harness, requests), requests, strict=True):
+            assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=72), f"harness {seed}"
 
 
 def _answer(sampling: SamplingParams) -> list[int]:
     model = TableModel(3)
-    return House(model, Guesser(model, 0.8), (3, 2, 1)).answer([1, 2, 3], sampling).tokens
+    return Harness(model, Guesser(model, 0.8), (3, 2, 1)).answer([1, 2, 3], sampling).tokens
 
 
 def test_noise_of_the_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,24 +114,24 @@ def test_rows_that_are_not_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_request_without_seed_gets_one_that_can_be_used_again() -> None:
-    house = House(TableModel(4))
+    harness = Harness(TableModel(4))
     first, second = (
-        house.answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8)),
-        House(TableModel(4)).answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8)),
+        harness.answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8)),
+        Harness(TableModel(4)).answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8)),
     )
     seeds = {delta.seed for delta in first.deltas}
     assert len(seeds) == 1
     assert seeds != {second.deltas[0].seed}
     assert first.tokens != second.tokens
-    again = House(TableModel(4)).answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8, seed=seeds.pop()))
+    again = Harness(TableModel(4)).answer([1, 2], SamplingParams(max_tokens=30, temperature=1.8, seed=seeds.pop()))
     assert again.tokens == first.tokens
 
 
 @pytest.mark.parametrize(("seed", "reported"), [(0, 0), (-1, 2**64 - 1), (2**64 + 5, 5), (2**63, 2**63)])
 def test_seeds_are_taken_modulo_two_to_the_64(seed: int, reported: int) -> None:
-    answer = House(TableModel(4)).answer([1], SamplingParams(seed=seed, max_tokens=12))
+    answer = Harness(TableModel(4)).answer([1], SamplingParams(seed=seed, max_tokens=12))
     assert {delta.seed for delta in answer.deltas} == {reported}
-    assert answer.tokens == House(TableModel(4)).answer([1], SamplingParams(seed=reported, max_tokens=12)).tokens
+    assert answer.tokens == Harness(TableModel(4)).answer([1], SamplingParams(seed=reported, max_tokens=12)).tokens
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_seeds_are_taken_modulo_two_to_the_64(seed: int, reported: int) -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(param: str, prompt: list[int], sampling: SamplingParams) -> None:
-    house = House(TableModel(5))
+    harness = Harness(TableModel(5))
     with pytest.raises(InvalidRequest) as caught:
-        house.add("bad", prompt, sampling)
+        harness.add("bad", prompt, sampling)
     assert caught.value.param == param
-    assert not house.engine.has_work
-    assert house.engine.step() == []
-    house.add("bad", [1], SamplingParams(max_tokens=3, seed=1))
-    assert len(house.run()["bad"].tokens) == 3
+    assert not harness.engine.has_work
+    assert harness.engine.step() == []
+    harness.add("bad", [1], SamplingParams(max_tokens=3, seed=1))
+    assert len(harness.run()["bad"].tokens) == 3
 
 
 @pytest.mark.parametrize(
@@ -165,36 +165,36 @@ def test_what_cannot_be_served_is_refused_by_name(param: str, prompt: list[int],
     [("prompt", 20, None), ("prompt", 20, 1), ("prompt", 25, 3), ("max_tokens", 19, 2), ("max_tokens", 1, 20)],
 )
 def test_what_does_not_fit_the_model_is_refused(param: str, length: int, max_tokens: int | None) -> None:
-    house = House(TableModel(5), max_model_len=20)
+    harness = Harness(TableModel(5), max_model_len=20)
     with pytest.raises(ContextLengthExceeded, match=f"holds 20 tokens, but the prompt has {length}") as caught:
-        house.add("long", [1] * length, SamplingParams(max_tokens=max_tokens))
+        harness.add("long", [1] * length, SamplingParams(max_tokens=max_tokens))
     assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
-    assert not house.engine.has_work
+    assert not harness.engine.has_work
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(19, None), (19, 1), (1, 19), (1, None), (10, 10)])
 def test_what_just_fits_the_model_is_served(length: int, max_tokens: int | None) -> None:
-    house = House(TableModel(5), Guesser(TableModel(5), 1.0), (1,) * 6, max_model_len=20)
-    answer = house.answer([1] * length, SamplingParams(max_tokens=max_tokens, seed=2))
+    harness = Harness(TableModel(5), Guesser(TableModel(5), 1.0), (1,) * 6, max_model_len=20)
+    answer = harness.answer([1] * length, SamplingParams(max_tokens=max_tokens, seed=2))
     assert len(answer.tokens) == 20 - length
     assert answer.last.finish_reason == "length"
 
 
 def test_an_id_is_free_again_when_its_request_has_ended() -> None:
-    house = House(TableModel(6), max_seqs=1)
-    house.add("a", [1], SamplingParams(max_tokens=2, seed=1))
-    house.add("b", [1], SamplingParams(max_tokens=2, seed=1))
+    harness = Harness(TableModel(6), max_seqs=1)
+    harness.add("a", [1], SamplingParams(max_tokens=2, seed=1))
+    harness.add("b", [1], SamplingParams(max_tokens=2, seed=1))
     for running_or_waiting in ("a", "b"):
         with pytest.raises(InvalidRequest, match="already running") as caught:
-            house.engine.add(_request(running_or_waiting))
+            harness.engine.add(_request(running_or_waiting))
         assert caught.value.param == "request_id"
-    house.run()
-    house.add("a", [1], SamplingParams(max_tokens=2, seed=1))
-    house.engine.cancel("a")
-    house.engine.add(_request("a"))  # the cancelled one's last delta is still to come
-    deltas = house.step()
+    harness.run()
+    harness.add("a", [1], SamplingParams(max_tokens=2, seed=1))
+    harness.engine.cancel("a")
+    harness.engine.add(_request("a"))  # the cancelled one's last delta is still to come
+    deltas = harness.step()
     assert [(delta.id, delta.finish_reason) for delta in deltas] == [("a", "cancelled"), ("a", None)]
-    house.run()
+    harness.run()
 
 
 def _request(id: str) -> Request:
@@ -205,12 +205,12 @@ def test_forced_draws_run_out_and_may_stop() -> None:
     model = TableModel(7)
     sampling = SamplingParams(max_tokens=12, seed=1)
     free = plain(model, [1, 2, 9, 9], sampling).tokens
-    answer = House(model).answer([1, 2], SamplingParams(max_tokens=14, seed=1), forced=[9, 9])
+    answer = Harness(model).answer([1, 2], SamplingParams(max_tokens=14, seed=1), forced=[9, 9])
     assert answer.tokens == [9, 9, *free]
-    answer = House(model, eos=[4]).answer([1, 2], sampling, forced=[9, 4, 9])
+    answer = Harness(model, eos=[4]).answer([1, 2], sampling, forced=[9, 4, 9])
     assert answer.plain == Plain([9, 4], "stop", 4)
     least = SamplingParams(max_tokens=12, seed=1, min_tokens=2)
-    answer = House(model, eos=[4]).answer([1, 2], least, forced=[9, 4, 4, 9])
+    answer = Harness(model, eos=[4]).answer([1, 2], least, forced=[9, 4, 4, 9])
     assert answer.plain == Plain([9, 4, 4], "stop", 4)
 
 
@@ -229,12 +229,12 @@ def _healthy(model: TableModel, count: int) -> list[tuple[list[int], SamplingPar
 def test_broken_logits_end_their_own_sequence_alone() -> None:
     model = TableModel(8, broken=30)
     requests = _healthy(model, 3)
-    house = House(model, None, eos=[])
-    house.add("sick", [4, 5], SamplingParams(max_tokens=30, seed=1), forced=[7, 8, 30, 9])
-    answers = _run(house, requests)
+    harness = Harness(model, None, eos=[])
+    harness.add("sick", [4, 5], SamplingParams(max_tokens=30, seed=1), forced=[7, 8, 30, 9])
+    answers = _run(harness, requests)
     for answer, (prompt, sampling) in zip(answers, requests, strict=True):
         assert answer.plain == plain(model, prompt, sampling)
-    sick = house.answers["sick"]
+    sick = harness.answers["sick"]
     assert sick.tokens == [7, 8, 30]
     assert sick.last.finish_reason == "error"
     assert "not finite" in (sick.last.error or "")
@@ -246,40 +246,40 @@ def test_broken_logits_at_a_node_that_is_not_taken_harm_nobody(skill: float) -> 
     """A drafter may be wrong in any way: that only costs speed."""
     model = TableModel(8, broken=30)
     requests = _healthy(model, 3)
-    house = House(model, Guesser(model, skill, full=True), (16, 16))
-    for answer, (prompt, sampling) in zip(_run(house, requests), requests, strict=True):
+    harness = Harness(model, Guesser(model, skill, full=True), (16, 16))
+    for answer, (prompt, sampling) in zip(_run(harness, requests), requests, strict=True):
         assert answer.plain == plain(model, prompt, sampling)
 
 
-def test_broken_logits_come_after_the_same_tokens_whoever_drafts() -> None:
+def test_broken_logits_come_after_the_same_tokens_with_any_drafter() -> None:
     model = TableModel(8, broken=30)
     forced, sampling = [7, 8, 9, 10, 11, 30, 9, 9], SamplingParams(max_tokens=30, seed=1)
     for levels in (0, 1, 3, 4, 5, 6):
-        answer = House(model, Guesser(model, 1.0, full=True), (1,) * levels).answer([4, 5], sampling, forced=forced)
+        answer = Harness(model, Guesser(model, 1.0, full=True), (1,) * levels).answer([4, 5], sampling, forced=forced)
         assert (answer.tokens, answer.last.finish_reason) == ([7, 8, 9, 10, 11, 30], "error"), levels
 
 
 def test_a_broken_prompt_is_an_error_and_nobody_finds_its_pages() -> None:
     model = TableModel(8, broken=30)
-    house = House(model, None, max_chunk=8)
-    house.add("sick", [1] * 20 + [30], SamplingParams(max_tokens=30, seed=1))
-    sick = house.run()["sick"]
+    harness = Harness(model, None, max_chunk=8)
+    harness.add("sick", [1] * 20 + [30], SamplingParams(max_tokens=30, seed=1))
+    sick = harness.run()["sick"]
     assert (sick.tokens, sick.last.finish_reason) == ([], "error")
-    assert house.prefix is not None
-    assert len(house.prefix) == 0
+    assert harness.prefix is not None
+    assert len(harness.prefix) == 0
 
 
-def test_what_the_observer_is_told() -> None:
+def test_what_the_observer_gets() -> None:
     model = TableModel(9)
-    house = House(model, Guesser(model, 1.0, full=True), (2, 1), max_chunk=6)
-    first = house.answer([1] * 10, SamplingParams(max_tokens=7, seed=1))
-    assert [(t.number, t.prefill_rows, t.rows, t.drafted, t.accepted, t.emitted) for t in house.traces] == [
+    harness = Harness(model, Guesser(model, 1.0, full=True), (2, 1), max_chunk=6)
+    first = harness.answer([1] * 10, SamplingParams(max_tokens=7, seed=1))
+    assert [(t.number, t.prefill_rows, t.rows, t.drafted, t.accepted, t.emitted) for t in harness.traces] == [
         (1, 6, 6, 0, 0, 0),
         (2, 3, 4, 0, 0, 1),
         (3, 0, 4, 3, 2, 3),
         (4, 0, 4, 3, 2, 3),
     ]
     assert first.runs == [1, 3, 3]
-    assert {trace.sequences for trace in house.traces} == {1}
-    assert set(house.traces[2].seconds) == {"plan", "propose", "forward", "draw", "commit"}
+    assert {trace.sequences for trace in harness.traces} == {1}
+    assert set(harness.traces[2].seconds) == {"plan", "propose", "forward", "draw", "commit"}
     assert set(first.statistics.seconds) == {"queue", "prefill", "plan", "propose", "forward", "draw", "commit"}

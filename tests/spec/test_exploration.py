@@ -15,10 +15,10 @@ def way(model: str, lost: float, found: int = 0) -> CandidatePlan:
     return CandidatePlan(model, (found,), (ExpectedTree(0.5, 1.0, 1.0),), 1.5, 1.0 + lost, 1 + found, -lost)
 
 
-def asked(
+def explored(
     exploration: Exploration, ways: list[CandidatePlan], steps: int, reading: float = 0.0, behind: float = 0.0
 ) -> list[str]:
-    """Who was asked in each of so many steps; "" for whoever was best anyway."""
+    """The drafter explored in each of so many steps; "" for the best one."""
     names = {one.model: reading for one in ways if one.model}
     left = dict.fromkeys(names, behind)
     done = [exploration.due(ways, 1.0, names, left) for _ in range(steps)]
@@ -43,43 +43,43 @@ def test_trees_are_tried_where_chains_are_best_and_the_other_way_round() -> None
 
 
 @pytest.mark.parametrize("lost", [0.05, 0.5, 2.0])
-def test_what_asking_loses_stays_below_its_share(lost: float) -> None:
-    done = asked(Exploration(), [PLAIN, way("m", lost)], 8000)
+def test_what_exploration_loses_stays_below_its_share(lost: float) -> None:
+    done = explored(Exploration(), [PLAIN, way("m", lost)], 8000)
     assert lost * done.count("m") / 8000 == pytest.approx(PROBING, rel=0.1)
 
 
 def test_a_cheap_one_does_not_spend_what_was_saved_for_a_dear_one() -> None:
-    done = asked(Exploration(), [PLAIN, way("cheap", 0.2), way("dear", 2.0)], 3000)
+    done = explored(Exploration(), [PLAIN, way("cheap", 0.2), way("dear", 2.0)], 3000)
     assert done.count("dear") == pytest.approx(3000 * PROBING / 2.0, abs=1)
     assert done.count("cheap") > 5 * done.count("dear")
 
 
-def test_for_a_model_that_has_nothing_to_say_nothing_is_saved() -> None:
+def test_for_a_model_that_drafts_nothing_nothing_is_saved() -> None:
     """Of a request that names its drafter, say."""
     exploration = Exploration()
-    assert asked(exploration, [PLAIN], 2000) == [""] * 2000
-    assert asked(exploration, [PLAIN, way("m", 0.5)], 100) == [""] * 100
+    assert explored(exploration, [PLAIN], 2000) == [""] * 2000
+    assert explored(exploration, [PLAIN, way("m", 0.5)], 100) == [""] * 100
 
 
 @pytest.mark.parametrize("token", [PROBING / 4, PROBING])
-def test_reading_what_was_written_meanwhile_is_paid_beside_the_share(token: float) -> None:
-    """What has to be read grows as fast as the share, or faster: without more it would never be asked."""
+def test_reading_what_was_written_meanwhile_is_paid_on_top_of_the_share(token: float) -> None:
+    """What has to be read grows as fast as the share, or faster: without more it would never draft."""
     exploration, unread, count = Exploration(), 0.0, 0
     for _ in range(2000):
         unread += token
-        if asked(exploration, [PLAIN, way("m", 0.1)], 1, reading=token, behind=unread)[0]:
+        if explored(exploration, [PLAIN, way("m", 0.1)], 1, reading=token, behind=unread)[0]:
             unread, count = 0.0, count + 1
     assert count >= 10
 
 
-def test_whoever_leads_by_now_is_not_asked_to_be_seen_and_found_nodes_are_left_as_they_are() -> None:
-    """What is asked beside what was found is weighed beside it; alone it would lose that."""
+def test_the_leader_is_not_explored_and_found_nodes_are_left_as_they_are() -> None:
+    """What drafts next to found nodes is compared with them; alone it would lose that."""
     best = CandidatePlan("", (2,), (), 2.0, 1.0, 2, 1.0)
-    alone, beside = way("m", 0.0), way("m", 0.1, found=2)
+    alone, together = way("m", 0.0), way("m", 0.1, found=2)
     exploration = Exploration()
-    done = [exploration.due([best, alone, beside, PLAIN], 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(3000)]
+    done = [exploration.due([best, alone, together, PLAIN], 1.0, {"m": 0.0}, {"m": 0.0}) for _ in range(3000)]
     assert {one.kind for one in done} == {("", True), ("m", True)}
-    assert set(asked(Exploration(), [way("m", -0.5), PLAIN], 2000)) == {""}
+    assert set(explored(Exploration(), [way("m", -0.5), PLAIN], 2000)) == {""}
 
 
 def run(looks: Looks, steps: int, plan: float, right: float = 0.0) -> list[int]:
@@ -92,7 +92,7 @@ def run(looks: Looks, steps: int, plan: float, right: float = 0.0) -> list[int]:
     return looked
 
 
-def test_what_costs_next_to_nothing_is_asked_at_every_step() -> None:
+def test_what_costs_next_to_nothing_drafts_at_every_step() -> None:
     assert run(Looks(), 100, plan=0.000002) == list(range(100))
 
 
@@ -125,7 +125,7 @@ def test_short_texts_one_after_the_other_do_not_take_much_more(plan: float) -> N
     assert plan * looked / (200 * 50 * 0.001) < 0.025
 
 
-def test_what_is_right_is_asked_at_every_step() -> None:
+def test_what_is_right_drafts_at_every_step() -> None:
     assert run(Looks(), 100, plan=0.0005, right=1.0) == list(range(100))
 
 
@@ -137,7 +137,7 @@ def test_found_nodes_that_bring_less_than_their_rows_take_are_looked_for_more_an
 
 
 @pytest.mark.parametrize(("right", "pays"), [(4.0, True), (0.25, False)])
-def test_what_is_right_in_every_fourth_look_is_asked_as_often_as_that_pays(right: float, pays: bool) -> None:
+def test_what_is_right_in_every_fourth_look_drafts_as_often_as_that_pays(right: float, pays: bool) -> None:
     """Four tokens in four looks are worth looks that take a fifth of a step each, and a quarter of one is not."""
     looks, count = Looks(), 0
     for _ in range(1000):
@@ -161,7 +161,7 @@ def test_drafts_that_lose_more_than_choices_take_are_chosen_anew() -> None:
 def test_a_try_that_took_longer_than_expected_is_paid_before_the_next() -> None:
     exploration, tried = Exploration(), list[int]()
     for step in range(20_000):
-        if asked(exploration, [PLAIN, way("m", 0.5)], 1)[0]:
+        if explored(exploration, [PLAIN, way("m", 0.5)], 1)[0]:
             tried.append(step)
             exploration.took("m", 3.0, 1.5)
     assert (0.5 + 1.5) * len(tried) / 20_000 == pytest.approx(PROBING, rel=0.1)

@@ -1,4 +1,4 @@
-"""Log-probabilities: of the right row, with the same bits whoever drafts, for output and prompt."""
+"""Log-probabilities: of the right row, with the same bits under any drafter, for output and prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import foresay.spec.step
 from foresay.spec.logits import IMPOSSIBLE, logprobs_of, logprobs_of_run
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sampling import SamplingParams
-from tests.spec.house import Answer, House
+from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, TableModel, plain
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -22,8 +22,10 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 def teacher_forced(model: TableModel, text: Sequence[int], start: int, count: int) -> list[TokenLogprobs]:
     """Entries of the tokens from ``start`` on, each row looked up alone."""
     return [
-        logprobs_of(model.logits([model.state(text[:place])], text[place - 1 : place]), [text[place]], count)[0]
-        for place in range(start, len(text))
+        logprobs_of(
+            model.logits([model.state(text[:position])], text[position - 1 : position]), [text[position]], count
+        )[0]
+        for position in range(start, len(text))
     ]
 
 
@@ -65,13 +67,13 @@ def test_a_row_has_the_same_bits_in_any_company() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_entries_are_those_of_the_final_text(temperature: float, shape: tuple[int, ...], skill: float) -> None:
     model = TableModel(1)
-    house = House(model, Guesser(model, skill), shape, eos=[30])
+    harness = Harness(model, Guesser(model, skill), shape, eos=[30])
     for number in range(6):
         extra: dict[str, Any] = {"presence_penalty": 1.5, "logit_bias": {4: 5.0}} if number % 2 else {}
         sampling = SamplingParams(temperature=temperature, seed=number, max_tokens=20, logprobs=number, **extra)
-        house.add(str(number), PROMPT[number:], sampling)
-    house.add("none", PROMPT, SamplingParams(seed=1, max_tokens=5))
-    answers = house.run()
+        harness.add(str(number), PROMPT[number:], sampling)
+    harness.add("none", PROMPT, SamplingParams(seed=1, max_tokens=5))
+    answers = harness.run()
     assert all(delta.logprobs is None for delta in answers.pop("none").deltas)
     for name, answer in answers.items():
         prompt = PROMPT[int(name) :]
@@ -87,7 +89,7 @@ def test_the_row_of_the_node_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     )
     model = TableModel(1)
     sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=20, logprobs=2)
-    answer = House(model, Guesser(model, 1.0), (1,) * 4).answer(PROMPT, sampling)
+    answer = Harness(model, Guesser(model, 1.0), (1,) * 4).answer(PROMPT, sampling)
     assert answer.logprobs != teacher_forced(model, [*PROMPT, *answer.tokens], len(PROMPT), 2)
 
 
@@ -105,11 +107,11 @@ def _scored(answer: Answer) -> list[TokenLogprobs | None]:
 @pytest.mark.parametrize("length", [1, 2, 5, 11])
 def test_prompt_logprobs(length: int, chunk: int, max_tokens: int) -> None:
     model, prompt = TableModel(2), PROMPT[:length]
-    house = House(model, Guesser(model, 0.8), (2, 2), max_chunk=chunk)
+    harness = Harness(model, Guesser(model, 0.8), (2, 2), max_chunk=chunk)
     sampling = SamplingParams(seed=1, max_tokens=max_tokens, prompt_logprobs=3)
     for name in ("first", "again"):  # the second would find the prompt's pages
-        house.add(name, prompt, sampling)
-        answer = house.run()[name]
+        harness.add(name, prompt, sampling)
+        answer = harness.run()[name]
         assert _scored(answer) == [None, *teacher_forced(model, prompt, 1, 3)]
         assert answer.plain == plain(model, prompt, sampling)
         assert answer.statistics.cached_tokens == 0
@@ -118,13 +120,15 @@ def test_prompt_logprobs(length: int, chunk: int, max_tokens: int) -> None:
 def test_prompt_logprobs_in_company_and_when_preempted() -> None:
     """Some entries are there already when the prompt is computed again."""
     model = TableModel(3)
-    house = House(model, Guesser(model, 0.7), (2, 2), pages=30, page_size=4, max_seqs=5, max_chunk=5, max_model_len=90)
+    harness = Harness(
+        model, Guesser(model, 0.7), (2, 2), pages=30, page_size=4, max_seqs=5, max_chunk=5, max_model_len=90
+    )
     rng, prompts = random.Random(1), {}
     for number in range(8):
         prompts[str(number)] = prompt = [rng.randrange(32) for _ in range(25)]
         count = number % 3 if number % 4 else None
-        house.add(str(number), prompt, SamplingParams(seed=number, max_tokens=40, prompt_logprobs=count, logprobs=1))
-    answers = house.run()
+        harness.add(str(number), prompt, SamplingParams(seed=number, max_tokens=40, prompt_logprobs=count, logprobs=1))
+    answers = harness.run()
     assert sum(answer.statistics.preemptions for answer in answers.values()) > 0
     for name, prompt in prompts.items():
         number, answer = int(name), answers[name]

@@ -26,7 +26,7 @@ GOLDEN = {
 
 
 def random_bits(seed: int, position: int, token: int) -> int:
-    """The hash in integers of any size, as the module docstring of `foresay.spec.sample` tells it."""
+    """The hash in integers of any size, as the module docstring of `foresay.spec.sample` defines it."""
     key = mix64(mix64(seed) ^ position)
     low, high = key & _WORD, key >> 32
     x = token * 0x9E3779B1 & _WORD
@@ -71,7 +71,7 @@ def test_whole_rows_are_made_of_the_same_integers(vocab_size: int) -> None:
             )
 
 
-def test_a_row_has_the_same_bits_each_time_and_whoever_asks() -> None:
+def test_a_row_has_the_same_bits_each_time_for_every_caller() -> None:
     noise = Noise(11, 4097)
     rows = noise.rows([8, 9, 9, 8])
     assert rows.shape == (4, 4097)

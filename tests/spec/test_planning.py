@@ -31,7 +31,7 @@ class Picky(Parrot):
 
 
 class Reader(Parrot):
-    """Says one tree, and has 64 tokens to catch up with beside the last one."""
+    """Drafts one tree, and has 64 tokens to catch up with before the last one."""
 
     def unread(self, sequence: SequenceState) -> int:
         return 65
@@ -95,7 +95,7 @@ def test_the_pace_of_two_is_what_both_bring() -> None:
     assert sum(case.pace(1.0) for case in budget._cases.values()) == pytest.approx(3.0 + 1.0, rel=0.02)
 
 
-def test_a_pinned_shape_is_drafted_by_the_best_and_tells_of_the_others() -> None:
+def test_a_pinned_shape_is_drafted_by_the_best_and_measures_the_others() -> None:
     shape = TreeShape.chain(2)
     budget = budget_of(Member.looking(Parrot("looked", LOOKED)), model(seconds=50.0), pinned=shape)
     for _ in range(20):
@@ -186,7 +186,7 @@ def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
     assert both[1].shape.levels > 0 and both[0].why is both[1].why
 
 
-def test_who_may_not_draft_is_not_asked_and_its_neighbour_is() -> None:
+def test_a_drafter_that_may_not_draft_is_skipped_and_its_neighbour_is_not() -> None:
     budget, one = budget_of(model()), sequence()
     mine, other = budget.plan([one, replace(one, id="other", speculate=False)])
     assert mine.shape.levels > 0
@@ -205,17 +205,17 @@ def test_rows_planned_for_others_make_those_of_one_dearer_and_its_level_cheaper(
     assert two.level == pytest.approx(alone.level), "half the seconds, at twice the pace"
 
 
-def test_beside_what_was_found_levels_and_rows_are_dearer() -> None:
+def test_next_to_found_nodes_levels_and_rows_cost_more() -> None:
     looked = Parrot("looked", DraftTree.chain([7]))
     budget, one = budget_of(Member.looking(looked), model(seconds=0.01)), sequence()
     budget.cost = CostModel([1, 64], [1.0, 1.63])
     alone = model_share(budget.plan([one])[0]).shape.price
     looked.tree = DraftTree.chain([7, 5], "looked", (1.0, 0.4))
-    beside = model_share(budget.plan([one])[0]).shape.price
+    together = model_share(budget.plan([one])[0]).shape.price
     assert alone is not None
-    assert beside is not None
-    assert beside.level > 1.3 * alone.level
-    assert np.all(np.array(beside.rows) >= np.array(alone.rows))
+    assert together is not None
+    assert together.level > 1.3 * alone.level
+    assert np.all(np.array(together.rows) >= np.array(alone.rows))
 
 
 def test_what_is_checked_has_room_in_the_draft() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from foresay.spec.sampling import SamplingParams
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
 STRUCTURES = Path(__file__).parents[2] / "docs" / "structures.md"
@@ -60,11 +60,11 @@ def noting(old: Callable[..., Any], name: str, found: set[str]) -> Callable[...,
 @pytest.mark.parametrize("shape", [(), (1, 1), (3, 2, 1)], ids=["plain", "chain", "tree"])
 def test_a_token_passes_nine_records(shape: tuple[int, ...], made: set[str]) -> None:
     model = TableModel(1)
-    house = House(model, Guesser(model, 0.8, full=True) if shape else None, shape)
-    house.add("one", [1, 2, 3], SamplingParams(seed=1, max_tokens=20))
-    house.step()
+    harness = Harness(model, Guesser(model, 0.8, full=True) if shape else None, shape)
+    harness.add("one", [1, 2, 3], SamplingParams(seed=1, max_tokens=20))
+    harness.step()
     made.clear()
-    house.engine.step()
+    harness.engine.step()
     found = (made | STRUCTS) - NO_RECORDS
     assert found == named()
     assert len(found) == 9

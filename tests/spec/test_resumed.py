@@ -14,7 +14,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace
 from tests.combinations import alternating
 from tests.spec.grammars import Automaton
-from tests.spec.house import Answer, House
+from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, TableModel, plain
 
 VOCAB, END, LENGTH = 32, 31, 24
@@ -34,8 +34,8 @@ def sampling(**fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": LENGTH, "seed": 5} | fields)
 
 
-def house(model: TableModel, **options: Any) -> House:
-    return House(model, Guesser(model, 0.8), (3, 2), eos=[END], **options)
+def harness(model: TableModel, **options: Any) -> Harness:
+    return Harness(model, Guesser(model, 0.8), (3, 2), eos=[END], **options)
 
 
 def progress_of(answer: Answer, count: int) -> Progress:
@@ -45,7 +45,7 @@ def progress_of(answer: Answer, count: int) -> Progress:
 
 def resumed(model: TableModel, whole: Answer, count: int, params: SamplingParams, grammar: Automaton | None) -> Answer:
     """The rest of an answer, by an engine that others ask too."""
-    other = house(model)
+    other = harness(model)
     other.add("beside", [7, 7], sampling(seed=1))
     other.step()
     other.add("only", PROMPT, params, grammar=grammar, progress=progress_of(whole, count))
@@ -56,7 +56,7 @@ def resumed(model: TableModel, whole: Answer, count: int, params: SamplingParams
 def test_it_goes_on_at_the_next_token(name: str, grammatical: bool) -> None:
     model, params = TableModel(3), sampling(**OPTIONS[name])
     grammar = Automaton(4, VOCAB, [END]) if grammatical else None
-    whole = house(model).answer(PROMPT, params, grammar=grammar and grammar.fork())
+    whole = harness(model).answer(PROMPT, params, grammar=grammar and grammar.fork())
     assert whole.plain == plain(model, PROMPT, params, [END], grammar=grammar)
     for count in range(len(whole.tokens)):
         rest = resumed(model, whole, count, params, grammar and grammar.fork())
@@ -64,14 +64,14 @@ def test_it_goes_on_at_the_next_token(name: str, grammatical: bool) -> None:
         assert (rest.last.finish_reason, rest.last.stop_token) == (whole.last.finish_reason, whole.last.stop_token)
         if params.logprobs:
             assert rest.logprobs == whole.logprobs[count:]
-        told = rest.statistics
-        assert (told.completion_tokens, told.prompt_tokens, told.resumed) == (len(whole.tokens), 5, [count])
-        assert told.cached_tokens == (2 if count else 0), "as the first engine told, who had told it"
+        summary = rest.statistics
+        assert (summary.completion_tokens, summary.prompt_tokens, summary.resumed) == (len(whole.tokens), 5, [count])
+        assert summary.cached_tokens == (2 if count else 0), "as the first engine told, who had told it"
 
 
 def test_recorded_draws_go_on_where_they_stood() -> None:
     model, record = TableModel(4), [random.Random(1).randrange(VOCAB - 1) for _ in range(LENGTH)]
-    other = house(model)
+    other = harness(model)
     past = Progress(committed=record[:9], trace=SequenceTrace())
     other.add("only", PROMPT, sampling(), forced=record, progress=past)
     assert other.run()["only"].tokens == record[9:]
@@ -79,21 +79,21 @@ def test_recorded_draws_go_on_where_they_stood() -> None:
 
 def test_a_prompt_is_scored_once() -> None:
     model, params = TableModel(3), sampling(logprobs=1, prompt_logprobs=1)
-    whole = house(model).answer(PROMPT, params)
+    whole = harness(model).answer(PROMPT, params)
     entries = whole.deltas[0].prompt_logprobs
     assert entries is not None and len(entries) == len(PROMPT)
     assert resumed(model, whole, 0, params, None).deltas[0].prompt_logprobs == entries
-    other = house(model)
+    other = harness(model)
     other.add("only", PROMPT, params, progress=progress_of(whole, 6))
     assert all(delta.prompt_logprobs is None for delta in other.run()["only"].deltas)
-    assert other.verifier.passes[0][0].wanted == "last", "and not read for it again"
+    assert other.verifier.passes[0][0].logits == "last", "and not read for it again"
 
 
 def test_choices_go_on_each_for_itself() -> None:
     """One that is over, one that had nothing yet, and their leader in the middle."""
     model = TableModel(3)
-    wholes = {seed: house(model).answer(PROMPT, sampling(seed=seed, ignore_eos=True)) for seed in range(3)}
-    other = house(model)
+    wholes = {seed: harness(model).answer(PROMPT, sampling(seed=seed, ignore_eos=True)) for seed in range(3)}
+    other = harness(model)
     for seed, count in ((0, 11), (2, 0)):
         past = progress_of(wholes[seed], count)
         other.add(str(seed), PROMPT, sampling(seed=seed, ignore_eos=True), fork_of="0" if seed else None, progress=past)
@@ -106,20 +106,20 @@ def test_choices_go_on_each_for_itself() -> None:
 
 def test_counters_go_on() -> None:
     model, params = TableModel(3), sampling()
-    whole = house(model).answer(PROMPT, params)
+    whole = harness(model).answer(PROMPT, params)
     trace = SequenceTrace()
     for run in (1, 3):
         trace.record([1, 1, 2, 2], run - 1, run)
-    other = house(model)
+    other = harness(model)
     other.add("only", PROMPT, params, progress=Progress(committed=whole.tokens[:4], trace=trace))
-    told = other.run()["only"].statistics
-    assert told.per_step_accepted[:2] == [0, 2] and told.steps > 2
-    assert sum(told.per_step_accepted) + told.steps == LENGTH
-    assert told.time_to_first_token == pytest.approx(trace.first_token - trace.arrived if trace.first_token else 0.0)
+    summary = other.run()["only"].statistics
+    assert summary.per_step_accepted[:2] == [0, 2] and summary.steps > 2
+    assert sum(summary.per_step_accepted) + summary.steps == LENGTH
+    assert summary.time_to_first_token == pytest.approx(trace.first_token - trace.arrived if trace.first_token else 0.0)
 
 
 def test_what_is_no_token_of_the_model_is_refused() -> None:
-    other = house(TableModel(3))
+    other = harness(TableModel(3))
     with pytest.raises(InvalidRequest, match="committed"):
         other.add("only", PROMPT, sampling(), progress=Progress(committed=[VOCAB], trace=SequenceTrace()))
 

@@ -128,7 +128,7 @@ def _pair_tail_of_rows(noise: Noise, positions: int) -> tuple[float, float]:
 
 
 def test_noise_used_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows for two positions leave every single sample right; only the pairs tell."""
+    """The same rows for two positions leave every single sample right; only the pairs show it."""
     alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
     assert alone > ALPHA
     assert pairs > ALPHA

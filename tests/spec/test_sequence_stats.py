@@ -21,7 +21,7 @@ STEP = StepTrace(number=0, rows=1, sequences=1, prefill_rows=0, drafted=0, accep
 
 
 class Steps:
-    """A budget of one model that says :data:`MODEL`, and one sequence. rows: seconds of each row of a step."""
+    """A budget of one model that drafts as :data:`MODEL`, and one sequence. rows: seconds of each row of a step."""
 
     def __init__(self, rows: float = 0.0) -> None:
         self.looked = Parrot("looked", DraftTree.chain([7]))
@@ -42,7 +42,7 @@ class Steps:
 
 
 def moved(tree: tuple[float, ...]) -> list[float]:
-    """What is expected after one tree, which counts a fifth beside the guess."""
+    """What is expected after one tree, which counts a fifth against the guess."""
     return [old + (new - old) / 5 for old, new in zip(GUESS, tree, strict=True)]
 
 
@@ -88,7 +88,7 @@ def test_a_model_does_not_draft_what_a_grammar_forces_for_free(free: Steps) -> N
     assert not ScheduledSequence(free.one, 0, plan.shape, [1, 2], plan).drafts
 
 
-def test_a_step_of_another_plan_says_nothing_of_what_was_found(free: Steps) -> None:
+def test_a_step_of_another_plan_changes_nothing_for_what_was_found(free: Steps) -> None:
     """A prompt is read, say, or a step goes without drafts: the text is longer than it was planned for."""
     free.looked.tree = replace(LOOKED, drafter="looked")
     free.step([9], 0)

@@ -1,4 +1,4 @@
-"""Templates: what a file may say, cutting, and the best one for measured accuracies."""
+"""Templates: what a file may hold, cutting, and the best one for measured accuracies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_first_choices_alone_are_a_chain(tmp_path) -> None:
         ("[[0], [1]", "is not JSON (Expecting"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path, content, problem) -> None:
+def test_what_is_wrong_with_a_file_is_named(tmp_path, content, problem) -> None:
     with pytest.raises(ConfigurationError) as raised:
         read(tmp_path / "tree.json", content)
     assert str(raised.value).startswith(f"--draft-tree {tmp_path / 'tree.json'}: ")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics, Stopwatch
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
 
@@ -70,38 +68,43 @@ def test_a_text_cut_short(surplus: int, accepted: list[int]) -> None:
     assert statistics.decode_tokens_per_second >= 0.0
 
 
-def test_times() -> None:
-    before = time.perf_counter()
-    trace = SequenceTrace()
-    trace.started = time.perf_counter()
+class Clock:
+    """Seconds that pass where a test lets them."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock.perf_counter)
+    return clock
+
+
+def test_times(clock: Clock) -> None:
+    trace = SequenceTrace(arrived=clock.now)
+    trace.started = clock.now = 101.0
+    clock.now = 103.0
     trace.record([], 0, 1)
-    time.sleep(0.002)
+    clock.now = 109.0
     trace.record([1, 2], 2, 3)
-    spent = time.perf_counter() - before
     statistics = _summary(trace, 4)
-    assert 0.0 < statistics.seconds["queue"] <= statistics.time_to_first_token < spent
-    assert 0.002 <= statistics.decode_seconds < spent
-    # Three tokens came after the first run; that one's time is the time to first token.
-    assert statistics.decode_tokens_per_second == pytest.approx(3 / statistics.decode_seconds)
+    assert (statistics.seconds["queue"], statistics.time_to_first_token, statistics.decode_seconds) == (1.0, 3.0, 6.0)
+    assert statistics.decode_tokens_per_second == 0.5, "three tokens came after the first run"
 
 
-def test_a_stopwatch_charges_every_moment_once() -> None:
-    before = time.perf_counter()
+def test_a_stopwatch_charges_every_moment_once(clock: Clock) -> None:
     watch = Stopwatch()
-    time.sleep(0.002)
-    watch.lap("draw")
-    time.sleep(0.001)
-    watch.lap("commit")
-    time.sleep(0.001)
-    watch.lap("draw")
-    spent = time.perf_counter() - before
-    assert set(watch.seconds) == {"draw", "commit"}
-    assert watch.seconds["draw"] >= 0.003
-    assert watch.seconds["commit"] >= 0.001
-    assert sum(watch.seconds.values()) <= spent
+    for seconds, phase in ((2.0, "draw"), (1.0, "commit"), (4.0, "draw")):
+        clock.now += seconds
+        watch.lap(phase)
+    assert watch.seconds == {"draw": 6.0, "commit": 1.0}
 
 
-def test_a_phase_that_no_lap_could_tell_apart_gets_its_share() -> None:
+def test_a_phase_that_no_lap_could_separate_gets_its_share() -> None:
     watch = Stopwatch()
     watch.seconds = {"forward": 4.0, "propose": 1.0}
     watch.share("forward", "propose", 0.25)
@@ -112,8 +115,8 @@ def test_a_phase_that_no_lap_could_tell_apart_gets_its_share() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_origins_add_up_to_the_statistics(right, temperature) -> None:
     model = TableModel(9)
-    house = House(model, Guesser(model, right, full=True), (2, 2, 1))
-    answer = house.answer([1] * 10, SamplingParams(max_tokens=23, seed=1, temperature=temperature))
+    harness = Harness(model, Guesser(model, right, full=True), (2, 2, 1))
+    answer = harness.answer([1] * 10, SamplingParams(max_tokens=23, seed=1, temperature=temperature))
     deltas = [delta for delta in answer.deltas if delta.tokens]
     statistics = answer.deltas[-1].statistics
     assert statistics is not None
@@ -137,30 +140,30 @@ def test_origins_add_up_to_the_statistics(right, temperature) -> None:
 def test_a_text_that_ends_in_the_middle_of_a_run_has_no_origins_past_its_end() -> None:
     model = TableModel(9)
     params = SamplingParams(max_tokens=12, seed=1)
-    plain = House(model).answer([1] * 10, params).deltas
+    plain = Harness(model).answer([1] * 10, params).deltas
     text = [token for delta in plain for token in delta.tokens]
-    place = next(i for i in range(2, 12) if text[i] not in text[:i] and i % 4)  # runs are of 1, 4, 4 ... tokens
-    house = House(model, Guesser(model, 1.0, full=True), (1, 1, 1), eos=[text[place]])
-    deltas = house.answer([1] * 10, params).deltas
+    position = next(i for i in range(2, 12) if text[i] not in text[:i] and i % 4)  # runs are of 1, 4, 4 ... tokens
+    harness = Harness(model, Guesser(model, 1.0, full=True), (1, 1, 1), eos=[text[position]])
+    deltas = harness.answer([1] * 10, params).deltas
     runs = [(len(delta.tokens), len(delta.origin.path)) for delta in deltas if delta.origin is not None]
-    assert sum(count for count, _ in runs) == place + 1
+    assert sum(count for count, _ in runs) == position + 1
     assert runs[-1][0] == runs[-1][1], "the run ends in a drafted token"
 
 
-def test_a_step_tells_what_it_left_running() -> None:
+def test_a_step_reports_what_it_left_running() -> None:
     model = TableModel(9)
-    house = House(model, Guesser(model, 1.0, full=True), (2, 1), max_seqs=1)
-    house.add("first", [1] * 10, SamplingParams(max_tokens=7, seed=1))
-    house.add("second", [2] * 10, SamplingParams(max_tokens=7, seed=1))
-    house.step()
-    assert (house.traces[-1].running, house.traces[-1].waiting) == (1, 1)
-    assert house.traces[-1].pages >= 3
-    house.run()
-    assert (house.traces[-1].running, house.traces[-1].waiting, house.traces[-1].pages) == (0, 0, 0)
-    assert house.traces[-1].kept_pages > 0, "old text stays findable"
+    harness = Harness(model, Guesser(model, 1.0, full=True), (2, 1), max_seqs=1)
+    harness.add("first", [1] * 10, SamplingParams(max_tokens=7, seed=1))
+    harness.add("second", [2] * 10, SamplingParams(max_tokens=7, seed=1))
+    harness.step()
+    assert (harness.traces[-1].running, harness.traces[-1].waiting) == (1, 1)
+    assert harness.traces[-1].pages >= 3
+    harness.run()
+    assert (harness.traces[-1].running, harness.traces[-1].waiting, harness.traces[-1].pages) == (0, 0, 0)
+    assert harness.traces[-1].kept_pages > 0, "old text stays findable"
 
 
-def test_both_ways_of_telling_how_deep() -> None:
+def test_both_ways_of_naming_the_depth() -> None:
     found = ByDepth.of([6, 3, 3], 10)
     assert found.cumulative == [0.6, 0.3, 0.3]
     assert found.conditional == [0.6, 0.5, 1.0]
@@ -174,9 +177,9 @@ def test_steps_without_drafts_count_for_tokens_and_not_for_depths() -> None:
     trace.record([], 0, 1)
     trace.record([1, 2, 3], 3, 4)
     trace.cut(2)  # a stop string two tokens before the end
-    told = trace.statistics(4, 0, 7, 3)
-    assert told.tokens_per_step == tokens_per_step(7, 4) == 1.75
-    assert told.by_depth == ByDepth(2, [1.0, 1.0, 0.0], [1.0, 1.0, 0.0])
+    summary = trace.statistics(4, 0, 7, 3)
+    assert summary.tokens_per_step == tokens_per_step(7, 4) == 1.75
+    assert summary.by_depth == ByDepth(2, [1.0, 1.0, 0.0], [1.0, 1.0, 0.0])
     assert tokens_per_step(0, 0) is None
 
 

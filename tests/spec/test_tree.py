@@ -1,4 +1,4 @@
-"""Trees: the invariants on random ones, what a shape may say, and several as one."""
+"""Trees: the invariants on random ones, what a shape may be, and several as one."""
 
 from __future__ import annotations
 
@@ -162,9 +162,9 @@ def test_random_trees() -> None:
         assert set(kept) <= union
         assert len(kept) == min(most, len(union))
         for tree, numbers in zip(trees, merged.numbers, strict=True):
-            for path, place in zip(paths(tree), numbers, strict=True):
-                assert (path in kept) == (place >= 0)
-                assert place < 0 or kept[place] == path
+            for path, number in zip(paths(tree), numbers, strict=True):
+                assert (path in kept) == (number >= 0)
+                assert number < 0 or kept[number] == path
 
 
 def random_tree_of_merge(rng: random.Random, name: str) -> DraftTree:

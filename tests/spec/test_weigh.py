@@ -104,7 +104,7 @@ def test_no_more_rows_are_taken_than_are_known() -> None:
     assert next(way.found for way in ways if way.kind == ("", True)) == (63,)
 
 
-def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
+def test_a_pinned_shape_is_drafted_by_the_best_at_it() -> None:
     estimate = Estimate([0.5, 0.3], {"small": ExpectedTree(2.4, 9.0, 9.0)}, 0.5)
     seconds, shape = [1.0 + 0.1 * rows for rows in range(20)], TreeShape.chain(3)
 
@@ -122,7 +122,7 @@ def test_a_pinned_shape_is_drafted_by_whoever_is_best_at_it() -> None:
 
 
 def test_a_chain_is_as_long_as_its_levels_and_rows_are_worth() -> None:
-    """And a tree is weighed beside it, which takes more time: the host decides after each of its levels."""
+    """And a tree is compared with it, which takes more time: the host decides after each of its levels."""
     trees = {"small": ExpectedTree(1.2, 4.0, 2.0)}
     estimate = Estimate((), trees, chains={"small": [0.6, 0.4, 0.2, 0.1]})
     seconds = [1.0 + 0.05 * rows for rows in range(20)]

@@ -16,7 +16,7 @@ from tests.spec.test_weigh import costs, draft
 TREE = DraftTree.build(list(range(6)), [-1, 0, 0, 0, 1, 1], "x")
 
 
-def test_rows_of_independent_choices_wake_as_many_as_chance_says() -> None:
+def test_rows_of_independent_choices_wake_as_many_as_expected() -> None:
     """And what rows have in common is learned, each kind by itself, however many are woken at once."""
     rng, experts = random.Random(0), Experts(64, 8, 0.001)
     assert kinds(2, [TREE, DraftTree.chain([1, 2])]).tolist() == [3, 3, 1]

@@ -18,7 +18,7 @@ from foresay.spec.observer import Observer
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
-from tests.spec.house import House
+from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
 COST = CostModel([1, 64], [0.01, 0.02])
@@ -38,7 +38,7 @@ class Order(Observer):
         self.seen.append(f"ended {sequence.id}")
 
 
-Traced = Callable[..., House]
+Traced = Callable[..., Harness]
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
     """Makes engines that draft trees and write a trace into one file."""
     with contextlib.ExitStack() as closing:
 
-        def make(text: bool = True) -> House:
+        def make(text: bool = True) -> Harness:
             model = TableModel(5)
             writer = TraceWriter(Lines(str(tmp_path / "trace")), text)
             closing.callback(writer.close)
-            house = House(model, Guesser(model, 0.6, full=True), (3, 2, 1), observers=[writer])
-            writer.started(house.engine.info, COST)
-            return house
+            harness = Harness(model, Guesser(model, 0.6, full=True), (3, 2, 1), observers=[writer])
+            writer.started(harness.engine.info, COST)
+            return harness
 
         yield make
 
@@ -63,13 +63,13 @@ def only_session(path: Path) -> Session:
 
 
 def test_a_trace_tells_what_the_answers_tell(tmp_path: Path, traced: Traced) -> None:
-    house = traced()
+    harness = traced()
     for number in range(6):
-        house.add(str(number), [number, 1, 2], SamplingParams(max_tokens=9 + number, seed=number))
-    answers = house.run()
+        harness.add(str(number), [number, 1, 2], SamplingParams(max_tokens=9 + number, seed=number))
+    answers = harness.run()
     session = only_session(tmp_path / "trace")
     assert session.start.cost == [(1, 0.01), (64, 0.02)]
-    assert [step.number for step in session.steps] == [trace.number for trace in house.traces]
+    assert [step.number for step in session.steps] == [trace.number for trace in harness.traces]
     for id, answer in answers.items():
         told, counts = session.requests[id], session.requests[id].counts()
         assert told.output() == answer.tokens
@@ -81,27 +81,27 @@ def test_a_trace_tells_what_the_answers_tell(tmp_path: Path, traced: Traced) -> 
 
 
 def test_a_text_cut_in_the_middle_of_a_run(tmp_path: Path, traced: Traced) -> None:
-    house = traced()
-    house.add("one", [1, 2], SamplingParams(max_tokens=50, seed=1))
-    house.add("two", [1, 3], SamplingParams(max_tokens=8, seed=2))
+    harness = traced()
+    harness.add("one", [1, 2], SamplingParams(max_tokens=50, seed=1))
+    harness.add("two", [1, 3], SamplingParams(max_tokens=8, seed=2))
     for _ in range(4):
-        house.step()
-    house.engine.finish("one", 3)
-    house.run()
-    house.engine.finish("two", 6)  # found when the engine had ended it by itself
-    house.engine.notify()
+        harness.step()
+    harness.engine.finish("one", 3)
+    harness.run()
+    harness.engine.finish("two", 6)  # found when the engine had ended it by itself
+    harness.engine.notify()
     session = only_session(tmp_path / "trace")
     assert (session.requests["one"].kept, session.requests["two"].kept) == (3, 6)
     assert session.requests["one"].emitted > 3
     assert session.requests["two"].emitted == 8
-    statistics = house.answers["one"].statistics
+    statistics = harness.answers["one"].statistics
     assert session.requests["one"].counts().per_step_accepted == statistics.per_step_accepted
     assert sum(session.requests["two"].counts().per_step_accepted) <= 5
 
 
 def test_without_text_no_line_holds_a_token(tmp_path: Path, traced: Traced) -> None:
-    house = traced(text=False)
-    house.answer([1, 2, 3], SamplingParams(max_tokens=12, seed=1))
+    harness = traced(text=False)
+    harness.answer([1, 2, 3], SamplingParams(max_tokens=12, seed=1))
     content = (tmp_path / "trace").read_text()
     assert '"tokens":[' not in content and '"draws":[' not in content
     told = only_session(tmp_path / "trace").requests["only"]
@@ -156,23 +156,23 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pyt
     lines = Lines(str(tmp_path / "trace"))
     lines.close()
     lines._file = open("/dev/full", "ab", buffering=4096)  # noqa: SIM115
-    house = House(TableModel(5), observers=[TraceWriter(lines, text=False)])
-    assert len(house.answer([1, 2], SamplingParams(max_tokens=40, seed=1)).tokens) == 40
+    harness = Harness(TableModel(5), observers=[TraceWriter(lines, text=False)])
+    assert len(harness.answer([1, 2], SamplingParams(max_tokens=40, seed=1)).tokens) == 40
     (record,) = caplog.records
     assert "the trace ends here" in record.message and "No space left" in record.message
     lines.close()
 
 
 def test_events_are_told_in_order_and_after_the_tokens() -> None:
-    house = House(TableModel(5), observers=[order := Order()])
-    house.engine.add(Request(id="a", prompt=[1, 2], params=SamplingParams(max_tokens=9, seed=1)))
-    deltas = house.engine.step()
+    harness = Harness(TableModel(5), observers=[order := Order()])
+    harness.engine.add(Request(id="a", prompt=[1, 2], params=SamplingParams(max_tokens=9, seed=1)))
+    deltas = harness.engine.step()
     assert order.seen == ["begun a"], "the step is told when its tokens are on their way"
     assert deltas[0].tokens
-    house.engine.step()
+    harness.engine.step()
     assert order.seen == ["begun a", "step 1"]
-    house.engine.cancel("a")
-    house.engine.notify()
+    harness.engine.cancel("a")
+    harness.engine.notify()
     assert order.seen == ["begun a", "step 1", "step 2", "ended a"]
 
 
@@ -182,8 +182,8 @@ class Failing(Observer):
 
 
 def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    house = House(TableModel(5), observers=[Failing(), order := Order()])
-    assert len(house.answer([1, 2], SamplingParams(max_tokens=5, seed=1)).tokens) == 5
+    harness = Harness(TableModel(5), observers=[Failing(), order := Order()])
+    assert len(harness.answer([1, 2], SamplingParams(max_tokens=5, seed=1)).tokens) == 5
     assert order.seen == ["begun only", *(f"step {number}" for number in range(1, 6)), "ended only"]
     (record,) = caplog.records
     assert "Failing failed" in record.message

@@ -16,19 +16,19 @@ from foresay.drafters.training.work import Work
 
 
 def attempt(settings: Settings, out: Path, dies_at: int) -> None:
-    """A training run that is killed right before it puts its ``dies_at``-th file in its place (0: never).
+    """A training run that is killed right before it puts its ``dies_at``-th file where it belongs (0: never).
 
     The file it has written is cut in half. State is saved after every step.
     """
     replace, seen = os.replace, 0
 
-    def deadly(source: Path, place: Path) -> None:
+    def deadly(source: Path, goal: Path) -> None:
         nonlocal seen
         seen += 1
         if seen == dies_at:
             os.truncate(source, os.path.getsize(source) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(source, place)
+        replace(source, goal)
 
     torch.set_num_threads(1)
     os.replace = deadly  # type: ignore[assignment]

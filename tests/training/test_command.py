@@ -1,4 +1,4 @@
-"""``foresay train``: what it prints, and the one line it says of what it cannot do."""
+"""``foresay train``: what it prints, and the one line that names what it cannot do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foresay.server.cli.train import verdict
 @pytest.mark.parametrize(
     ("kind", "extra", "rows"), [("medusa", "--depth 2", ["1", "2"]), ("draft", "--width 32", ["any"])]
 )
-def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, capsys, kind, extra, rows) -> None:
+def test_the_command_trains_and_prints_how_good_it_is(target, prompts, tmp_path, capsys, kind, extra, rows) -> None:
     words = f"train {kind} --target {target} --prompts {prompts} --out {tmp_path}/my-own --samples 30 --length 20"
     assert main([*words.split(), "--steps", "3", "--batch", "4", *extra.split()]) == 0
     shown = capsys.readouterr()
@@ -51,15 +51,15 @@ def test_the_command_trains_and_says_how_good_it_is(target, prompts, tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("texts", "right", "said"),
+    ("texts", "right", "printed"),
     [
         (100, 0.63, "good: the first guess is right 63% of the time at T=1, 70% at T=0"),
         (10, 0.25, "too little: the first guess is right 25% of the time at T=1, 70% at T=0; aim for more than half, "),
         (1, 1.0, "too few held-out texts to judge: 1; give at least 20 prompts"),
     ],
 )
-def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, said) -> None:
-    assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(said)
+def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, printed) -> None:
+    assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(printed)
 
 
 def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path) -> None:
@@ -80,14 +80,14 @@ def test_texts_for_a_target_that_chats_are_pointed_out(target, prompts, tmp_path
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps({"messages": [{"role": "user", "content": "says the fox"}]}))
 
-    def said(prompts: Path, out: str) -> list[str]:
+    def printed(prompts: Path, out: str) -> list[str]:
         words = f"train medusa --target {chatty} --prompts {prompts} --out {tmp_path}/{out} --samples 2 --length 14"
         assert main([*words.split(), "--steps", "1"]) == 0
         return [line for line in capsys.readouterr().err.splitlines() if "without a chat" in line]
 
-    [line] = said(prompts, "texts")
+    [line] = printed(prompts, "texts")
     assert line.startswith("3 prompts without a chat: the target continues such a text as it is.")
-    assert said(chats, "chats") == []
+    assert printed(chats, "chats") == []
 
 
 def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target, prompts, tmp_path, capsys) -> None:
@@ -118,7 +118,7 @@ def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target,
 
 
 def one_line(capsys, words: str, status: int) -> str:
-    """What a command that fails says on stderr, after its plan."""
+    """What a command that fails prints on stderr, after its plan."""
     assert main(words.split()) == status
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("foresay train: ")
@@ -126,7 +126,7 @@ def one_line(capsys, words: str, status: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("extra", "status", "said"),
+    ("extra", "status", "printed"),
     [
         ("--length 600", 2, "--length must be above 12 and at most 512"),
         ("--prompts /nowhere.txt", 2, "--prompts /nowhere.txt: no such file or directory"),
@@ -141,9 +141,11 @@ def one_line(capsys, words: str, status: int) -> str:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_said_in_one_line(target, prompts, tmp_path, capsys, extra, status, said) -> None:
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    target, prompts, tmp_path, capsys, extra, status, printed
+) -> None:
     words = f"train medusa --target {target} --prompts {prompts} --out {tmp_path}/head {extra}"
-    assert said in one_line(capsys, words, status)
+    assert printed in one_line(capsys, words, status)
     assert list(tmp_path.iterdir()) == [], "nothing was begun, so nothing is left"
 
 
@@ -153,7 +155,7 @@ def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "printed"),
     [
         (
             "--samples 1",
@@ -166,11 +168,11 @@ def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
         ("--temperatures 1,x", "--temperatures must be temperatures from 0 to 2"),
     ],
 )
-def test_a_wrong_flag_is_named(tmp_path, capsys, flags, said) -> None:
+def test_a_wrong_flag_is_named(tmp_path, capsys, flags, printed) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(f"train draft --prompts p.txt --out {tmp_path}/d {flags}".split())
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert printed in line
 
 
 def damaged(directory: Path, how: str) -> None:
@@ -197,7 +199,7 @@ def damaged(directory: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "printed"),
     [
         ("cut", "the model cannot be loaded ("),
         ("no weights", "the model cannot be loaded ("),
@@ -209,7 +211,7 @@ def damaged(directory: Path, how: str) -> None:
         ("bad config", "config.json"),
     ],
 )
-def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, said) -> None:
+def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, printed) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(target, broken)
     damaged(broken, how)
@@ -217,5 +219,5 @@ def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, said) 
     assert main(words.split()) in (1, 2)
     _, _, line = capsys.readouterr().err.splitlines()
     assert str(broken) in line
-    assert said in line
+    assert printed in line
     assert list(tmp_path.iterdir()) == [broken]

@@ -42,7 +42,7 @@ def settings(target, prompts) -> Settings:
 
 @pytest.fixture
 def trained(teacher, settings, tmp_path):
-    """What the run said, and its folder."""
+    """What the run printed, and its folder."""
     depths = Run(settings, teacher, Work(tmp_path / "draft", settings), progress=False)().depths
     return depths, tmp_path / "draft"
 
@@ -115,7 +115,7 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
         (64, 8, 1, 3, 8, (1, 32, 4, 1)),
     ],
 )
-def test_the_shape_it_has_when_none_is_asked_for(width, heads, kv_heads, layers, head_dim, wanted) -> None:
+def test_the_shape_it_has_by_default(width, heads, kv_heads, layers, head_dim, wanted) -> None:
     """A quarter of the layers, half of the width, and heads that divide among their keys."""
     source = LlamaConfig(
         hidden_size=width,

@@ -41,7 +41,7 @@ from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite"])
-def test_targets_that_scale_and_cap_teach_what_they_say(tmp_path, family) -> None:
+def test_targets_that_scale_and_cap_teach_their_own_logits(tmp_path, family) -> None:
     """And heads draft for them as they learned: one with an output matrix of its own, and one that shares theirs."""
     theirs = make(family, tmp_path / "target", num_hidden_layers=6, vocab_size=290)
     write_tokenizer(tmp_path / "target", 290)
@@ -312,7 +312,7 @@ def test_a_text_ends_where_the_target_ends_it(teacher, temperature) -> None:
         assert lesson.logits[0, 2:-1].argmax(dim=-1).tolist() == texts[0].tokens[3:].tolist()
 
 
-def test_what_is_written_does_not_depend_on_what_is_beside_it(teacher) -> None:
+def test_what_is_written_does_not_depend_on_the_batch(teacher) -> None:
     prompts = [random_tokens(random.Random(number), 3 + 5 * number, 290) for number in range(4)]
     together = teacher.write(prompts, 40, 0.0, torch.Generator())
     for prompt, text in zip(prompts, together, strict=True):

@@ -1,4 +1,4 @@
-"""Prompts: what is read, and what is said of what cannot be."""
+"""Prompts: what is read, and how what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', r"p\.jsonl, line 2: not valid JSON"),
         ("p.jsonl", b'{"prompt": "a"}\n\n{"text": "b"}\n', r'p\.jsonl, line 3: expected {"prompt": "\.\.\."}'),
@@ -34,10 +34,10 @@ CHAT = [{"role": "user", "content": "hi"}]
         ("missing.txt", None, r"missing\.txt: cannot be read \(No such file or directory\)"),
     ],
 )
-def test_bad_prompts_are_named(tmp_path, name, content, said) -> None:
+def test_bad_prompts_are_named(tmp_path, name, content, message) -> None:
     if content is not None and name != ".":
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigurationError, match=said) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         read_prompts(tmp_path / name)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -72,7 +72,7 @@ TEMPLATE = (
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "said"),
+    ("template", "messages", "message"),
     [
         (None, CHAT, "line 2: is a chat, but the target has no chat template"),
         (TEMPLATE, [{"role": "system", "content": "x"}], r"line 2: the target's .* refuses .* \(no system message\)"),
@@ -81,14 +81,14 @@ TEMPLATE = (
         ("{% if %}", CHAT, r"line 2: the target's chat template refuses these messages \("),
     ],
 )
-def test_a_chat_that_the_template_refuses(target, tmp_path, template, messages, said) -> None:
+def test_a_chat_that_the_template_refuses(target, tmp_path, template, messages, message) -> None:
     directory = tmp_path / "target"
     shutil.copytree(target, directory)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"messages": messages}))
     teacher = Teacher(directory, "cpu", torch.float32)
-    with pytest.raises(ConfigurationError, match=said) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         teacher.prompts(tmp_path / "p.jsonl", 20)
     assert len(str(caught.value).splitlines()) == 1
     assert f"{tmp_path}/p.jsonl" in str(caught.value)

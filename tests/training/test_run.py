@@ -161,11 +161,11 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
     heat: list[float] = []
     once = teacher.write
 
-    def noted(prompts, length, temperature, generator, told):
+    def noted(prompts, length, temperature, generator, notify):
         written.append({tuple(prompt) for prompt in prompts})
         heat.append(temperature)
         assert max(map(len, prompts)) <= 30
-        return once(prompts, length, temperature, generator, told)
+        return once(prompts, length, temperature, generator, notify)
 
     monkeypatch.setattr(teacher, "write", noted)
     assert len(run.texts()) == 16

@@ -1,4 +1,4 @@
-"""The folder of an unfinished run: whose it is, and what is said of one that cannot be gone on with."""
+"""The folder of an unfinished run: whose it is, and how one that cannot be continued is refused."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_damaged_settings(tmp_path, content) -> None:
         Work(tmp_path / "head", SETTINGS)
 
 
-def test_places_where_no_model_can_be(tmp_path) -> None:
-    def refused(out: Path, said: str) -> None:
+def test_folders_where_no_model_can_be(tmp_path) -> None:
+    def refused(out: Path, message: str) -> None:
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(ConfigurationError, match=said) as caught:
+        with pytest.raises(ConfigurationError, match=message) as caught:
             Work(out, SETTINGS)
         assert str(caught.value).startswith(f"--out {out}: ")
         assert sorted(tmp_path.rglob("*")) == before

@@ -49,7 +49,7 @@ class Hub(BaseHTTPRequestHandler):
         "consolidated.safetensors": b"the weights again",
         "README.md": b"words",
     }
-    #: Files that break off in the middle the first time; and what of them was asked for then.
+    #: Files that break off in the middle the first time; and what of them was requested then.
     BREAKS: ClassVar[set[str]] = set()
     RANGES: ClassVar[list[str]] = []
     REFUSALS: ClassVar = {
@@ -77,10 +77,10 @@ class Hub(BaseHTTPRequestHandler):
     def give(self, name: str) -> None:
         """A file, or the rest of one that broke off."""
         data, headers = self.FILES[name], {"ETag": f'"{name.encode().hex()}"', "X-Repo-Commit": COMMIT}
-        asked = self.headers.get("Range", "")
-        if asked and self.command == "GET":
-            self.RANGES.append(asked)
-            begin = int(asked.removeprefix("bytes=").partition("-")[0])
+        requested = self.headers.get("Range", "")
+        if requested and self.command == "GET":
+            self.RANGES.append(requested)
+            begin = int(requested.removeprefix("bytes=").partition("-")[0])
             about = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
             self.answer(data[begin:], 206, headers | about)
         elif name in self.BREAKS and self.command == "GET":

@@ -192,7 +192,7 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
-#: Mamba-2 layers with two heads to a key, without positions; with experts beside the MLP, and without.
+#: Mamba-2 layers with two heads to a key, without positions; with experts next to the MLP, and without.
 GRANITE_HYBRID = {
     **GRANITE,
     "attention_bias": False,
@@ -260,6 +260,7 @@ LATENT = {
     "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
 }  # fmt: skip
+IN_GROUPS = {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}
 MSCALE = {**YARN, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.8}
 GPT_OSS = {
     **LOCAL,
@@ -354,7 +355,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
-    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**LATENT, "q_lora_rank": None}),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**LATENT, **IN_GROUPS, "q_lora_rank": None}),
     "deepseek_v3": (
         DeepseekV3Config,
         DeepseekV3ForCausalLM,

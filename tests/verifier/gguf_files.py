@@ -110,7 +110,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     if any(name.startswith(PREDICTS) for name in names):
         writer.add_block_count(config.num_layers + 1)
         writer.add_nextn_predict_layers(1)
-    said = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
+    metadata = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
     all_of_them = {name: tensors.get_tensor(name).float() for name in names}
     if isinstance(config.attention, Latent):
         all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
@@ -119,7 +119,7 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
     if writer.arch == "qwen3next":
         all_of_them = _by_kind(directory, config, all_of_them)
     for seed, (name, tensor) in enumerate(_stacked(all_of_them).items()):
-        there = theirs(name, GgufFile(file, said, {}))
+        there = theirs(name, GgufFile(file, metadata, {}))
         factor = _factor(values, name, tensor) if writer.arch == "falcon-h1" else 1.0
         floats[name] = _added(writer, config, (name, there), tensor * factor, kind, seed) / factor
     if writer.arch == "muse-glimmer":

@@ -1,6 +1,6 @@
 """Texts read by a model through its pages: in one pass, in pieces, as trees, alone and together.
 
-Every pass runs on a store poisoned with NaN wherever nobody may read.
+Every pass runs on a store poisoned with NaN wherever no row may read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.server.engine.parameters import quantized
-from foresay.spec.protocols import Rows, Wanted
+from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.model.config import ModelConfig, window_shapes
 from foresay.verifier.model.decoder import Decoder
@@ -141,10 +141,10 @@ class Reader:
             del rest[:count]
         return torch.cat(logits)
 
-    def rows(self, table: PageTable, tokens: Sequence[int], wanted: Wanted = "all") -> Rows:
+    def rows(self, table: PageTable, tokens: Sequence[int], logits: LogitRows = "all") -> Rows:
         """Rows of text at the end of a table; their pages are reserved."""
         table.reserve(len(tokens))
-        return Rows(table, torch.tensor(list(tokens)), table.length, wanted=wanted)
+        return Rows(table, torch.tensor(list(tokens)), table.length, logits=logits)
 
     def tree_rows(self, table: PageTable, tree: DraftTree) -> Rows:
         """Rows of a tree at the end of a table; their pages are reserved."""

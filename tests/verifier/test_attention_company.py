@@ -56,7 +56,7 @@ def attended(
     query, keys, values, rows = laid_out
     keys, values, options["scales"] = kept(keys, values, stored)
     options["sinks"] = torch.linspace(4.0, -3.0, query.shape[1]) if sinks else None
-    return tree_attention(query, keys, values, replace(rows, places=None), SCALE, **options)
+    return tree_attention(query, keys, values, replace(rows, plan=None), SCALE, **options)
 
 
 def same(left: Tensor, right: Tensor) -> bool:
@@ -78,7 +78,7 @@ def test_it_is_what_the_reference_says(processor, shape, stored, options) -> Non
 
 @everywhere
 def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, options) -> None:
-    """In a tree beside other sequences' trees, among some rows of a chain, and as the only row behind its path."""
+    """In a tree next to other sequences' trees, among some rows of a chain, and as the only row behind its path."""
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
     result = attended(made.lay_out(sequences, padding=1), stored, **options)
@@ -118,7 +118,7 @@ def test_it_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
 def test_what_one_row_sees_and_is_no_number_is_nothing_to_another(stored) -> None:
-    """A child of the root that is NaN beside one that is not, in one pair of positions; and infinite values."""
+    """A child of the root that is NaN next to one that is not, in one pair of positions; and infinite values."""
     made = bench(SHAPES[0])
     sequence = made.sequence(33, 3)
     sequence.parents = [-1, 0, 0]

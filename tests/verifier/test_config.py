@@ -182,8 +182,8 @@ def test_eos_token_ids(read):
 def test_eos_token_ids_that_the_model_does_not_have_are_left_out(read, caplog):
     config = read(LLAMA2_7B, generation={"eos_token_id": [7, 32000, -1]})
     assert config.eos_token_ids == (7,)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert all(word in said for word in ("generation_config.json", "eos_token_id 32000, -1", "32000 tokens"))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert all(word in message for word in ("generation_config.json", "eos_token_id 32000, -1", "32000 tokens"))
 
 
 def test_missing_keys_fall_back_to_what_transformers_assumes(read):
@@ -299,6 +299,34 @@ def test_windows_that_contradict_themselves_are_refused(read, raw, changes, word
     with pytest.raises(ConfigError) as caught:
         read(raw, **changes)
     assert all(word in str(caught.value) for word in words)
+
+
+DEEPSEEK = {
+    "n_routed_experts": 16, "num_experts_per_tok": 6, "moe_intermediate_size": 64, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "architectures": ["DeepseekV3ForCausalLM"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_group": 3}, "n_group 3 does not divide"),
+        ({"n_group": 16}, "n_group 16 leaves one expert in a group"),
+        ({"topk_group": 2}, "topk_group 2 of n_group 8 is not supported with 6 of 16 experts"),
+        ({"topk_group": 9}, "topk_group 9"),
+        ({"topk_method": "group_limited_greedy"}, "topk_method 'group_limited_greedy' .*: greedy, noaux_tc"),
+        ({"scoring_func": "softmax", "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*, group_limited_greedy"),
+        ({"scoring_func": "softplus"}, "scoring_func 'softplus'"),
+        ({"scoring_func": []}, "scoring_func"),
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"architectures": [[]]}, "architectures"),
+    ],
+    ids=str,
+)
+def test_mixtures_that_cannot_be_are_refused(read, changes, words):
+    assert read(LLAMA2_7B, **DEEPSEEK).stack.experts.router.groups == (8, 4)
+    with pytest.raises(ConfigError, match=words):
+        read(LLAMA2_7B, **{**DEEPSEEK, **changes})
 
 
 def test_absent_or_broken_file(tmp_path):

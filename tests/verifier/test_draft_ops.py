@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from foresay.spec.sample import BROKEN
-from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.records import MOST_CHILDREN
 from foresay.verifier.ops.sample import best_children, sample_rows
 from foresay.verifier.ops.trees import advance, lay_out, text_ends
+from tests.kernels.children_cases import sampling_of
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "top_k": 3},
@@ -34,12 +33,6 @@ TARGET = 1000
 def executor(request: pytest.FixtureRequest) -> Iterator[None]:
     with request.param():
         yield
-
-
-def asked(kinds: list[dict[str, Any]]) -> RowSampling:
-    rng = random.Random(3)
-    places = [rng.randrange(1 << 17) for _ in kinds]
-    return RowSampling.of([SamplingParams(**kind) for kind in kinds], [rng.getrandbits(64) for _ in kinds], places)
 
 
 def logits_of(rows: int, columns: int, scale: float = 3.0) -> Tensor:
@@ -60,7 +53,7 @@ def widened(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 def test_a_small_vocabulary_draws_what_the_targets_would_with_the_rest_ruled_out() -> None:
     token_ids, kinds = some_ids(300), KINDS * 8
-    logits, sampling = logits_of(len(kinds), 300), asked(kinds)
+    logits, sampling = logits_of(len(kinds), 300), sampling_of(kinds)
     logits[3, 7] = math.nan
     sampled = sample_rows(logits, sampling, token_ids)
     assert sampled[3] == BROKEN and sampled.max() >= 300
@@ -70,17 +63,17 @@ def test_a_small_vocabulary_draws_what_the_targets_would_with_the_rest_ruled_out
 @pytest.mark.parametrize("count", [1, 3, MOST_CHILDREN])
 def test_children_by_the_targets_ids(count) -> None:
     token_ids, kinds = some_ids(300), KINDS * 8
-    logits, sampling = logits_of(len(kinds), 300), asked(kinds)
+    logits, sampling = logits_of(len(kinds), 300), sampling_of(kinds)
     tokens, chances = best_children(logits, sampling, count, token_ids)
     wide_tokens, wide_chances = best_children(widened(logits, token_ids), sampling, count)
-    assert torch.equal(tokens, wide_tokens) and torch.allclose(chances, wide_chances)
+    assert torch.equal(tokens, wide_tokens) and torch.allclose(chances, wide_chances, atol=1e-6)
     assert torch.equal(tokens[:, 0], sample_rows(logits, sampling, token_ids)), "the best child is what is sampled here"
 
 
 def test_chances_are_a_softmax_of_what_the_filters_leave() -> None:
     kinds: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"temperature": 0.0}]
     logits = logits_of(len(kinds), 40)
-    tokens, chances = best_children(logits, asked(kinds), 40)
+    tokens, chances = best_children(logits, sampling_of(kinds), 40)
     assert torch.allclose(chances.exp().sum(dim=-1), torch.ones(len(kinds)))
     assert (chances.diff(dim=-1).nan_to_num(nan=0.0) <= 0).all()
     weights = logits.softmax(dim=-1)
@@ -96,8 +89,8 @@ def test_chances_are_a_softmax_of_what_the_filters_leave() -> None:
 def test_filters_that_keep_more_than_64_tokens_take_none_out() -> None:
     flat, many = {"top_p": 0.99}, {"top_k": 65}
     logits = logits_of(3, 300, scale=0.1)
-    found = best_children(logits, asked([flat, many, {}]), 10)
-    plain = best_children(logits, asked([{}, {}, {}]), 10)
+    found = best_children(logits, sampling_of([flat, many, {}]), 10)
+    plain = best_children(logits, sampling_of([{}, {}, {}]), 10)
     assert torch.equal(found[0], plain[0]) and torch.equal(found[1], plain[1])
 
 
@@ -107,7 +100,7 @@ def test_ties_and_rows_of_little() -> None:
     logits[1] = -math.inf
     logits[2, [1, 4]] = torch.tensor([math.nan, math.inf])
     logits[3, :5] = -math.inf
-    tokens, chances = best_children(logits, asked([greedy, {}, greedy, {"top_p": 0.9}]), 8)
+    tokens, chances = best_children(logits, sampling_of([greedy, {}, greedy, {"top_p": 0.9}]), 8)
     assert tokens.tolist()[0] == [0, 1, 2, 3, 4, 5, 0, 0]
     assert chances[0].tolist() == pytest.approx([-math.log(6)] * 6 + [-math.inf] * 2)
     assert (chances[1] == -math.inf).all() and (tokens[1] == 0).all()
@@ -127,9 +120,9 @@ def test_lay_out(page_size) -> None:
     wanted = []
     for sequence, length in enumerate(lengths):
         for depth, node in zip(depths.tolist(), (0, 1, 2, 5), strict=True):
-            page, place = divmod(length + node, page_size)
+            page, offset = divmod(length + node, page_size)
             real = live[sequence] == 1
-            wanted.append((length + depth, int(tables[sequence, page]) * page_size + place) if real else (0, 0))
+            wanted.append((length + depth, int(tables[sequence, page]) * page_size + offset) if real else (0, 0))
     assert list(zip(positions.tolist(), slots.tolist(), strict=True)) == wanted
     each = lay_out(tables, page_size, arguments[0], depths.repeat(5, 1), *arguments[2:])
     assert torch.equal(each[0], positions) and torch.equal(each[1], slots)

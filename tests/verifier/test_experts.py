@@ -113,7 +113,7 @@ def test_a_row_has_the_bits_of_a_linear_of_its_expert_alone(form, gated) -> None
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_head_has_the_bits_of_a_linear_of_its_own_part(form) -> None:
-    """Whose inputs and outputs of a row lie beside those of other heads."""
+    """Whose inputs and outputs of a row lie next to those of other heads."""
     weight, dtype = weight_of(form, 1), torch.bfloat16 if form == "bf16" else torch.float32
     heads, x = Linear(weight, None, dtype, experts=EXPERTS), noise(64, EXPERTS * INNER, seed=4).to(dtype)
     own = enumerate(x.split(INNER, dim=1))

@@ -212,8 +212,8 @@ def test_sequences_in_one_pass_have_the_bits_they_have_alone(family, name, dtype
                 reader.rows(texts[0], random_tokens(rng, 33, vocab)),
                 reader.tree_rows(texts[1], random_tree(rng, 1, 12, vocab)),
                 reader.tree_rows(texts[2], DraftTree.chain(random_tokens(rng, 5, vocab))),
-                reader.rows(texts[3], random_tokens(rng, 1, vocab), wanted="last"),
-                reader.rows(texts[4], random_tokens(rng, 20, vocab), wanted="last"),
+                reader.rows(texts[3], random_tokens(rng, 1, vocab), logits="last"),
+                reader.rows(texts[4], random_tokens(rng, 20, vocab), logits="last"),
             ]
 
         rows = parts()
@@ -230,8 +230,8 @@ def test_wanted_rows_have_the_bits_of_all_rows(family, name) -> None:
     reader = Reader(family(name).decoder(FP32))
     table, tokens = reader.open(random_tokens(rng, 20, reader.vocab_size)), random_tokens(rng, 9, reader.vocab_size)
     (all_rows,) = reader.run(reader.rows(table, tokens))
-    (last,) = reader.run(reader.rows(table, tokens, wanted="last"))
-    (none,) = reader.run(reader.rows(table, tokens, wanted="none"))
+    (last,) = reader.run(reader.rows(table, tokens, logits="last"))
+    (none,) = reader.run(reader.rows(table, tokens, logits="none"))
     assert_same_bits(last, all_rows[-1:])
     assert none.shape == (0, reader.vocab_size)
 

@@ -75,8 +75,8 @@ def test_the_bundled_tokenizer(tmp_path) -> None:
     original = Tokenizer.load(directory)
     made = made_of(tmp_path, tokens_of(directory, "gpt-2"), original.template)
     assert_same_ids(made, original)
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What <|end|> now?"}]
-    assert Tokenizer.load(made).render(said).text == original.render(said).text
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What <|end|> now?"}]
+    assert Tokenizer.load(made).render(messages).text == original.render(messages).text
     assert ModelConfig.from_directory(made).eos_token_ids == (0, 1)
 
 

@@ -146,7 +146,7 @@ def test_download(hub, cache, monkeypatch):
         ("owner/broken", ["the hub at http", "answered with an error", "Bad request", "try again"]),
     ],
 )
-def test_what_the_hub_answers_is_told_with_what_to_do(hub, name, words):
+def test_what_the_hub_answers_is_reported_with_what_to_do(hub, name, words):
     refused(name, name, *words)
 
 

@@ -99,10 +99,11 @@ def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
     assert_kept(packed_of(tmp_path, torch.bfloat16))
 
 
-def started(said: list[str] | None = None, **settings: Any) -> Any:
+def started(phases: list[str] | None = None, **settings: Any) -> Any:
     """An engine that is ready, and whatever it keeps is kept."""
     engine = build_engine(
-        EngineConfig(**{**SMALL, **settings}), lambda phase, share=None: None if said is None else said.append(phase)
+        EngineConfig(**{**SMALL, **settings}),
+        lambda phase, share=None: None if phases is None else phases.append(phase),
     )
     settle()
     return engine
@@ -116,9 +117,9 @@ def settle() -> None:
 
 def reads(**settings: Any) -> bool:
     """Whether a start reads the model's files."""
-    said: list[str] = []
-    started(said, **settings)
-    return "packing the target's weights" in said
+    phases: list[str] = []
+    started(phases, **settings)
+    return "packing the target's weights" in phases
 
 
 def test_the_second_start_reads_nothing_and_answers_the_same(folder, tmp_path) -> None:
@@ -195,7 +196,7 @@ AMISS = {
 
 
 @pytest.mark.parametrize("amiss", AMISS)
-def test_what_is_amiss_is_not_used_and_told_once(amiss, file, caplog) -> None:
+def test_what_is_amiss_is_not_used_and_logged_once(amiss, file, caplog) -> None:
     assert kept_weights.find("this") is not None
     AMISS[amiss](file)
     assert kept_weights.find("this") is None

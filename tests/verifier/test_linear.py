@@ -52,7 +52,7 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
     """The row counts at which some row has other bits than among all rows, wherever in ``x`` the rows are taken."""
     whole = linear(x)
     pieces = {count: [slice(at, at + count) for at in (0, len(x) // 3, len(x) - count)] for count in counts}
-    return [n for n, places in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in places)]
+    return [n for n, parts in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in parts)]
 
 
 @pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
@@ -131,7 +131,7 @@ def test_what_16_bits_hold_is_kept_in_16_bits() -> None:
 
 
 def test_extremes_are_what_ieee_says(processor) -> None:
-    """Infinity and NaN come through, and what is beside them does not notice."""
+    """Infinity and NaN come through, and what is next to them does not notice."""
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     x = torch.tensor([[torch.inf, 1.0], [1.0, 2.0], [torch.nan, 3.0], [-torch.inf, 3e38]])
     result = Linear(weight)(x)

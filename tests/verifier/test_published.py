@@ -46,6 +46,11 @@ LITE = {
     "moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None,
     "vocab_size": 102400, "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
 }  # fmt: skip
+V2 = {
+    **LITE, "hidden_size": 5120, "num_hidden_layers": 60, "num_attention_heads": 128, "intermediate_size": 12288,
+    "moe_intermediate_size": 1536, "n_routed_experts": 160, "q_lora_rank": 1536, "n_group": 8, "topk_group": 3,
+    "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0,
+}  # fmt: skip
 K2 = {
     "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1,
     "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "vocab_size": 163840,
@@ -56,7 +61,7 @@ K2 = {
 
 class Published(NamedTuple):
     """config, model: transformers'; values: that are not their defaults. billions: of weights, and of those that a row
-    meets. layer: which is like that which predicts tokens, called ``beside``; more: what that has by itself. stacked:
+    meets. layer: which is like that which predicts tokens, called ``sibling``; more: what that has by itself. stacked:
     whether files have a tensor of all experts. wrapped: in a model of texts and images."""
 
     config: Any
@@ -64,7 +69,7 @@ class Published(NamedTuple):
     values: dict[str, Any]
     billions: tuple[float, float]
     layer: int = -1
-    beside: str = ""
+    sibling: str = ""
     more: tuple[str, ...] = ()
     stacked: bool = False
     wrapped: str = ""
@@ -87,6 +92,7 @@ PUBLISHED = {
         Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, {}, (29.9, 3.9), 3, "model.layers.4.", BEHIND
     ),
     "deepseek-ai/DeepSeek-V2-Lite": Published(DeepseekV2Config, DeepseekV2ForCausalLM, LITE, (15.7, 2.7)),
+    "deepseek-ai/DeepSeek-V2": Published(DeepseekV2Config, DeepseekV2ForCausalLM, V2, (235.7, 21.4)),
     "deepseek-ai/DeepSeek-V3": Published(
         DeepseekV3Config, DeepseekV3ForCausalLM, {}, (671.0, 37.5), 3, "model.layers.4.", BEHIND
     ),
@@ -102,8 +108,8 @@ def shapes(how: Published, config: Any) -> Iterator[tuple[str, list[int]]]:
         for name, part in [(whole, stack)] if how.stacked else of_each(whole, stack):
             yield name.replace("model.", "model.language_model.", 1) if how.wrapped else name, list(part.shape)
             if (own := name.removeprefix(f"model.layers.{how.layer}.")) != name:
-                yield f"{how.beside}{own}", list(part.shape)
-    prefix, width = how.beside.removesuffix("layers.0."), config.hidden_size
+                yield f"{how.sibling}{own}", list(part.shape)
+    prefix, width = how.sibling.removesuffix("layers.0."), config.hidden_size
     for name in how.more:
         norm = "norm" in name
         yield f"{prefix}{name}.weight", [width] if norm else [width, 2 * width]
@@ -139,7 +145,7 @@ def config_of(how: Published, values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_checkpoints_fit(tmp_path, name) -> None:
-    """And what is beside the target's layers is known to predict further tokens, or left out."""
+    """And what is next to the target's layers is known to predict further tokens, or left out."""
     how = PUBLISHED[name]
     whole = publish(tmp_path, how)
     config = ModelConfig.from_directory(tmp_path)

@@ -102,11 +102,11 @@ def in_order_of(weight: Tensor, symmetric: bool) -> tuple[dict[str, Tensor], Ten
     from compressed_tensors.compressors.pack_quantized import helpers
 
     first = any_order(weight.shape[1])
-    place = first.argsort()
+    order = first.argsort()
     tensors, meant = compressed_of(weight[:, first], 4, symmetric, "pack-quantized")
-    numbers = helpers.unpack_from_int32(tensors["weight_packed"], 4, weight.shape)[:, place]
+    numbers = helpers.unpack_from_int32(tensors["weight_packed"], 4, weight.shape)[:, order]
     packed = helpers.pack_to_int32(numbers.contiguous(), 4)
-    return {**tensors, "weight_packed": packed, "weight_g_idx": place.int() // GROUP}, meant[:, place]
+    return {**tensors, "weight_packed": packed, "weight_g_idx": order.int() // GROUP}, meant[:, order]
 
 
 def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -417,6 +417,32 @@ def test_modelopts_own_file_says_the_same(tmp_path) -> None:
     assert expected.scheme("model.layers.0.mlp.gate", 32) is None is not expected.scheme("mlp.gate_proj", 32)
 
 
+def test_each_module_of_modelopts_may_have_its_own_kind(tmp_path) -> None:
+    """Attention in fp8, experts in NVFP4, routers in neither, as its own file lists them by the outer model's names."""
+    files, algorithms = dict[tuple[str, str], dict[str, Tensor]](), {"modelopt": "NVFP4", "fp8 of modelopt": "FP8"}
+    for kind in algorithms:
+        published(tmp_path / kind, kind, "glm4_moe")
+        attends = kind != "modelopt"
+        for copy in ("plain", "quantized"):
+            found = load_file(tmp_path / kind / copy / SINGLE)
+            files[kind, copy] = {name: each for name, each in found.items() if ("self_attn" in name) == attends}
+    layers = {
+        name.removesuffix(".weight_scale").replace("model.", "model.language_model."): {"quant_algo": algorithm}
+        for kind, algorithm in algorithms.items()
+        for name in files[kind, "quantized"]
+        if name.endswith(".weight_scale")
+    }
+    for copy in ("plain", "quantized"):
+        both = files["modelopt", copy] | files["fp8 of modelopt", copy]
+        save(tmp_path / copy, both, config_of(tmp_path / "modelopt" / "plain"))
+    own = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (tmp_path / "quantized" / MODELOPT_FILE).write_text(json.dumps(own))
+    quantization = ModelConfig.from_directory(tmp_path / "quantized").quantization
+    assert str(quantization) == "fp4 in groups of 16, fp8 by tensor"
+    exact, logits = (reader(tmp_path / copy).alone(TOKENS) for copy in ("plain", "quantized"))
+    assert (logits - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+
+
 BROKEN: dict[str, Any] = {
     "scales are missing": ("gptq", "down_proj.scales", lambda t: None),
     "scales are of another shape": ("gptq", "down_proj.scales", lambda t: t[:, :-1]),
@@ -505,6 +531,7 @@ def test_zeros_that_are_none_are_refused_where_weights_are_called_symmetric(tmp_
 
 GROUPS = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
 WHOLE = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": False}
+MODELOPT, Q_PROJ = {"quant_method": "modelopt"}, "model.layers.0.self_attn.q_proj"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "bitsandbytes"}, "bitsandbytes.*compressed-tensors"),
     ({"quant_method": "gptq", "bits": 3, "group_size": 32}, "gptq.*3 bits"),
@@ -518,7 +545,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "fp8", "weight_block_size": [8, 32], "fmt": "e5m2"}, "e5m2"),
     ({"format": "nvfp4-pack-quantized", "config_groups": {"g": GROUPS}}, "nvfp4"),
     ({"format": "float-quantized", "config_groups": {"g": GROUPS}}, "4 bits of type int"),
-    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo 'MIXED_PRECISION' .*modelopt .nvfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, "quant_algo 'FP8_PB_WO' .*modelopt .nvfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers is missing"),
+    (
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a.b": {"quant_algo": "W4A8_AWQ"}}, **MODELOPT},
+        "quantized_layers, a.b: .*quant_algo 'W4A8_AWQ'",
+    ),
+    (
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {f"{Q_PROJ}": {"quant_algo": "FP8"}}, **MODELOPT},
+        f"alike, not {Q_PROJ}: fp8 by tensor, .*k_proj: floats",
+    ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo"),
     ({"format": "pack-quantized", "config_groups": {"g": GROUPS | {"output_activations": {"num_bits": 8}}}}, "outputs"),
     (

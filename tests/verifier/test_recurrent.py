@@ -147,7 +147,7 @@ def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
     """Beside fp64, in the size of what it puts out: the kernel and the reference."""
     reader = Reader(family(name).decoder(torch.float32))
     first = reader.model.decoder.layers[0]
-    store, before, rows = reader.model.store.states, (first.beside or first).delta, 100
+    store, before, rows = reader.model.store.states, (first.scan or first).delta, 100
     assert store is not None and before is not None
     weights, layer = replace(before, shift=before.shift + shift), next(iter(store))
     generator = torch.Generator().manual_seed(3)
@@ -168,7 +168,7 @@ def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
 
 
 def drafted_beside_plain(reader: Reader, rng: random.Random, base: int, sizes: tuple[int, ...]) -> int:
-    """Trees of these sizes behind a text, a path of each committed, beside a text that is read token by token: after
+    """Trees of these sizes behind a text, a path of each committed, next to a text that is read token by token: after
     each commit all bytes of both states are equal, and a pass changes none. Until there are 50 tokens more; returns
     how many steps that took."""
     text, steps = random_tokens(rng, base, 300), 0

@@ -76,7 +76,7 @@ def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], Abs
     scale = 6.0 / 9.0 / WIDTH
     with computed():
         found = tree_attention(query, keys, values, rows, scale, softcap=2.0, sinks=sinks)
-        rows.places = None
+        rows.plan = None
         late = tree_attention(query, keys, values, rows, scale, first=2, softcap=2.0, sinks=sinks)
     torch.testing.assert_close(found[2], wanted[:, None].expand(-1, WIDTH), rtol=1e-6, atol=0)
     assert late[2].all() and not late[:2].any()

@@ -40,17 +40,17 @@ def of_experts(name: str, tensor: Tensor, in_turns: bool) -> tuple[str, Tensor]:
     return own, torch.cat([half.flatten(0, 1) for half in halves])
 
 
-def _called(name: str, beside: str) -> str:
-    """What most models call it. beside: what an MLP is called that all rows go through."""
-    name = name.replace("language_model.", "").replace("shared_mlp.input_linear", f"{beside}.gate_up_proj")
-    return name.replace("shared_mlp.output_linear", f"{beside}.down_proj")
+def _called(name: str, shared: str) -> str:
+    """What most models call it. shared: what an MLP is called that all rows go through."""
+    name = name.replace("language_model.", "").replace("shared_mlp.input_linear", f"{shared}.gate_up_proj")
+    return name.replace("shared_mlp.output_linear", f"{shared}.down_proj")
 
 
 def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     """Every fused tensor holds the projections of the state dict in the documented order, and nothing is left over."""
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items() if "vision" not in name}
-    beside = "mlp.shared_experts" if any("block_sparse_moe" in name for name in state) else "mlp"
-    state = {_called(name, beside): tensor for name, tensor in state.items()}
+    shared = "mlp.shared_experts" if any("block_sparse_moe" in name for name in state) else "mlp"
+    state = {_called(name, shared): tensor for name, tensor in state.items()}
     if less_one(model):  # its norms multiply by one more; the last one of Muse does not
         more = "layernorm.weight" if model.config.model_type.startswith("muse") else "norm.weight"
         less = [name for name in state if name.endswith(more) and "linear_attn" not in name]
@@ -172,11 +172,11 @@ def test_sharded(tmp_path):
 def test_progress_counts_every_byte(tmp_path, capsys):
     make("qwen2", tmp_path)
     sizes = [tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values()]
-    told: list[float] = []
+    reported: list[float] = []
     capsys.readouterr()
-    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=told.append)
-    steps = [after - before for before, after in pairwise([0.0, *told])]
-    assert sorted(steps) == pytest.approx(sorted(size / sum(sizes) for size in sizes)) and told[-1] == 1
+    load(tmp_path, ModelConfig.from_directory(tmp_path), torch.bfloat16, progress=reported.append)
+    steps = [after - before for before, after in pairwise([0.0, *reported])]
+    assert sorted(steps) == pytest.approx(sorted(size / sum(sizes) for size in sizes)) and reported[-1] == 1
     assert capsys.readouterr() == ("", "")
 
 

@@ -79,7 +79,7 @@ def chunks(max_seqs: int, most: int, max_tokens: int, page_size: int) -> list[Si
     first: without logits, if more of the prompt follows, and with its last row's; and behind trees."""
     pages, others = -(-max_tokens // page_size), min(max_seqs - 1, MAX_NODES)
     rows = [rows for rows in CHUNKS if rows <= most]
-    alone = [Sizes(each, 1, pages, wanted, 1, each) for each in rows for wanted in (0, 1)]
+    alone = [Sizes(each, 1, pages, logits, 1, each) for each in rows for logits in (0, 1)]
     trees = [each for each in _ROWS if each >= min(2 * others, MAX_NODES)][-2:] if others else []
     return alone + [Sizes(each + own, others + 1, pages, own + 1, 1, each) for each in rows for own in trees]
 

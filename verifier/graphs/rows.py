@@ -13,7 +13,7 @@ from foresay.kvpaging import KVStore
 from foresay.verifier.forward_batch import RowGroup, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.ops.attention import find_places
+from foresay.verifier.ops.attention import plan_attention
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AttentionMetadata
 from foresay.verifier.ops.trees import lay_out, text_ends
@@ -66,8 +66,8 @@ def _in_tables(
     if compiled(lengths):  # its attention computes both anyway
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
-        places = find_places(paged, size * count, known)
-        positions, slots = places.positions, places.own
+        plan = plan_attention(paged, size * count, known)
+        positions, slots = plan.positions, plan.own
     else:
         positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
     groups = (RowGroup(slice(0, size * count), paged),)

@@ -138,7 +138,7 @@ class PagedHead:
     def _walk(
         self, x: Tensor, mixed: Tensor, rows: StaticRows, store: KVStore, causal: StaticRows | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The last norm's output of the wanted rows, and their residual stream, [W, H] both.
+        """The last norm's output of the rows with logits, and their residual stream, [W, H] both.
 
         x: the stream. mixed: the first attention's input. causal: the same rows with causal attention, for the layers
         that use it.

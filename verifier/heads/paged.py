@@ -25,7 +25,7 @@ The target's features of committed tokens are injected: each layer computes keys
 a committed position is processed once, when its features arrive, and shared with its page. A block's rows attend to all
 of these and, unless a layer is causal, to each other; their keys are scratch.
 
-Legend: R rows, W rows whose logits are wanted, H hidden width, F width of all features, V' draft vocabulary.
+Legend: R rows, W rows with logits, H hidden width, F width of all features, V' draft vocabulary.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EagleHead(PagedHead):
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """fp32[W, V'] logits of the wanted rows and the states to continue from, [W, H]; see :meth:`states`."""
+        """fp32[W, V'] logits of the rows with logits and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
         if not len(normed):
             return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state
@@ -78,8 +78,8 @@ class EagleHead(PagedHead):
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
 
-        hidden: [R, H], the fused feature (or the state) for each row's token. Returns for the wanted rows the output
-        matrix's input and the states to continue from, [W, H] both.
+        hidden: [R, H], the fused feature (or the state) for each row's token. Returns for the rows with logits the
+        output matrix's input and the states to continue from, [W, H] both.
         """
         mixed, x = self._inputs(rows.tokens, hidden)
         normed, x = self._walk(x, mixed, rows, store)
@@ -116,7 +116,7 @@ class EagleHead(PagedHead):
 class MaskBlock:
     """A root and masks, ``count`` rows for each of S sequences, after their texts.
 
-    anchored: whether the root's row guesses too. The logits of the rows that guess are wanted, depth by depth.
+    anchored: whether the root's row guesses too. The logits of the rows that guess are computed, depth by depth.
     """
 
     def __init__(self, sequences: int, count: int, config: HeadConfig, device: torch.device) -> None:
@@ -140,9 +140,9 @@ class MaskBlock:
             words=self._words.flatten() if causal else self._whole,
             depths=self._depths.flatten() if causal else self._behind,
         )
-        places = lay_out(state.tables, state.page_size, state.lengths, self._depths, self._numbers, state.live)
+        indices = lay_out(state.tables, state.page_size, state.lengths, self._depths, self._numbers, state.live)
         tokens = torch.cat((roots[:, None], self._masks), dim=1).flatten()
-        return StaticRows(tokens, *places, (RowGroup(slice(0, size * count), paged),), self._wanted)
+        return StaticRows(tokens, *indices, (RowGroup(slice(0, size * count), paged),), self._wanted)
 
 
 class DFlashHead(PagedHead):
@@ -162,7 +162,7 @@ class DFlashHead(PagedHead):
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, store: KVStore, causal: StaticRows | None = None) -> Tensor:
-        """The states after the last norm of a block's wanted rows, [W, H].
+        """The states after the last norm of a block's rows with logits, [W, H].
 
         causal: the same rows with causal attention, for the layers that use it.
         """

@@ -35,14 +35,17 @@ class _Pages(mmap.mmap):
 def locked(count: int) -> Tensor:
     """uint8[count], page-locked: exactly so many bytes, where PyTorch's own allocator would round up to a power of two.
 
-    Raises WeightsError if the driver does not lock them.
+    Raises WeightsError if the system has no room for them, or the driver does not lock them.
     """
-    pages = _Pages(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    fault = f"{count:,} bytes of the host's memory for experts cannot be"
+    try:
+        pages = _Pages(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise WeightsError(f"{fault} allocated ({error.strerror})") from error
+    pages.madvise(mmap.MADV_DONTFORK)  # after a fork, what is written would go to a copy that the GPU does not see
     memory = torch.frombuffer(pages, dtype=torch.uint8)
-    if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), count, 0)):
-        raise WeightsError(
-            f"{count:,} bytes of the host's memory for experts cannot be page-locked (CUDA error {error})"
-        )
+    if code := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), count, 0)):
+        raise WeightsError(f"{fault} page-locked (CUDA error {code})")
     pages.place = memory.data_ptr()
     return memory
 

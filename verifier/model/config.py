@@ -142,7 +142,7 @@ class ModelConfig:
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
         found = read_quantization(filled)
-        if found is not None and not all(scheme.plain_int8 for _, scheme in found.rules):
+        if found is not None and not all(scheme.plain_int8 for _, scheme in found.all_rules):
             raise filled.error(
                 f"a head's weights in {found} are not supported; supported: {FLOATS}, int8 (int-quantized)"
             )
@@ -161,7 +161,7 @@ _LLAMA_DEFAULTS = {
 
 def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.error("architectures is missing, so the kind of model is unknown")
     if names[0] not in FAMILIES:
         supported = (f"{name} ({family.models})" for name, family in FAMILIES.items())
@@ -253,8 +253,8 @@ def stored_parameters(model: ModelConfig) -> int:
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths. window: how many
-    positions a row attends to, including its own; None: all up to it. state: what a recurrence, beside heads or without
-    any, keeps of a text."""
+    positions a row attends to, including its own; None: all up to it. state: what a recurrence, alongside heads or
+    without any, keeps of a text."""
 
     heads: int
     key_dim: int

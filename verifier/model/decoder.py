@@ -18,7 +18,6 @@ from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer, Norms
 from foresay.verifier.model.products import (
-    BESIDE,
     DOWN,
     GATE_UP,
     HEAD_GATE,
@@ -26,6 +25,7 @@ from foresay.verifier.model.products import (
     OUTPUT,
     QKV,
     RATES,
+    RECURRENT,
     SHARED_DOWN,
     SHARED_GATE_UP,
     NormKind,
@@ -94,7 +94,7 @@ class PackedLayer:
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
-    only an MLP or experts, qkv and output are its products. beside: the recurrence beside attention, without norms.
+    only an MLP or experts, qkv and output are its products. scan: a recurrence with attention's input, without norms.
     With a latent, qkv makes only that."""
 
     qkv: Linear
@@ -111,7 +111,7 @@ class PackedLayer:
     delta: DeltaWeights | None = None
     taps: Tensor | None = None
     experts: PackedExperts | None = None
-    beside: PackedLayer | None = None
+    scan: PackedLayer | None = None
     latent: PackedLatent | None = None
 
     @property
@@ -151,8 +151,8 @@ class PackedLayer:
             return None if name is None else norm_of(kind, name, weights.vectors, ones, factor)
 
         inner, mixture = layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
-        count, beside = (0, None) if mixture is None else (mixture.count, mixture.shared)
-        shared = None if beside is None else (linear(SHARED_GATE_UP, beside.activation), linear(SHARED_DOWN))
+        count, own = (0, None) if mixture is None else (mixture.count, mixture.shared)
+        shared = None if own is None else (linear(SHARED_GATE_UP, own.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=spills or weights.matrices[out].device)
         return cls(
             linear(into, "" if alone is None else alone.activation, 0 if alone is None else count),
@@ -169,14 +169,14 @@ class PackedLayer:
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype),
-            None if layer.beside is None else cls.of(*_beside(layer.beside[0], layer, weights), dtype, rounds),
+            None if layer.scan is None else cls.of(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
             latent,
         )
 
 
-def _beside(node: Mamba2, layer: Layer, weights: LayerWeights) -> tuple[Layer, LayerWeights]:
-    """A recurrence beside attention, as a layer of its own."""
-    own = {name.removeprefix(BESIDE): each for name, each in weights.matrices.items() if name.startswith(BESIDE)}
+def _recurrence(node: Mamba2, layer: Layer, weights: LayerWeights) -> tuple[Layer, LayerWeights]:
+    """A recurrence that has the input of attention, as a layer of its own."""
+    own = {name.removeprefix(RECURRENT): each for name, each in weights.matrices.items() if name.startswith(RECURRENT)}
     return Layer(node, None, layer.norm, Norms()), LayerWeights(own, {}, weights.vectors)
 
 
@@ -381,8 +381,8 @@ class Decoder:
     @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model except routers, the output head last."""
-        every = (each for layer in self.layers for each in (layer.beside, layer) if each is not None)
+        every = (each for layer in self.layers for each in (layer.scan, layer) if each is not None)
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
-        beside = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
+        shared = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
-        return [*(one for products in inside for one in products if one is not None), *beside, *latent, self._head]
+        return [*(one for products in inside for one in products if one is not None), *shared, *latent, self._head]

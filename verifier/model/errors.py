@@ -1,6 +1,6 @@
 """The errors of loading a model, from its name to its weights in memory.
 
-ModelError                     the model cannot be loaded; the message says why, for the person who named it
+ModelError                     the model cannot be loaded; the message explains why to the person who named it
 ├── ModelNotFound              neither a model directory nor a repository that can be fetched
 ├── ConfigError                config.json is absent, malformed, or asks for something unsupported
 │   └── UnsupportedArchitecture

@@ -38,13 +38,13 @@ def forward(
     woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
     fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows.
     """
-    asked, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
+    requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
     x, normed = _embedded(decoder, rows, first)
     rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
-        if index in asked.layers:
+        if index in requested.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         if isinstance(node.mixer, MLP | Experts):
             normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share)
@@ -54,17 +54,17 @@ def forward(
             seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
         else:
             seen = recurrence(layer, normed, rows, next(states))
-        if node.beside is not None and layer.beside is not None:
-            _add_beside(x, layer.beside, normed, rows, next(states), node.beside[1])
+        if node.scan is not None and layer.scan is not None:
+            _add_scan(x, layer.scan, normed, rows, next(states), node.scan[1])
         behind = None if node.parallel else next_norm if node.mlp is None else layer.before_mlp
         added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.share)
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
             normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share_of_mlp)
-    if len(stack.layers) in asked.layers:
+    if len(stack.layers) in requested.layers:
         taken[f"layer.{len(stack.layers)}"] = x
-    return _logits(decoder, normed, rows), taken | ({"final": normed} if asked.final else {})
+    return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
 
 
 def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None) -> tuple[T
     return normed, normed if first is None else norm(normed, first, rows.count)
 
 
-def _add_beside(
+def _add_scan(
     x: Tensor, layer: PackedLayer, normed: Tensor, rows: StaticRows, states: LayerStates, share: float
 ) -> None:
     """Add a recurrence that has the same input as a layer's attention."""

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from foresay.verifier.model.products import (
-    BESIDE,
     DOWN,
     GATE_UP,
     HEAD_GATE,
     MODULES,
     OUTPUT,
     QKV,
+    RECURRENT,
     SHARED_DOWN,
     SHARED_GATE_UP,
     NormKind,
@@ -165,7 +165,8 @@ class Router:
     module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
     sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores only for the choice.
     groups: the number of groups of experts, and how many of them are considered: those with the largest sum of their
-    two best scores. normalised: the weights of the chosen are divided by their sum; scale: and multiplied.
+    two best sigmoids, or largest softmax. normalised: the weights of the chosen are divided by their sum; scale: and
+    multiplied.
     Of equal scores the lowest number is chosen.
     """
 
@@ -265,7 +266,7 @@ class Layer:
     is then the mixer, even an MLP or experts.
 
     norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
-    share: the factor of both before they are added; mlp_share: the MLP's, if it has another. beside: a recurrence that
+    share: the factor of both before they are added; mlp_share: the MLP's, if it has another. scan: a recurrence that
     reads attention's input, and the factor of its output, which is added too. reads: factors of both inputs.
     """
 
@@ -277,7 +278,7 @@ class Layer:
     share: float = 1.0
     after: NormKind | None = None
     mlp_share: float | None = None
-    beside: tuple[Mamba2, float] | None = None
+    scan: tuple[Mamba2, float] | None = None
     reads: tuple[float, float] = (1.0, 1.0)
 
     @property
@@ -293,8 +294,8 @@ class Layer:
     @property
     def recurrence(self) -> Recurrence | None:
         """What keeps a state of a text in it."""
-        if self.beside is not None:
-            return self.beside[0]
+        if self.scan is not None:
+            return self.scan[0]
         return None if isinstance(self.mixer, Attention | MLP | Experts) else self.mixer
 
     @property
@@ -305,9 +306,9 @@ class Layer:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """In the order in which they are computed."""
-        scans = () if self.beside is None else self.beside[0].products(hidden)
-        beside = (replace(one, name=f"{BESIDE}{one.name}") for one in scans)
-        return *beside, *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
+        scans = () if self.scan is None else self.scan[0].products(hidden)
+        recurrent = (replace(one, name=f"{RECURRENT}{one.name}") for one in scans)
+        return *recurrent, *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
@@ -316,8 +317,8 @@ class Layer:
                 yield from kind.vectors(name, hidden)
         if not isinstance(self.mixer, MLP | Experts):
             yield from self.mixer.vectors()
-        if self.beside is not None:
-            yield from self.beside[0].vectors()
+        if self.scan is not None:
+            yield from self.scan[0].vectors()
         if isinstance(self.inner, Experts):
             yield from self.inner.vectors(hidden)
 

@@ -10,8 +10,8 @@ from typing import Literal
 QKV, HEAD_GATE, OUTPUT, GATE_UP, DOWN = "qkv", "head_gate", "output", "gate_up", "down"
 #: Of a recurrent layer: queries, keys, values and output gates; the learning rates and decays of heads.
 MIXED, RATES = "mixed", "rates"
-#: Before the names of products of a recurrence beside attention.
-BESIDE = "beside_"
+#: Before the names of products of a recurrence that has the same input as attention.
+RECURRENT = "beside_"
 #: Of a mixture layer, whose experts are GATE_UP and DOWN: the shared MLP that all rows use.
 SHARED_GATE_UP, SHARED_DOWN = "shared_gate_up", "shared_down"
 #: The modules stacked in each product, as Llama's checkpoints name them.

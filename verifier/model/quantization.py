@@ -22,7 +22,8 @@ The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. Their layout 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
@@ -112,7 +113,7 @@ class Scheme:
 class Quantization:
     """method: the tool's name. rules: names of modules (``Linear`` means all, ``re:`` begins a pattern, ``in:`` a part
     of a name between dots), and how they are quantised; names take precedence over patterns, and these over ``Linear``.
-    ignore: modules that are not quantised.
+    named: of further modules by their full names, which may be many. ignore: modules that are not quantised.
     activations: what these would be rounded to by the files' authors, and are not here; "" for nothing. kv: the dtype
     that the files request for the KV cache, ``int8`` or ``fp8``; "" for none.
     """
@@ -122,6 +123,7 @@ class Quantization:
     ignore: tuple[str, ...] = ()
     activations: str = ""
     kv: str = ""
+    named: Mapping[str, Scheme] = field(default_factory=dict, hash=False)
 
     @classmethod
     def made(cls, how: str) -> Quantization:
@@ -145,6 +147,8 @@ class Quantization:
         try:
             if any(_matches(module, each) for each in self.ignore):
                 return None
+            if module in self.named:
+                return self.named[module].fitting(inner)
             rules = sorted(self.rules, key=_rank)
             found = [scheme for target, scheme in rules if own in target and _matches(module, target)]
             return found[0].fitting(inner) if found else None
@@ -152,13 +156,18 @@ class Quantization:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error
 
     @property
+    def all_rules(self) -> tuple[tuple[str, Scheme], ...]:
+        """Those of single modules too."""
+        return *self.rules, *self.named.items()
+
+    @property
     def with_head(self) -> bool:
         """Whether an output head that is tied to the embedding can still be quantised."""
         return self.method in (MADE, GGUF)
 
     def __str__(self) -> str:
-        inside = dict.fromkeys(str(scheme) for target, scheme in self.rules if target != HEAD)
-        heads = [str(scheme) for target, scheme in self.rules if target == HEAD]
+        inside = dict.fromkeys(str(scheme) for target, scheme in self.all_rules if target != HEAD)
+        heads = [str(scheme) for target, scheme in self.all_rules if target == HEAD]
         return ", ".join((*inside, *(f"the output head {each}" for each in heads)))
 
 

@@ -32,7 +32,7 @@ _KEYS = ("quantization_config", "compression_config")
 #: What ModelOpt's older checkpoints have instead.
 MODELOPT_FILE = "hf_quant_config.json"
 SUPPORTED = (
-    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4, fp8), "
+    "compressed-tensors (int8, int4 in groups, fp8, mxfp4, nvfp4), fp8, mxfp4, modelopt (nvfp4, fp8, or both), "
     "gptq and awq (4 bits)"
 )
 #: Numbers that share a scale, by layouts of 4-bit floats.
@@ -75,8 +75,8 @@ class _Section:
         found = self.fields.get(key) or []
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fields.error(f"{key} must be a list of names")
-        self.check(key, found)  # names of a text model inside a model of images too become ours
-        return tuple(one if one.startswith("re:") else one.replace("language_model.", "", 1) for one in found)
+        self.check(key, found)
+        return tuple(one if one.startswith("re:") else _ours(one) for one in found)
 
     def check(self, key: str, names: Sequence[str]) -> None:
         """Raise ConfigError for invalid patterns."""
@@ -87,6 +87,11 @@ class _Section:
                 pattern(each.removeprefix("re:"))
             except ValueError as error:
                 raise self.fields.error(f"{key}: {each[:200]!r} {error}") from error
+
+
+def _ours(name: str) -> str:
+    """A module's name, without that of the text model inside a model of images too."""
+    return name.replace("language_model.", "", 1)
 
 
 def _compressed(section: _Section) -> Quantization:
@@ -199,19 +204,33 @@ def _mxfp4(section: _Section) -> Quantization:
 
 
 def _modelopt(section: _Section) -> Quantization:
-    """NVIDIA's NVFP4, or e4m3 with a scale for each tensor, from config.json or from hf_quant_config.json, which names
-    some keys differently."""
-    algorithm, group = section.fields.get("quant_algo"), section.fields.integer("group_size", 16)
-    if (algorithm, group) not in (("NVFP4", 16), ("W4A16_NVFP4", 16), ("FP8", 16)):
-        raise section.refuse(f"quant_algo {algorithm!r} in groups of {group} is not supported")
+    """NVIDIA's NVFP4, or e4m3 with a scale for each tensor, or one of these for each module, from config.json or from
+    hf_quant_config.json, which names some keys differently."""
     if (kv := section.fields.get("kv_cache_quant_algo")) not in (None, "FP8"):
         raise section.refuse(f"kv_cache_quant_algo {kv!r} is not supported")
     globs = (*section.names("ignore"), *section.names("exclude_modules"))
     kept = tuple("re:" + re.escape(glob).replace(r"\*", ".*") + r"(\.|$)" for glob in globs)
-    scheme, rounded = Scheme(4, 16, True, MODELOPT, floats=True), "fp4" if algorithm == "NVFP4" else ""
+    layers = section.fields.section("quantized_layers")
+    if section.fields.get("quant_algo") != "MIXED_PRECISION":
+        scheme, rounded = _of_modelopt(section.fields)
+        return Quantization(MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
+    if layers is None:
+        raise section.fields.error("quantized_layers is missing")
+    own = {_ours(name): _of_modelopt(layers.section(name) or Fields({}, name)) for name in layers.values}
+    rounded = ", ".join(dict.fromkeys(each for _, each in own.values() if each))
+    named = {name: scheme for name, (scheme, _) in own.items()}
+    return Quantization(MODELOPT, (), kept, rounded, "fp8" if kv else _kv(section), named)
+
+
+def _of_modelopt(fields: Fields) -> tuple[Scheme, str]:
+    """How some modules are quantised, and what their inputs would be rounded to."""
+    algorithm, group = fields.get("quant_algo"), fields.integer("group_size", 16)
     if algorithm == "FP8":
-        scheme, rounded = Scheme(8, None, True, FLOATS8, floats=True, rows=None), "fp8"
-    return Quantization(MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
+        return Scheme(8, None, True, FLOATS8, floats=True, rows=None), "fp8"
+    if algorithm not in ("NVFP4", "W4A16_NVFP4") or group != 16:
+        fault = f"quant_algo {algorithm!r} in groups of {group} is not supported"
+        raise _Section(fields, MODELOPT).refuse(fault)
+    return Scheme(4, 16, True, MODELOPT, floats=True), "fp4" if algorithm == "NVFP4" else ""
 
 
 def _gptq(section: _Section) -> Quantization:

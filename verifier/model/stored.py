@@ -347,10 +347,9 @@ class WeightAllocator:
         """How these modules are quantised. Raises ConfigError if they differ, since they are fused."""
         if self.config.quantization is None:
             return None
-        found = {module: self.config.quantization.scheme(module, inner) for module in modules}
-        if len(set(found.values())) > 1:
-            raise ConfigError(
-                "modules that are multiplied as one must be quantised alike, not "
-                + ", ".join(f"{module}: {scheme or 'floats'}" for module, scheme in found.items())
-            )
-        return found[modules[0]]
+        first = self.config.quantization.scheme(modules[0], inner)
+        for module in modules[1:]:
+            if (found := self.config.quantization.scheme(module, inner)) != first:
+                both = f"{modules[0]}: {first or 'floats'}, {module}: {found or 'floats'}"
+                raise ConfigError(f"modules that are multiplied as one must be quantised alike, not {both}")
+        return first

@@ -16,19 +16,19 @@ from torch import Tensor
 from foresay.kvpaging.store import LARGEST, dequantized, store_rows
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
-from foresay.verifier.ops.records import AttentionMetadata, HeadNorms, Norm, Places, Rotation, SplitKSums
+from foresay.verifier.ops.records import AttentionMetadata, AttentionPlan, HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import norm
 
 
-def find_places(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> Places:
-    """The places of all keys, computed once per pass: for CPU kernels. rows: R. count: int64[1], the actual number;
-    None: all."""
+def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> AttentionPlan:
+    """What CPU kernels need to know of positions, slots and work, computed once per pass. rows: R. count: int64[1], the
+    actual number; None: all."""
     from foresay.verifier.ops.kernels.cpu import units
     from foresay.verifier.ops.kernels.cpu.launch import counted
 
-    if paged.places is None:
-        paged.places = units.find_places(paged, rows, counted(count, rows))
-    return paged.places
+    if paged.plan is None:
+        paged.plan = units.plan_attention(paged, rows, counted(count, rows))
+    return paged.plan
 
 
 @op()
@@ -62,7 +62,7 @@ def tree_attention(
     out = query.new_zeros(*query.shape[:2], values.shape[-1])
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
         for row in range(begin, end):
-            seen = _places(rows, sequence, row - begin, row)
+            seen = _visible(rows, sequence, row - begin, row)
             seen = seen[max(first, len(seen) - window if window else 0) :]
             slots = rows.tables[sequence, seen // rows.page_size].long() * rows.page_size + seen % rows.page_size
             k, v = keys[slots], values[slots]
@@ -96,13 +96,13 @@ def _on_cpu(
 ) -> Tensor:  # fmt: skip
     from foresay.verifier.ops.kernels.cpu import attention
 
-    mixed, places = new((*query.shape[:2], shared or query.shape[2]), query), find_places(rows, len(query), count)
+    mixed, plan = new((*query.shape[:2], shared or query.shape[2]), query), plan_attention(rows, len(query), count)
     values = keys if shared else values
-    attention.attend(query, keys, values, scales, places, mixed, scale, window or 0, first, softcap, sinks)
+    attention.attend(query, keys, values, scales, plan, mixed, scale, window or 0, first, softcap, sinks)
     return mixed
 
 
-def _places(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
+def _visible(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
     """int64[N]: the slots of the keys that a row may attend to, in order of position."""
     length = int(rows.lengths[sequence])
     if rows.words is None or (rows.is_prefill is not None and int(rows.is_prefill[sequence])):

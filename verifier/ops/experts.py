@@ -47,7 +47,7 @@ def route(
     groups, best = how.groups
     if groups > 1:
         whole = ranked.unflatten(1, (groups, -1))
-        kept = whole.topk(2, 2).values.sum(2).sort(dim=1, descending=True, stable=True).indices[:, :best]
+        kept = whole.topk(1 + how.sigmoid, 2).values.sum(2).sort(dim=1, descending=True, stable=True).indices[:, :best]
         aside = torch.ones(len(own), groups, dtype=torch.bool).scatter_(1, kept, False)
         ranked = whole.masked_fill(aside.unsqueeze(2), -torch.inf).flatten(1)
     chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : how.chosen].sort(1).values

@@ -41,7 +41,7 @@ def launch(
     rows: bool = False,
     **of_gpu: Any,
 ) -> None:
-    """Run it for each place of a grid.
+    """Run it for each point of a grid.
 
     kernel: its file and its name. count: int64[1], how many of the grid's first axis are run, read when it runs (on a
     CPU;
@@ -76,14 +76,14 @@ def _written(
     with k.share(k.counted(0) * prod(within)) as unit:
         parts = [prod(within[at:]) for at in range(len(within) + 1)]
         programs = [unit // part if not at else unit // part % within[at - 1] for at, part in enumerate(parts)]
-        tl, place = Language(k, programs, rows), 0
+        tl, index = Language(k, programs, rows), 0
         given: list[Any] = []
         for name, kind in zip(body.arg_names, kinds, strict=False):
-            place += not isinstance(kind, float)
+            index += not isinstance(kind, float)
             if isinstance(kind, torch.dtype):
-                given.append(tl.pointer(name, k.pointer(place), OF_TORCH[kind]))
+                given.append(tl.pointer(name, k.pointer(index), OF_TORCH[kind]))
             else:
-                given.append(tl.number(k.number(place)) if kind is int else kind)
+                given.append(tl.number(k.number(index)) if kind is int else kind)
         tl.run(body, *given, **dict(constants), CHAINED=False)
     return k
 

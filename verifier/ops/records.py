@@ -91,7 +91,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AttentionPlan:
     """The positions of a pass's rows, the slots of their keys, and the units of work.
 
     positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
@@ -122,7 +122,7 @@ class AttentionMetadata:
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    places: the result of :func:`foresay.verifier.ops.attention.find_places`; None: it was not called.
+    plan: the result of :func:`foresay.verifier.ops.attention.plan_attention`; None: it was not called.
     """
 
     tables: Tensor
@@ -133,7 +133,7 @@ class AttentionMetadata:
     depths: Tensor | None = None
     is_prefill: Tensor | None = None
     sequences: Tensor | None = None
-    places: Places | None = None
+    plan: AttentionPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +268,8 @@ class RowSampling:
         """One entry per row in each argument; a seed is any integer, taken modulo 2**64."""
         made = cls(*(torch.zeros(len(rows), dtype=dtype) for dtype in SAMPLING.values()))
         columns = made.columns()
-        for row, (asked, seed) in enumerate(zip(rows, seeds, strict=True)):
-            columns.write(row, asked, seed, positions[row])
+        for row, (sampling, seed) in enumerate(zip(rows, seeds, strict=True)):
+            columns.write(row, sampling, seed, positions[row])
         return made.to(torch.device(device))
 
     def of_row(self, n: int) -> SamplingParams:
@@ -296,10 +296,14 @@ class SamplingColumns(NamedTuple):
     seeds: Numbers
     positions: Numbers
 
-    def write(self, rows: int | slice, asked: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
+    def write(self, rows: int | slice, sampling: SamplingParams, seed: int, positions: int | Sequence[int]) -> None:
         """Write how these rows are sampled; a seed is any integer, taken modulo 2**64."""
-        self.temperature[rows], self.top_p[rows], self.min_p[rows] = asked.temperature, asked.top_p, asked.min_p
-        self.top_k[rows] = min(asked.top_k, _MOST_OF_INT32)
+        self.temperature[rows], self.top_p[rows], self.min_p[rows] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+        )
+        self.top_k[rows] = min(sampling.top_k, _MOST_OF_INT32)
         self.seeds[rows], self.positions[rows] = (seed + _SIGNED) % (2 * _SIGNED) - _SIGNED, positions
 
 
@@ -332,11 +336,11 @@ class Pieces(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """[S, W] each. tokens, int64. places: indices of the parents among the F nodes. parents: their numbers. scores:
+    """[S, W] each. tokens, int64. indices: of the parents among the F nodes. parents: their numbers. scores:
     fp32, minus infinity where no child was left. words: int64."""
 
     tokens: Tensor
-    places: Tensor
+    indices: Tensor
     parents: Tensor
     scores: Tensor
     words: Tensor

@@ -16,17 +16,17 @@ from foresay.verifier.ops.trees import known_tokens
 
 
 @op()
-def take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
-    """``table[places]``. table: [N, ..], contiguous. places: int64[R]. Returns [R, ..].
+def take_rows(table: Tensor, indices: Tensor, count: Tensor | None = None) -> Tensor:
+    """``table[indices]``. table: [N, ..], contiguous. indices: int64[R]. Returns [R, ..].
 
     count: int64[1], how many rows are taken, read when it runs (of kernels of a CPU; None: all).
     """
-    return table.index_select(0, places)
+    return table.index_select(0, indices)
 
 
 @take_rows.kernel
-def _take_rows(table: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
-    return _taken(table, places, len(places), count, placed=True)
+def _take_rows(table: Tensor, indices: Tensor, count: Tensor | None = None) -> Tensor:
+    return _taken(table, indices, len(indices), count, placed=True)
 
 
 @op()
@@ -40,39 +40,39 @@ def _copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
     return _taken(x, x, len(x), count, placed=False)
 
 
-def _taken(table: Tensor, places: Tensor, rows: int, count: Tensor | None, placed: bool) -> Tensor:
+def _taken(table: Tensor, indices: Tensor, rows: int, count: Tensor | None, placed: bool) -> Tensor:
     out, width = new((rows, *table.shape[1:]), table), table.shape[1:].numel()
     constants = {"PLACED": placed} | of_any_width(table, width)
-    launch("rows.taken_rows", (rows,), (table, places, out, width), constants, count, rows=True)
+    launch("rows.taken_rows", (rows,), (table, indices, out, width), constants, count, rows=True)
     return out
 
 
 @op()
-def take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def take_both(first: Tensor, second: Tensor, indices: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The same rows of two tables of one shape. first, second: [N, D]."""
-    return take_rows(first, places, count), take_rows(second, places, count)
+    return take_rows(first, indices, count), take_rows(second, indices, count)
 
 
 @take_both.kernel
-def _take_both(first: Tensor, second: Tensor, places: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    shape = len(places), first.shape[1]
+def _take_both(first: Tensor, second: Tensor, indices: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    shape = len(indices), first.shape[1]
     made = new(shape, first), new(shape, second)
-    arguments = (first, second, places, *made)
+    arguments = (first, second, indices, *made)
     launch("rows.both_rows", shape[:1], arguments, row_of(first, shape[1]), count, rows=True, num_warps=1)
     return made
 
 
 @op()
-def take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
-    """``x[:, places]``. x: [R, N], contiguous. places: int64[K]. Returns [R, K]; count: see :func:`take_rows`."""
-    return x.index_select(1, places)
+def take_columns(x: Tensor, indices: Tensor, count: Tensor | None = None) -> Tensor:
+    """``x[:, indices]``. x: [R, N], contiguous. indices: int64[K]. Returns [R, K]; count: see :func:`take_rows`."""
+    return x.index_select(1, indices)
 
 
 @take_columns.kernel
-def _take_columns(x: Tensor, places: Tensor, count: Tensor | None = None) -> Tensor:
-    (rows, width), taken = x.shape, len(places)
+def _take_columns(x: Tensor, indices: Tensor, count: Tensor | None = None) -> Tensor:
+    (rows, width), taken = x.shape, len(indices)
     out = new((rows, taken), x)
-    launch("rows.taken_columns", (rows,), (x, places, out, width, taken), of_any_width(x, taken), count)
+    launch("rows.taken_columns", (rows,), (x, indices, out, width, taken), of_any_width(x, taken), count)
     return out
 
 

@@ -53,7 +53,7 @@ def best_children(
     its number; and a top-k above 64 is ignored.
 
     Returns int64[N, count], tokens of the target, and fp32[N, count], log chances: the log softmax of what was ranked.
-    A place for which no token is left has token 0 and minus infinity.
+    A position for which no token is left has token 0 and minus infinity.
     """
     assert 1 <= count <= MOST_CHILDREN, "one node has 1 to 64 children"
     if logits.is_cuda or compiled(logits):
@@ -160,9 +160,9 @@ def keep_children(
     else:
         best = picks.expand(len(flat), -1)
         kept = flat.gather(1, best)
-    places = best // looked
+    indices = best // looked
     tokens = children.expand(-1, front, -1).flatten(1).gather(1, best)
-    return Kept(tokens, places, above.numbers[places], kept.contiguous(), above.words.gather(1, places) | marks)
+    return Kept(tokens, indices, above.numbers[indices], kept.contiguous(), above.words.gather(1, indices) | marks)
 
 
 def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:

@@ -35,7 +35,7 @@ def lay_out(
     """The position and the slot of each of the S * N rows of S sequences.
 
     tables: int32[S, P], the page ids of each sequence. lengths: int32[S], the committed tokens. depths: int32[S, N], or
-    [N] for all sequences, the depth of each row. nodes: int64[S, N], the row's place after the committed ones. live:
+    [N] for all sequences, the depth of each row. nodes: int64[S, N], the row's index after the committed ones. live:
     int32[S], 0 for a sequence that is only padding: its rows are at position 0, in slot 0 of page 0.
     The pages of a live sequence reach as far as its rows. Returns positions and slots, int64[S * N].
     """

@@ -299,7 +299,8 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
     """Note what an int8 draft model does to acceptance and speed."""
-    from foresay.server.cli.check.summary import factor, gains, measured
+    from foresay.server.cli.check.summary import gains, measured
+    from foresay.server.cli.measure import factor
 
     if found is None:
         return

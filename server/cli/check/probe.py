@@ -1,18 +1,17 @@
-"""Load a pair and measure it: every text is decoded twice, drafted and plain, in turns, with the same weights.
-
-So a machine that slows down slows both, and each pair of texts gives one speed-up. Both texts must be equal.
-"""
+"""Load a pair and measure it: every text is decoded twice, drafted and plain, in turns, with the same weights. Both
+texts must be equal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import msgspec
 
-from foresay.server.cli.check.summary import Twice, Written
+from foresay.server.cli.measure import Twice, Written, in_turns
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafting import DEFAULT_TOKENS
@@ -76,7 +75,8 @@ def probe(config: EngineConfig, seconds: float) -> Probed:
                 break
             temperature, turn = TEMPERATURES[number % len(TEMPERATURES)], number // len(TEMPERATURES)
             params = SamplingParams(temperature=temperature, seed=turn, max_tokens=length)
-            texts[temperature].append(_twice(drafted, plain, prompts[turn % len(prompts)], params, turn % 2))
+            write = partial(_write, prompts[turn % len(prompts)], params)
+            texts[temperature].append(Twice(*in_turns((drafted, plain), turn, write)))
     return Probed(drafted.info, texts)
 
 
@@ -99,21 +99,14 @@ def _prompts(config: EngineConfig, info: EngineInfo) -> list[list[int]]:
 def _tokens(plain: Engine, drafted: Engine, prompts: list[list[int]], seconds: float) -> int:
     """How long texts may be, so that each prompt is decoded both ways at both temperatures in about ``seconds``."""
     warm_up = SamplingParams(temperature=1.0, seed=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-    _write(drafted, prompts[0], warm_up)
-    speed = _write(plain, prompts[0], warm_up).statistics.decode_tokens_per_second
+    _write(prompts[0], warm_up, drafted)
+    speed = _write(prompts[0], warm_up, plain).statistics.decode_tokens_per_second
     fits = int(speed * seconds / (2 * len(TEMPERATURES) * len(prompts)))
     room = plain.info.max_model_len - max(map(len, prompts)) - 1
     return max(1, min(max(fits, _LEAST_TOKENS), _MOST_TOKENS, room))
 
 
-def _twice(drafted: Engine, plain: Engine, prompt: Sequence[int], params: SamplingParams, plain_first: int) -> Twice:
-    if plain_first:
-        alone = _write(plain, prompt, params)
-        return Twice(_write(drafted, prompt, params), alone)
-    return Twice(_write(drafted, prompt, params), _write(plain, prompt, params))
-
-
-def _write(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Written:
+def _write(prompt: Sequence[int], params: SamplingParams, engine: Engine) -> Written:
     """Decode one text, alone in the engine."""
     engine.add(Request(id="probe", prompt=list(prompt), params=params))
     tokens: list[int] = []

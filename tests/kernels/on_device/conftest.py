@@ -16,6 +16,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The interpreter keeps bf16 as raw integers, and truncates where a GPU rounds. A GPU serves nothing in fp32: nothing is
 # compiled for that.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16]
+#: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
+EXACT = torch.float32 if INTERPRETED else torch.bfloat16
 
 
 if INTERPRETED:
@@ -102,6 +104,11 @@ if INTERPRETED:
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = _dot
+
+
+def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normal numbers, always the same of one shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
 
 
 @pytest.fixture

@@ -87,11 +87,11 @@ def test_what_the_host_reads_and_who_is_padding(width, device) -> None:
     outs = []
     for ours, where in ((False, torch.device("cpu")), (True, device)):
         there = {name: column.to(where) for name, column in inputs.items()}
-        accepted, told = (accept_paths.launch, report.launch) if ours else (accept_paths, report)
+        accepted, reported = (accept_paths.launch, report.launch) if ours else (accept_paths, report)
         found = accepted(**there, live=live.to(where))
         assert found.lengths.tolist()[1] == 0 and (found.paths[1] == NO_NODE).all()
         outs.append(torch.zeros(4, 1 + 4 * width, dtype=torch.int64, device=where))
         tokens, parents, nodes, sampled = (there[name] for name in ("tokens", "parents", "nodes", "sampled"))
-        told(found, tokens, parents, nodes, sampled, outs[-1], -2)
+        reported(found, tokens, parents, nodes, sampled, outs[-1], -2)
     assert torch.equal(outs[0], outs[1].cpu()) and outs[0].any()
     assert (outs[0] == -2).any() == any(len(tree) < width for tree in trees)

@@ -16,7 +16,7 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import blocked, experts, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import Routing, turns_of
-from tests.combinations import alternating, pairwise
+from tests.combinations import alternating
 from tests.kernels.on_device.conftest import DTYPES, INTERPRETED
 from tests.verifier.test_experts import EXPERTS, INNER, OUTER, ROUTINGS, chosen_of, noise, of_expert, weight_of
 
@@ -62,11 +62,14 @@ def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
         assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
 
 
-@pytest.mark.parametrize(
-    ("form", "gated", "dtype", "least"), pairwise(FORMS, ["silu", "clamped", "relu2", ""], DTYPES, [128, 512]), ids=str
-)
-def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype, least, device, monkeypatch) -> None:
+#: A gate, a dtype of activations and the least inner positions of a segment.
+WAYS = [("silu", DTYPES[0], 128), ("clamped", DTYPES[1], 512), ("relu2", DTYPES[1], 128), ("", DTYPES[0], 512)]
+
+
+@pytest.mark.parametrize(("form", "way"), alternating(FORMS, WAYS), ids=str)
+def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, way, device, monkeypatch) -> None:
     """Through tiles of 16, 32 and 64 rows, read by pairs and by rows that share them, in one segment and several."""
+    gated, dtype, least = way
     monkeypatch.setattr(blocked, "_LEAST", least)
     monkeypatch.setattr(blocked, "_PROGRAMS", 4)
     turns, how = turns_of(gated), Routing(EXPERTS, 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,12 +13,10 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import Norm
 from foresay.verifier.ops.rows import add_norm
 from tests.combinations import alternating
-from tests.kernels.on_device.conftest import DTYPES
+from tests.kernels.on_device.conftest import DTYPES, EXACT, noise
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
-#: Where bits are compared: results of 16 bits hide most of what another order of sums does to 32.
-EXACT = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 
 
 #: Inner positions of a block of floats.
@@ -31,10 +27,6 @@ BLOCK = 128
 def one_segment(monkeypatch) -> None:
     """As with a weight so tall that one program for each of its tiles is enough."""
     monkeypatch.setattr(blocked, "_PROGRAMS", 1)
-
-
-def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
 
 
 def close(result: Tensor, wanted: Tensor) -> bool:

@@ -1,8 +1,7 @@
-"""What products ask for ahead: the first blocks of each program's weight, nothing else."""
+"""What products prefetch: the first blocks of each program's weight, nothing else."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,17 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels import linear, tile
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from tests.kernels.on_device.conftest import INTERPRETED
 
 pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="a GPU does not say what it fetched"),
+    pytest.mark.skipif(not INTERPRETED, reason="a GPU does not say what it fetched"),
     pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
 ]
 LINE = 128
 
 
-class Asked:
-    """Bytes that were asked for, in place of the instructions that ask."""
+class Prefetched:
+    """Bytes that were requested, in place of the instructions that request them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranges: list[tuple[int, int]] = []
@@ -63,15 +63,15 @@ def test_it_is_the_beginning_of_each_program(rows, gated, monkeypatch) -> None:
     assert weight.cut[0] > 1
     x = torch.randn(rows, 1088).half()
     without = linear.whole(x, weight, torch.float16)
-    asked = Asked(monkeypatch)
+    prefetched = Prefetched(monkeypatch)
     assert torch.equal(linear.whole(x, weight, torch.float16), without), "it changes no bit"
-    assert torch.equal(asked.of(weight.values), first_blocks(weight, 2))
+    assert torch.equal(prefetched.of(weight.values), first_blocks(weight, 2))
     ends = weight.values.data_ptr(), weight.values.data_ptr() + weight.values.nbytes
-    assert all(ends[0] <= begin and end <= ends[1] for begin, end in asked.ranges), "nothing else"
+    assert all(ends[0] <= begin and end <= ends[1] for begin, end in prefetched.ranges), "nothing else"
 
 
-def test_nothing_is_asked_for_where_that_is_off(monkeypatch) -> None:
+def test_nothing_is_prefetched_where_that_is_off(monkeypatch) -> None:
     monkeypatch.setattr(linear, "AHEAD", 0)
-    asked = Asked(monkeypatch)
+    prefetched = Prefetched(monkeypatch)
     linear.whole(torch.randn(1, 640).half(), BlockedWeight.of(placed(70, 640)), torch.float16)
-    assert not asked.ranges
+    assert not prefetched.ranges

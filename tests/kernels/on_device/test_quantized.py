@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,15 +9,14 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.linear import head_linear, unfinished_linear
+from foresay.verifier.ops.linear import _applied, head_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
 from tests.combinations import pairwise
-from tests.kernels.on_device.conftest import DTYPES
+from tests.kernels.on_device.conftest import DTYPES, EXACT
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
-EXACT = torch.float32 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 #: One of each way through the kernel.
 SOME = ["int8", "int4", "int4 zeros", "fp8 groups", "q4_k"]
 #: Inner and outer width, and programs wanted: whole blocks and tiles, neither; wide enough for one segment or two.
@@ -58,15 +54,15 @@ def test_it_multiplies(kind, case, dtype, device, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "gated", "programs", "dtype"), pairwise(SOME, ["silu", "gelu", "relu2"], [1, 264], DTYPES), ids=str
+    ("kind", "gated", "programs", "dtype"),
+    pairwise(SOME, ["silu", "gelu", "clamped", "relu2"], [1, 264], DTYPES),
+    ids=str,
 )
 def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, monkeypatch) -> None:
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
     whole = linear.whole(x, weight_of(kind, (576, 140), device), dtype)
-    gate, up = whole.chunk(2, dim=-1)
-    act = functional.silu if gated == "silu" else partial(functional.gelu, approximate="tanh")
-    wanted = functional.relu(whole).square() if gated == "relu2" else act(gate) * up
+    wanted = _applied(whole, gated)
     result = linear.whole(x, weight_of(kind, (576, 140), device, gated=gated), dtype)
     eps = torch.finfo(dtype).eps
     assert torch.allclose(

@@ -14,15 +14,11 @@ from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
 from tests.combinations import pairwise
-from tests.kernels.on_device.conftest import DTYPES
+from tests.kernels.on_device.conftest import DTYPES, noise
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
 ROWS = 5
-
-
-def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device, dtype)
 
 
 def close(result: Tensor, wanted: Tensor, ulps: float = 2.0) -> bool:
@@ -255,14 +251,14 @@ def test_parts_of_latents_are_joined(dtype, device) -> None:
 def test_what_a_pass_begins_with(keep_normed, width, dtype, device) -> None:
     """The bits of the kernels that do it in several launches."""
     table, hidden, weights = (noise(device, n, width, dtype=dtype) for n in (9, ROWS, 2))
-    tokens, places = torch.tensor([3, 8, 0, 12, -1], device=device), torch.tensor([8, 0, 0, 5, 1], device=device)
-    cos, sin = take_both.launch(table, -table, places)
-    assert torch.equal(cos, table[places]) and torch.equal(sin, -table[places])
+    tokens, indices = torch.tensor([3, 8, 0, 12, -1], device=device), torch.tensor([8, 0, 0, 5, 1], device=device)
+    cos, sin = take_both.launch(table, -table, indices)
+    assert torch.equal(cos, table[indices]) and torch.equal(sin, -table[indices])
     of = [Norm(weight, 1e-5) for weight in weights]
-    x, normed = embed.launch(table, places, of[0])
-    assert torch.equal(x, table[places]) and torch.equal(normed, norm.launch(x, of[0]))
-    x, normed = embed.launch(table, places, None)
-    assert torch.equal(x, table[places]) and normed is x
+    x, normed = embed.launch(table, indices, of[0])
+    assert torch.equal(x, table[indices]) and torch.equal(normed, norm.launch(x, of[0]))
+    x, normed = embed.launch(table, indices, None)
+    assert torch.equal(x, table[indices]) and normed is x
     both, stream = pair.launch(table, tokens, hidden, (weights[0], weights[1]), 1e-5, keep_normed)
     of_hidden = norm.launch(hidden, of[1])
     of_tokens = norm.launch(table[tokens.clamp(0, 8)], of[0])

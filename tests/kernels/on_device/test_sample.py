@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -19,10 +18,10 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import candidates
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import sample_rows
+from tests.kernels.on_device.conftest import INTERPRETED
 
 # numpy warns of what a GPU computes in silence: infinity minus infinity, where the result is not used.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 1},
     {"top_k": 20},
@@ -46,7 +45,7 @@ def rows_of(scales: Sequence[float], vocab_size: int) -> Tensor:
     return torch.randn(len(scales), vocab_size, generator=generator) * torch.tensor(scales)[:, None]
 
 
-def asked(rows: Sequence[SamplingParams], seed: int = 1) -> RowSampling:
+def sampling_of(rows: Sequence[SamplingParams], seed: int = 1) -> RowSampling:
     rng = random.Random(seed)
     return RowSampling.of(rows, [rng.getrandbits(64) for _ in rows], [rng.randrange(1 << 17) for _ in rows])
 
@@ -92,8 +91,8 @@ def assert_drawn_alike(
 def test_each_filter(filters, drawing) -> None:
     logits = rows_of([0.2, 1.0, 2.0, 4.0], 777)
     rows = [SamplingParams(temperature=t, **filters) for t in (1.0, 0.7, 1.5, 1.0)]
-    plain = asked([SamplingParams(temperature=r.temperature) for r in rows])
-    filtered = assert_drawn_alike(logits, asked(rows), drawing)
+    plain = sampling_of([SamplingParams(temperature=r.temperature) for r in rows])
+    filtered = assert_drawn_alike(logits, sampling_of(rows), drawing)
     assert filtered != wanted(logits, plain), "the filter takes a winner out"
 
 
@@ -101,7 +100,7 @@ def test_each_filter(filters, drawing) -> None:
 @pytest.mark.usefixtures("small_blocks")
 def test_any_vocabulary(vocab_size, drawing) -> None:
     rows = [SamplingParams(temperature=t, top_p=p) for t, p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5))]
-    assert_drawn_alike(rows_of([1.0, 1.0, 3.0], vocab_size), asked(rows), drawing)
+    assert_drawn_alike(rows_of([1.0, 1.0, 3.0], vocab_size), sampling_of(rows), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -116,14 +115,14 @@ def test_rows_of_many_kinds_in_one_launch(drawing) -> None:
         )
         for _ in range(16)
     ]
-    assert_drawn_alike(rows_of([0.1, 1.0, 3.0, 6.0] * 4, 300), asked(rows), drawing)
+    assert_drawn_alike(rows_of([0.1, 1.0, 3.0, 6.0] * 4, 300), sampling_of(rows), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_columns_that_are_other_tokens_of_the_target(drawing) -> None:
     """All ways a winner is found: at once, by a list, and by the search in the whole row."""
     filters = [{"temperature": 0.0}, {}, *FILTERS, {"top_p": 1e-4}, {"top_k": 200, "top_p": 0.1}] * 2
-    logits, sampling = rows_of([1.0] * len(filters), 500), asked([SamplingParams(**f) for f in filters])
+    logits, sampling = rows_of([1.0] * len(filters), 500), sampling_of([SamplingParams(**f) for f in filters])
     logits[3, 8] = math.nan
     token_ids = torch.randperm(152_000, generator=torch.Generator().manual_seed(2))[:500].sort().values
     sampled = assert_drawn_alike(logits, sampling, drawing, token_ids)
@@ -136,7 +135,7 @@ def test_ties_stay_in(drawing) -> None:
     logits = (rows_of([1.0] * 8, 400) * 2).round()
     logits[0] = 0.5
     filters: list[dict[str, Any]] = [{"top_k": 3}, {"top_k": 3}, {"top_p": 0.3}, {"top_k": 30, "top_p": 0.9}] * 2
-    sampled = assert_drawn_alike(logits, asked([SamplingParams(**f) for f in filters]), drawing)
+    sampled = assert_drawn_alike(logits, sampling_of([SamplingParams(**f) for f in filters]), drawing)
     assert sampled[0] != 0, "all 400 tokens tie, so the top 3 are all of them"
 
 
@@ -145,7 +144,7 @@ def test_greedy_takes_the_first_of_the_largest(drawing) -> None:
     logits = torch.zeros(2, 700)
     logits[0, [650, 300, 301]] = 4.0
     rows = [SamplingParams(temperature=0.0, top_k=5, top_p=0.5), SamplingParams(temperature=0.0)]
-    assert assert_drawn_alike(logits, asked(rows), drawing) == [300, 0]
+    assert assert_drawn_alike(logits, sampling_of(rows), drawing) == [300, 0]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), SamplingParams(top_k=9, top_p=0.9)], ids=str)
@@ -157,7 +156,7 @@ def test_rows_nothing_can_be_drawn_from(sampling, drawing) -> None:
     logits[2] = -math.inf
     logits[3, :290] = -math.inf
     logits[4] = math.nan
-    sampled = assert_drawn_alike(logits, asked([sampling] * 6), drawing)
+    sampled = assert_drawn_alike(logits, sampling_of([sampling] * 6), drawing)
     assert sampled[:3] == [BROKEN] * 3 and sampled[4] == BROKEN
     assert sampled[3] >= 290 and sampled[5] != BROKEN
 
@@ -166,7 +165,7 @@ def test_a_flat_row_is_searched_to_its_end(drawing) -> None:
     logits = rows_of([0.01] * 3, 8500)
     logits[1, 8200:] += 0.1
     rows = [SamplingParams(top_p=0.1), SamplingParams(top_p=0.02), SamplingParams(top_k=600, top_p=0.5)]
-    sampled = assert_drawn_alike(logits, asked(rows), drawing)
+    sampled = assert_drawn_alike(logits, sampling_of(rows), drawing)
     assert sampled[1] >= 8200, "the search goes over all of the row, not only over its first tiles"
 
 
@@ -174,7 +173,7 @@ def test_a_flat_row_is_searched_to_its_end(drawing) -> None:
 def test_top_p_asks_for_a_share_of_what_top_k_keeps(drawing) -> None:
     logits = rows_of([0.1] * 8, 300) - 30  # all below zero, where floats are ordered the other way round
     logits[:, 50:57] += 3.3  # two fifths of the mass
-    assert_drawn_alike(logits, asked([SamplingParams(top_k=7, top_p=0.5)] * 8), drawing)
+    assert_drawn_alike(logits, sampling_of([SamplingParams(top_k=7, top_p=0.5)] * 8), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -182,7 +181,7 @@ def test_one_round_two_and_many(drawing) -> None:
     """Of some rows the second winner stands; of some a ten-thousandth of the mass stays, halving after halving."""
     rows = [SamplingParams(top_p=p) for p in (0.7, 0.6, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 1e-4)]
     rows += [SamplingParams(min_p=0.9), SamplingParams(top_p=0.01, min_p=0.5)]
-    assert_drawn_alike(rows_of([1.0] * len(rows), 700), asked(rows), drawing)
+    assert_drawn_alike(rows_of([1.0] * len(rows), 700), sampling_of(rows), drawing)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel keeps the functions it was made of")
@@ -190,7 +189,7 @@ def test_one_round_two_and_many(drawing) -> None:
 def test_few_rows_are_searched(drawing, monkeypatch) -> None:
     """Lists decide what top-k keeps; and no filter takes out the likeliest token."""
     kinds: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_k": 64, "top_p": 0.8}, {"top_k": 9, "min_p": 0.1}]
-    sampling = asked([SamplingParams(**kind) for kind in (*kinds, {"top_p": 0.9})] * 8)
+    sampling = sampling_of([SamplingParams(**kind) for kind in (*kinds, {"top_p": 0.9})] * 8)
     logits = rows_of([2.0] * 40, 320)
     won = torch.tensor(wanted(logits, replace(sampling, top_p=torch.ones(40)))) == logits.argmax(dim=-1)
     searched, search = list[None](), candidates.search
@@ -210,7 +209,7 @@ def test_rows_of_which_little_is_allowed(drawing) -> None:
     logits[:, :500] = -math.inf
     logits[2:, 502:] = -math.inf
     rows = [SamplingParams(top_k=k, top_p=p) for k, p in ((3, 0.8), (3, 1.0), (3, 0.7), (5, 0.3))]
-    assert min(assert_drawn_alike(logits, asked(rows), drawing)) >= 500
+    assert min(assert_drawn_alike(logits, sampling_of(rows), drawing)) >= 500
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -227,17 +226,17 @@ def test_the_ends_of_every_range(drawing) -> None:
     ]
     logits = rows_of([1.0] * len(ends), 300)
     logits[-2:] = (logits[-2:] * 2).round()  # so ties at the border
-    assert_drawn_alike(logits, asked(ends), drawing)
+    assert_drawn_alike(logits, sampling_of(ends), drawing)
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_is_drawn_alike_alone_and_in_company(drawing) -> None:
     rows = [SamplingParams(**filters) for filters in FILTERS]
-    logits, sampling = rows_of([2.0] * len(rows), 500), asked(rows)
+    logits, sampling = rows_of([2.0] * len(rows), 500), sampling_of(rows)
     together = drawing(logits, sampling, None).tolist()
-    for places in ([4, 3, 2, 1, 0], [5]):
-        again = drawing(logits[places], some(sampling, places), None).tolist()
-        assert again == [together[row] for row in places]
+    for order in ([4, 3, 2, 1, 0], [5]):
+        again = drawing(logits[order], some(sampling, order), None).tolist()
+        assert again == [together[row] for row in order]
 
 
 def test_blocks_cover_any_vocabulary_and_stay_few() -> None:

@@ -106,7 +106,7 @@ def mlp(
     """The MLP. activation: the family's, unless ``key`` names one. fused: gate and up matrices are one tensor. width:
     the key of its width."""
     name = fields.get(key) or fields.get("hidden_act") or activation
-    if {**ACTIVATIONS, activation: activation}.get(name) != activation:
+    if {**ACTIVATIONS, activation: activation}.get(str(name)) != activation:
         wanted = next(each for each, known in ACTIVATIONS.items() if known == activation)
         raise fields.error(f"{key} {name!r} is not supported; supported is {wanted}")
     return MLP(fields.integer(width), activation, bias, FUSED_GATE_UP if fused else None)

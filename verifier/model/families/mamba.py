@@ -1,4 +1,4 @@
-"""Granite 4, Nemotron-H: most layers are Mamba-2's; Falcon-H1, where each layer has one beside attention."""
+"""Granite 4, Nemotron-H: most layers are Mamba-2's; Falcon-H1, where each layer has one alongside attention."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _mixers(
     kinds: dict[str, Callable[[Fields], Mixer]] = dict.fromkeys(_ATTENDING, lambda _: attends)
     kinds |= {**dict.fromkeys(_SCANNING, scans), **alone}
     for name in names:
-        if name not in kinds:
+        if str(name) not in kinds:
             raise fields.error(f"layer type {name!r} is not supported; supported: {', '.join(kinds)}")
     made = {name: kinds[name](fields) for name in set(names)}
     own = [made[name] for name in names]
@@ -161,7 +161,7 @@ def falcon_h1(fields: Fields) -> Stack:
         norm := rms_norm(fields, wide=True),
         share=share * fields.number("attention_out_multiplier", 1.0),
         mlp_share=back / into,
-        beside=(scan, fields.number("ssm_out_multiplier", 1.0)),
+        scan=(scan, fields.number("ssm_out_multiplier", 1.0)),
         reads=(read, into),
     )
     scales = fields.number("embedding_multiplier", 1.0), fields.number("lm_head_multiplier", 1.0)

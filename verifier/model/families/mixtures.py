@@ -40,10 +40,20 @@ def experts(
     key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
     chosen = fields.integer("num_experts_per_tok", most=count)
-    if count % router.groups[0]:
-        raise fields.error(f"n_group {router.groups[0]} does not divide the number of experts")
+    _check_groups(fields, router, count, chosen)
     one = one or mlp(fields, width=width)
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
+
+
+def _check_groups(fields: Fields, router: Router, count: int, chosen: int) -> None:
+    """Check that all groups have as many experts, enough to be ranked, and those considered enough to choose from."""
+    groups, best = router.groups
+    if count % groups:
+        raise fields.error(f"n_group {groups} does not divide the number of experts")
+    if groups > 1 and router.sigmoid and count == groups:
+        raise fields.error(f"n_group {groups} leaves one expert in a group, which is ranked by its best two")
+    if not chosen <= count // groups * best <= count:
+        raise fields.error(f"topk_group {best} of n_group {groups} is not supported with {chosen} of {count} experts")
 
 
 def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:

@@ -12,6 +12,9 @@ from foresay.verifier.model.nodes import Layer, Router, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import YarnScaling, read_rope
 
+#: V2's way of choosing experts from the best groups.
+_IN_GROUPS = "group_limited_greedy"
+
 
 def _attention(fields: Fields) -> Latent:
     fields.refuse("attention_bias")
@@ -33,17 +36,26 @@ def _attention(fields: Fields) -> Latent:
 
 
 def deepseek(fields: Fields) -> Stack:
-    """DeepSeek's layers: one or several experts are shared. Scores are sigmoids with a correction for the choice, or,
-    in V2, a softmax of all."""
+    """DeepSeek's layers: one or several experts are shared."""
     fields.refuse("mlp_bias")
-    if (method := fields.get("topk_method")) not in (None, "greedy", "noaux_tc"):
-        raise fields.error(f"topk_method {method!r} is not supported; supported: greedy, noaux_tc")
-    router = corrected(fields)
-    if fields.get("scoring_func") == "softmax":
-        router = Router(normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
     norm, own = rms_norm(fields), _attention(fields)
-    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, _router(fields), OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
     return Stack(tuple(Layer(own, mlp(fields) if dense else inside, norm) for dense in _dense(fields)), norm)
+
+
+def _router(fields: Fields) -> Router:
+    """Scores are sigmoids with a correction for the choice, or, in V2, a softmax of all."""
+    scoring, method, softmax = fields.get("scoring_func"), fields.get("topk_method"), ("greedy", _IN_GROUPS)
+    if scoring not in (None, "sigmoid", "softmax"):
+        raise fields.error(f"scoring_func {scoring!r} is not supported; supported: sigmoid, softmax")
+    methods = softmax if scoring == "softmax" else ("greedy", "noaux_tc")
+    if method not in (None, *methods):
+        raise fields.error(f"topk_method {method!r} is not supported; supported: {', '.join(methods)}")
+    router = corrected(fields)
+    if scoring != "softmax":
+        return router
+    groups = router.groups if method == _IN_GROUPS else (1, 1)
+    return Router(groups=groups, normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
 
 
 def _dense(fields: Fields) -> list[bool]:
@@ -68,11 +80,9 @@ def _values(fields: Fields, turning: int) -> dict[str, Any]:
     """Files of the architecture may be of any of these models. turning: the rotated numbers of a head."""
     length, share = fields.integer("attention.key_length_mla"), fields.get("rope.scaling.yarn_log_multiplier")
     softmax = fields.integer("expert_gating_func", 1, minimum=0) < 2
-    if softmax and fields.integer("expert_group_count", 1, minimum=0) > 1:  # V2 chooses groups in another way
-        raise fields.error("expert_group_count: groups of experts are supported with sigmoids only")
     return {
         **glm_values(Fields({**fields.values, "expert_gating_func": 2}, fields.where), turning),
-        "scoring_func": "softmax" if softmax else "sigmoid",
+        **({"scoring_func": "softmax", "topk_method": _IN_GROUPS} if softmax else {"scoring_func": "sigmoid"}),
         "q_lora_rank": fields.get("attention.q_lora_rank") or None,
         "kv_lora_rank": fields.integer("attention.kv_lora_rank"),
         "qk_nope_head_dim": length - turning,
@@ -95,6 +105,6 @@ _GGUF = Gguf("deepseek2", _NAMES, experts=True, shared=True, values=_values)
 #: The first one's name is that of all GGUF files.
 FAMILIES = {
     "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek, _V3, _GGUF),
-    "DeepseekV2ForCausalLM": Family("DeepSeek-V2-Lite", deepseek, _V2, _GGUF),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek, _V2, _GGUF),
     "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek, _GLM, _GGUF),
 }

@@ -237,7 +237,7 @@ def _architecture(file: GgufFile, fields: Fields) -> str:
 
 def _head_dim(fields: Fields, absent: int) -> int:
     if fields.get("attention.kv_lora_rank") is not None:
-        return fields.integer("rope.dimension_count")  # of a latent, and the numbers beside it that are rotated
+        return fields.integer("rope.dimension_count")  # of a latent, and the numbers next to it that are rotated
     found = fields.integer("attention.key_length", absent)
     if fields.integer("attention.value_length", found) != found:
         raise fields.error(f"attention.value_length that differs from the keys' length {found} is not supported")

@@ -305,7 +305,7 @@ def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positi
             largest, noisy_mass = mass_of(floats, size, row, blocks, _NOISY_TOPS, _NOISY_MASSES, MERGE)
             log_sum = largest + tl.log(noisy_mass)
     values, columns = parts_of(entries)
-    is_token, places = values > tl.where(top < INFINITY, -INFINITY, INFINITY), lane < count
+    is_token, inside = values > tl.where(top < INFINITY, -INFINITY, INFINITY), lane < count
     if EXACT:
         token = tl.max(tl.where(lane == 0, columns, 0), axis=0)
         pivot = tl.where(listed, -INFINITY, tl.div_rn(tl.load(start + token), heat))
@@ -316,9 +316,9 @@ def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positi
     found = columns.to(tl.int64)
     if token_ids is not None:
         found = tl.load(token_ids + found, is_token, 0)
-    tl.store(tokens + row * count + lane, tl.where(is_token, found, _BROKEN if EXACT else 0), places)
+    tl.store(tokens + row * count + lane, tl.where(is_token, found, _BROKEN if EXACT else 0), inside)
     if EXACT == 0:
-        tl.store(chances + row * count + lane, tl.where(is_token, values - log_sum, -INFINITY), places)
+        tl.store(chances + row * count + lane, tl.where(is_token, values - log_sum, -INFINITY), inside)
 
 
 def candidates(
@@ -336,9 +336,9 @@ def candidates(
     found = logits.new_empty(rows, count, dtype=torch.int64), logits.new_empty(rows, count)
     if rows:
         s, sizes = sampling, (size, width, blocks, count)
-        asked = (logits, token_ids, s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
-        scan[(rows, blocks)](*asked, *handed, *sizes, exact, MOST, block, num_warps=SCAN_WARPS[exact], **chained())
+        given = (logits, token_ids, s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
+        scan[(rows, blocks)](*given, *handed, *sizes, exact, MOST, block, num_warps=SCAN_WARPS[exact], **chained())
         decide[(rows,)](
-            *asked, *handed, *sizes, *found, exact, MOST, MERGE, TILE, num_warps=DECIDE_WARPS[exact], **chained()
+            *given, *handed, *sizes, *found, exact, MOST, MERGE, TILE, num_warps=DECIDE_WARPS[exact], **chained()
         )
     return found

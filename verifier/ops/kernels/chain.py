@@ -33,8 +33,8 @@ def wait_turn(CHAINED: tl.constexpr):
 @triton.jit
 def bring(pointers):
     """Prefetch the lines at these pointers into the L2."""
-    asked: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(asked, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+    instruction: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(instruction, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def chained() -> dict[str, bool]:

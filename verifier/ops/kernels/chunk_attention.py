@@ -38,18 +38,18 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
     """Grid (tiles, G, V / C): rows of chains at ``length ..``, each over all positions up to its own."""
     wait_turn(CHAINED)
     head, first_column = tl.program_id(1), tl.program_id(2) * C
-    sequence, place = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
+    sequence, index = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
     if sequence >= count:
         return
     length, begin_row = tl.load(lengths + sequence), tl.load(offsets + sequence)
-    stacked = place * TILE + tl.arange(0, TILE)
+    stacked = index * TILE + tl.arange(0, TILE)
     rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
     live = rows < tl.load(offsets + sequence + 1)
     own = length + stacked // GROUP
     low, last = first, tl.max(tl.where(live, own, 0), axis=0)
     if WINDOW > 0:
-        low = tl.maximum(first, length + place * TILE // GROUP - WINDOW + 1)
-    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+        low = tl.maximum(first, length + index * TILE // GROUP - WINDOW + 1)
+    queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     largest, sums, mixed = empty(TILE, C)
     for split in tl.range(low // (BLOCK * SPLIT), last // (BLOCK * SPLIT) + 1):
         split_largest, split_sums, split_mixed = empty(TILE, C)
@@ -65,9 +65,10 @@ def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count
             visible = inside[None, :] & (positions[None, :] <= own[:, None])
             if WINDOW > 0:
                 visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-            ragged = (WINDOW > 0) | (block * BLOCK + BLOCK > length + place * TILE // GROUP + 1)
-            top, more, weighted = block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column,
-                                                scale, ragged, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
+            ragged = (WINDOW > 0) | (block * BLOCK + BLOCK > length + index * TILE // GROUP + 1)
+            top, more, weighted = block_partial(queries, keys, values, scales, slots, head, inside, visible,
+                                                first_column, scale, ragged, H // GROUP, D, V, WIDE, C,
+                                                CAP)  # fmt: skip
             split_largest, split_sums, split_mixed = fold(split_largest, split_sums, split_mixed, top, more, weighted)
         largest, sums, mixed = fold(largest, sums, mixed, split_largest, split_sums, split_mixed)
     columns = first_column + tl.arange(0, C)

@@ -43,15 +43,16 @@ _SIZES = ("pairs", "tiles")
 
 
 @triton.jit
-def _ranks(ranked, number, inside, GROUPS: tl.constexpr, BEST: tl.constexpr):
-    """int32: keys in the order of the scores ``ranked``, [groups, experts of one]."""
+def _ranks(ranked, number, inside, SUMS: tl.constexpr, GROUPS: tl.constexpr, BEST: tl.constexpr):
+    """int32: keys in the order of the scores ``ranked``, [groups, experts of one]. SUMS: of groups' best two."""
     bits = tl.where(ranked == 0.0, 0.0, ranked).to(tl.int32, bitcast=True)  # no -0
     key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     key = tl.where(ranked != ranked, _ASIDE, key)
     if GROUPS > 1:
-        first = tl.max(ranked, axis=1)
-        at = tl.min(tl.where(ranked == first[:, None], number, 1 << 30), axis=1)
-        sums = first + tl.max(tl.where(number == at[:, None], float("-inf"), ranked), axis=1)
+        sums = tl.max(ranked, axis=1)
+        if SUMS:
+            at = tl.min(tl.where(ranked == sums[:, None], number, 1 << 30), axis=1)
+            sums += tl.max(tl.where(number == at[:, None], float("-inf"), ranked), axis=1)
         group = tl.arange(0, ranked.shape[0])
         tied = (sums[None, :] == sums[:, None]) & (group[None, :] < group[:, None])
         before = tl.sum(((sums[None, :] > sums[:, None]) | tied).to(tl.int32), axis=1)
@@ -92,7 +93,7 @@ def route_rows(logits, correction, slots, chosen, weights, scale, WIDTH: tl.cons
     ranked = score
     if CORRECTED:
         ranked = score + tl.load(correction + number, inside, 0.0)
-    key = _ranks(tl.where(inside, ranked, float("-inf")), number, inside, GROUPS, BEST)
+    key = _ranks(tl.where(inside, ranked, float("-inf")), number, inside, SIGMOID, GROUPS, BEST)
     for _ in range(CHOSEN):
         first = _least(tl.where(key == _most(key), number, EXPERTS))
         key = tl.where(number == first, _TAKEN, key)

@@ -96,28 +96,28 @@ def softcapped(doubled, CAP: tl.constexpr):
 
 
 @triton.jit
-def block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column, scale, ragged,
+def block_partial(queries, keys, values, scales, slots, head, inside, visible, first_column, scale, ragged,
                   G: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr,
                   CAP: tl.constexpr):  # fmt: skip
     """Largest score, sum of weights and weighted values of the block in these slots: fp32[M], fp32[M], fp32[M, C].
 
-    asked: see :func:`load_queries`. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`. ragged: whether
+    queries: see :func:`load_queries`. visible: bool[M, B] or [1, B]. scale, CAP: see :func:`scaling`. ragged: whether
     rows attend to different keys: only then may a value hidden from a row be non-finite.
     """
-    kind: tl.constexpr = asked[0].dtype
+    kind: tl.constexpr = queries[0].dtype
     if V == D:
         keyed = rows_at(keys, scales, slots, head, inside, 0, G, D, D, WIDE, kind)
         valued = rows_at(values, scales + G, slots, head, inside, first_column, G, D, D, C, kind)
-        scores = tl.dot(asked[0], tl.trans(keyed), input_precision="ieee")
+        scores = tl.dot(queries[0], tl.trans(keyed), input_precision="ieee")
     else:
         parts: tl.constexpr = (V + C - 1) // C
         valued = rows_at(keys, scales, slots, head, inside, first_column, G, D, V, C, kind)
-        scores = tl.dot(asked[0], tl.trans(valued), input_precision="ieee")
+        scores = tl.dot(queries[0], tl.trans(valued), input_precision="ieee")
         for part in tl.static_range(1, parts):
             more = rows_at(keys, scales, slots, head, inside, (first_column + part * C) % (parts * C), G, D, V, C, kind)
-            scores = tl.dot(asked[part], tl.trans(more), scores, input_precision="ieee")
+            scores = tl.dot(queries[part], tl.trans(more), scores, input_precision="ieee")
         rest = rows_at(keys, scales, slots, head, inside, V, G, D, D, WIDE, kind)
-        scores = tl.dot(asked[parts], tl.trans(rest), scores, input_precision="ieee")
+        scores = tl.dot(queries[parts], tl.trans(rest), scores, input_precision="ieee")
     return _weighted(scores * scale, valued, visible, ragged, CAP)
 
 
@@ -163,15 +163,15 @@ def empty(M: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def pages_of(tables, sequence, table_stride, places, inside, PAGE: tl.constexpr):
-    """int32: the pages of places (committed positions, or length + node) of a sequence; 0 outside."""
-    return tl.load(tables + sequence * table_stride + places // PAGE, mask=inside, other=0)
+def pages_of(tables, sequence, table_stride, indices, inside, PAGE: tl.constexpr):
+    """int32: the pages of indices (committed positions, or length + node) of a sequence; 0 outside."""
+    return tl.load(tables + sequence * table_stride + indices // PAGE, mask=inside, other=0)
 
 
 @triton.jit
-def slots_of(pages, places, PAGE: tl.constexpr):
-    """int64: the slots of places on their pages."""
-    return pages.to(tl.int64) * PAGE + places % PAGE
+def slots_of(pages, indices, PAGE: tl.constexpr):
+    """int64: the slots of indices on their pages."""
+    return pages.to(tl.int64) * PAGE + indices % PAGE
 
 
 @triton.jit
@@ -222,15 +222,15 @@ def load_queries(query, rows, heads, live, first_column, H: tl.constexpr, D: tl.
     """Queries of stacked rows, zeros where a row is not live and after D: [M, WIDE] alone; or in the pieces in which
     keys of latents are read."""
     start = query + (rows.to(tl.int64) * H + heads)[:, None] * D
-    asked = ()
+    queries = ()
     if V < D:
         parts: tl.constexpr = (V + C - 1) // C
         for part in tl.static_range(parts):
             columns = ((first_column + part * C) % (parts * C) + tl.arange(0, C))[None, :]
-            asked += (tl.load(start + columns, mask=live[:, None] & (columns < V), other=0.0),)
+            queries += (tl.load(start + columns, mask=live[:, None] & (columns < V), other=0.0),)
     columns = (V % D + tl.arange(0, WIDE))[None, :]
-    asked += (tl.load(start + columns, mask=live[:, None] & (columns < D), other=0.0),)
-    return asked
+    queries += (tl.load(start + columns, mask=live[:, None] & (columns < D), other=0.0),)
+    return queries
 
 
 @triton.jit

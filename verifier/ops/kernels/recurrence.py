@@ -183,10 +183,10 @@ def _row_at(raw, second, tails, page, fresh, begin, before, columns, inside, CHA
             STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr):  # fmt: skip
     """fp32[BLOCK]: a row of the pass, or, if negative, one of the tail. LET_IN: it is multiplied by the values at
     ``second``."""
-    place = (begin + tl.maximum(before, 0)).to(tl.int64) * STRIDE + columns
-    value = tl.load(raw + place, inside & (before >= 0), 0.0)
+    index = (begin + tl.maximum(before, 0)).to(tl.int64) * STRIDE + columns
+    value = tl.load(raw + index, inside & (before >= 0), 0.0)
     if LET_IN:
-        value = value * tl.load(second + place, inside & (before >= 0), 0.0)
+        value = value * tl.load(second + index, inside & (before >= 0), 0.0)
     kept = (page * (TAPS - 1) + (TAPS - 1 + tl.minimum(before, -1))).to(tl.int64) * CHANNELS + columns
     old = tl.load(tails + kept, inside & (before < 0) & (fresh == 0), 0.0)
     return tl.where(before < 0, old, value)
@@ -248,7 +248,7 @@ def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kep
     stride: tl.constexpr = channels + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
     groups: tl.constexpr = KEYS // DIM
-    told: tl.constexpr = HEADS if SCANS else 2 * HEADS
+    rates_of: tl.constexpr = HEADS if SCANS else 2 * HEADS
     row, head = tl.program_id(0), tl.program_id(1)
     sequence = _sequence_of(row, offsets, sequences, SEQUENCES)
     if sequence < sequences:
@@ -275,10 +275,10 @@ def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kep
         tl.store(records + record * record_width + columns - KEYS, value, inside & is_key & (node >= 0))
         if is_value:
             at = head - 2 * groups
-            asked, forget = tl.load(rates + row * told + at), tl.load(rates + row * told + told - HEADS + at)
+            gate, forget = tl.load(rates + row * rates_of + at), tl.load(rates + row * rates_of + rates_of - HEADS + at)
             step = _softplus(forget + tl.load(shift + at))
             fades = tl.exp(tl.load(decay + at) * step)
-            tl.store(gains + row * 2 * HEADS + at, step if SCANS else _sigmoid(asked))
+            tl.store(gains + row * 2 * HEADS + at, step if SCANS else _sigmoid(gate))
             tl.store(gains + row * 2 * HEADS + HEADS + at, fades)
             tl.store(records + record * record_width + KEYS + HEADS * WIDTH + at, fades, node >= 0)
         _keep(raw, mixed, mixed, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
@@ -339,12 +339,12 @@ def remember_rows(made, gains, skip, states, records, offsets, lengths, words, i
         known_of_key = 0.0 if SCANS else tl.sum(keys * (state * decay), axis=0)[None, :]
         learned = (value - known_of_key) * share
         state = _stepped(state, keys, learned, decay)
-        asked = tl.sum(query * state, axis=0)[None, :]
+        read = tl.sum(query * state, axis=0)[None, :]
         if SCANS:
-            asked = tl.fma(value, tl.broadcast(tl.load(skip + head), value)[0], asked)
+            read = tl.fma(value, tl.broadcast(tl.load(skip + head), value)[0], read)
         owner = tl.max(tl.where(((others >> node.to(tl.int64)) & 1) == 1, at, -1), axis=0)
         mine = text | (owner == leaf)
-        tl.store(out + here * (HEADS * WIDTH) + head * WIDTH + columns, asked, mine)
+        tl.store(out + here * (HEADS * WIDTH) + head * WIDTH + columns, read, mine)
         own = tl.where(text, node - first, node)
         record = (sequence * _WORD + tl.maximum(own, 0)).to(tl.int64) * record_width + KEYS
         tl.store(records + record + head * WIDTH + columns, learned, mine & (own >= 0))
@@ -449,11 +449,11 @@ def replay_tails(tails, kept, paths, taken, lengths, targets, size, first, deepe
     whole, inside, fresh, source, goal, boundary = _path_of(sequence, layer, taken, lengths, targets, size, pages)
     count, page = tl.where(tl.program_id(2) == 0, whole, inside), tl.where(tl.program_id(2) == 0, goal, boundary)
     there = (columns < CHANNELS) & (count > 0)
-    for place in tl.static_range(TAIL):
-        number = count + place - TAIL
+    for index in tl.static_range(TAIL):
+        number = count + index - TAIL
         node = tl.load(paths + sequence * deepest + tl.maximum(number, 0), number >= 0, 0)
         row = layer * nodes + first + sequence * _WORD + node
         new = tl.load(kept + row * CHANNELS + columns, there & (number >= 0), 0.0)
         before = (source * TAIL + number + TAIL) * CHANNELS + columns
         old = tl.load(tails + before, there & (number < 0) & (fresh == 0), 0.0)
-        tl.store(tails + (page * TAIL + place) * CHANNELS + columns, tl.where(number >= 0, new, old), there)
+        tl.store(tails + (page * TAIL + index) * CHANNELS + columns, tl.where(number >= 0, new, old), there)

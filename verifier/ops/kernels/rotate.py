@@ -167,10 +167,10 @@ def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.cons
     """A head of a row: WIDTH numbers as they are, then twice HALF, rotated."""
     wait_turn(CHAINED)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.load(slots + row) if PLACED else row
+    index = tl.load(slots + row) if PLACED else row
     columns = tl.arange(0, BLOCK)
     whole, half = columns < WIDTH, columns < HALF
-    head_at, out_at = row * HEADS + head, (place * HEADS + head) * (WIDTH + 2 * HALF)
+    head_at, out_at = row * HEADS + head, (index * HEADS + head) * (WIDTH + 2 * HALF)
     tl.store(out + out_at + columns, tl.load(plain + head_at * WIDTH + columns, whole, 0.0), whole)
     kind: tl.constexpr = out.dtype.element_ty
     low = tl.load(turning + head_at * 2 * HALF + columns, half, 0.0).to(tl.float32)

@@ -89,34 +89,34 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
 
 
 @triton.jit(do_not_specialize=["width"])
-def taken_rows(table, places, out, width, PLACED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def taken_rows(table, indices, out, width, PLACED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """Grid (R,): one row of a table; the one of the same number unless PLACED."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside, place = columns < width, tl.load(places + row) if PLACED else row
-    tl.store(out + row * width + columns, tl.load(table + place * width + columns, inside), inside)
+    inside, index = columns < width, tl.load(indices + row) if PLACED else row
+    tl.store(out + row * width + columns, tl.load(table + index * width + columns, inside), inside)
 
 
 @triton.jit(do_not_specialize=["width", "taken"])
-def taken_columns(x, places, out, width, taken, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def taken_columns(x, indices, out, width, taken, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """Grid (R,): some numbers of a row."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = columns < taken
     tl.store(
-        out + row * taken + columns, tl.load(x + row * width + tl.load(places + columns, inside, 0), inside), inside
+        out + row * taken + columns, tl.load(x + row * width + tl.load(indices + columns, inside, 0), inside), inside
     )
 
 
 @triton.jit
-def both_rows(first, second, places, out_first, out_second, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+def both_rows(first, second, indices, out_first, out_second, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
               CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R,): one row of two tables."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside, place = columns < WIDTH, tl.load(places + row)
-    tl.store(out_first + row * WIDTH + columns, tl.load(first + place * WIDTH + columns, inside, 0.0), inside)
-    tl.store(out_second + row * WIDTH + columns, tl.load(second + place * WIDTH + columns, inside, 0.0), inside)
+    inside, index = columns < WIDTH, tl.load(indices + row)
+    tl.store(out_first + row * WIDTH + columns, tl.load(first + index * WIDTH + columns, inside, 0.0), inside)
+    tl.store(out_second + row * WIDTH + columns, tl.load(second + index * WIDTH + columns, inside, 0.0), inside)
 
 
 @triton.jit

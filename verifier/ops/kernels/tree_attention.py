@@ -65,9 +65,9 @@ def _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_
 
 
 @triton.jit
-def _path_places(word, length, positions):
-    """The places of the keys of a row's positions: the k-th node of its path, in order, is at position ``length +
-    k``."""
+def _path_indices(word, length, positions):
+    """Where the keys of a row's positions are in its sequence: the k-th node of its path, in order, is at position
+    ``length + k``."""
     bits = tl.arange(0, 64)
     taken = ((word >> bits.to(tl.int64)) & 1).to(tl.int32)
     rank = tl.cumsum(taken, axis=0) - taken
@@ -77,7 +77,7 @@ def _path_places(word, length, positions):
 
 
 @triton.jit
-def _seen(asked, keys, values, scales, pages, block, own, head, first_column, first, scale, GROUP: tl.constexpr,
+def _seen(queries, keys, values, scales, pages, block, own, head, first_column, first, scale, GROUP: tl.constexpr,
           H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
           WINDOW: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):  # fmt: skip
     """The partial of one committed block."""
@@ -87,7 +87,7 @@ def _seen(asked, keys, values, scales, pages, block, own, head, first_column, fi
     visible = inside[None, :]
     if WINDOW > 0:
         visible = visible & (positions[None, :] > own[:, None] - WINDOW)
-    return block_partial(asked, keys, values, scales, slots, head, inside, visible, first_column, scale, WINDOW > 0,
+    return block_partial(queries, keys, values, scales, slots, head, inside, visible, first_column, scale, WINDOW > 0,
                          H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
                TILE: tl.constexpr, CAP: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: of the one with the part's number; FOLDED: of a whole split for ``part <
     whole_splits``, of one block for each later part."""
-    sequence, place = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
+    sequence, index = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
     length, begin_row, end_row = tl.load(lengths + there), tl.load(offsets + there), tl.load(offsets + there + 1)
     begin, end = part, part + 1
@@ -112,7 +112,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
     if FOLDED:
         inside = inside & (positions < length)  # the last of these parts may be past the table
     pages = pages_of(tables, there, table_stride, positions, inside, PAGE)
-    stacked = place * TILE + tl.arange(0, TILE)
+    stacked = index * TILE + tl.arange(0, TILE)
     rows, heads = begin_row + stacked // GROUP, head * GROUP + stacked % GROUP
     live = rows < end_row
     own = length + tl.load(depths + rows, mask=live, other=0)
@@ -121,7 +121,7 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         idle = idle | (end * BLOCK <= tl.min(tl.where(live, own, 2147483647), axis=0) - WINDOW + 1)
     if idle:
         return
-    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     if FOLDED:
         largest, sums, mixed = empty(TILE, C)
         for block in tl.range(begin, end):
@@ -129,11 +129,11 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
             # The next block's pages are loaded before its keys: so the keys can be loaded while this block is computed.
             ahead = (block + 1) * BLOCK + tl.arange(0, BLOCK)
             pages = pages_of(tables, there, table_stride, ahead, (ahead >= first) & (block + 1 < end), PAGE)
-            top, more, weighted = _seen(asked, keys, values, scales, own_pages, block, own, head, first_column, first,
+            top, more, weighted = _seen(queries, keys, values, scales, own_pages, block, own, head, first_column, first,
                                         scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
             largest, sums, mixed = fold(largest, sums, mixed, top, more, weighted)
     else:
-        largest, sums, mixed = _seen(asked, keys, values, scales, pages, part, own, head, first_column, first, scale,
+        largest, sums, mixed = _seen(queries, keys, values, scales, pages, part, own, head, first_column, first, scale,
                                      GROUP, H, D, V, WIDE, C, PAGE, WINDOW, BLOCK, CAP)  # fmt: skip
     _keep(stats, partials, part, rows, heads, live, largest, sums, mixed, first_column, R, H, V, C)
 
@@ -148,7 +148,7 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
     its query heads."""
     stacked = tile * TILE + tl.arange(0, TILE)
     rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
-    asked = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
     word, depth = tl.load(words + row), tl.load(depths + row)
     sequence = row_sequence(offsets, row, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
@@ -160,9 +160,9 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
     inside = (positions <= own) & (positions >= first)
     if WINDOW > 0:
         inside = inside & (positions > own - WINDOW)
-    places = _path_places(word, length, positions)
-    slots = slots_of(pages_of(tables, there, table_stride, places, inside, PAGE), places, PAGE)
-    largest, sums, mixed = block_partial(asked, keys, values, scales, slots, head, inside, inside[None, :],
+    indices = _path_indices(word, length, positions)
+    slots = slots_of(pages_of(tables, there, table_stride, indices, inside, PAGE), indices, PAGE)
+    largest, sums, mixed = block_partial(queries, keys, values, scales, slots, head, inside, inside[None, :],
                                          first_column, scale, False, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
@@ -177,8 +177,9 @@ def _part_of(turn, begin, splits, low_split, whole, whole_splits, SPLIT: tl.cons
 
 
 @triton.jit
-def _asked(stats, partials, row, head, first_column, start, turns, begin, splits, low_split, whole, whole_splits, R,
-           H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+def _load_partials(stats, partials, row, head, first_column, start, turns, begin, splits, low_split, whole,
+                   whole_splits, R, H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+                   DEPTH: tl.constexpr):  # fmt: skip
     """The partials of one head of a row from the turn ``start`` on, DEPTH of each kind, loaded at once; empty ones
     after the last."""
     tops, sums, mixed = (), (), ()
@@ -234,12 +235,12 @@ def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_s
     turns = tl.where(sequence < count, splits + last + 1 - begin, 0)
     largest, sums, mixed = empty(1, C)
     split_largest, split_sums, split_mixed = empty(1, C)
-    ahead = _asked(stats, partials, row, head, first_column, 0, turns, begin, splits, low_split, whole, whole_splits, R,
-                   H, V, C, SPLIT, DEPTH)  # fmt: skip
+    ahead = _load_partials(stats, partials, row, head, first_column, 0, turns, begin, splits, low_split, whole,
+                           whole_splits, R, H, V, C, SPLIT, DEPTH)  # fmt: skip
     for start in tl.range(0, turns, DEPTH, num_stages=1):
         tops, more, weighted = ahead
-        ahead = _asked(stats, partials, row, head, first_column, start + DEPTH, turns, begin, splits, low_split, whole,
-                       whole_splits, R, H, V, C, SPLIT, DEPTH)  # fmt: skip
+        ahead = _load_partials(stats, partials, row, head, first_column, start + DEPTH, turns, begin, splits, low_split,
+                               whole, whole_splits, R, H, V, C, SPLIT, DEPTH)  # fmt: skip
         for turn in tl.static_range(DEPTH):
             split_largest, split_sums, split_mixed = fold(
                 split_largest, split_sums, split_mixed, tops[turn], more[turn], weighted[turn]

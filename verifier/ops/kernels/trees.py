@@ -37,10 +37,10 @@ def lay_out_rows(
     real = inside & (tl.load(live + sequence, inside, 0) != 0)
     length = tl.load(lengths + sequence, real, 0).to(tl.int64)
     depth = tl.load(depths + sequence * depth_stride + row % width, real, 0)
-    place = length + tl.load(nodes + row, real, 0)
-    page = tl.load(tables + sequence.to(tl.int64) * pages + place // PAGE_SIZE, real, 0).to(tl.int64)
+    index = length + tl.load(nodes + row, real, 0)
+    page = tl.load(tables + sequence.to(tl.int64) * pages + index // PAGE_SIZE, real, 0).to(tl.int64)
     tl.store(positions + row, tl.where(real, length + depth, 0), inside)
-    tl.store(slots + row, tl.where(real, page * PAGE_SIZE + place % PAGE_SIZE, 0), inside)
+    tl.store(slots + row, tl.where(real, page * PAGE_SIZE + index % PAGE_SIZE, 0), inside)
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -61,7 +61,7 @@ def walk_trees(
     WORD: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    """The accept rule of spec/accept.py: bit i of ``match`` says that token i is the sample at its parent."""
+    """The accept rule of spec/accept.py: bit i of ``match`` is set if token i is the sample at its parent."""
     wait_turn(CHAINED)
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
@@ -81,10 +81,10 @@ def walk_trees(
     path_word = tl.sum(tl.where(node == deepest, word, 0), axis=0)
     on_path = (path_word & bits) != 0
     length = tl.sum(on_path.to(tl.int32), axis=0)
-    place = sequence * width + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
-    tl.store(paths + place, node.to(tl.int64), on_path)
-    tl.store(emitted + place, tl.load(sampled + at, on_path, 0), on_path)
-    tl.store(sources + place, tl.load(slots + at, on_path, 0), on_path)
+    index = sequence * width + tl.cumsum(on_path.to(tl.int32), axis=0) - 1
+    tl.store(paths + index, node.to(tl.int64), on_path)
+    tl.store(emitted + index, tl.load(sampled + at, on_path, 0), on_path)
+    tl.store(sources + index, tl.load(slots + at, on_path, 0), on_path)
     behind = (node >= length) & (node < width)
     tl.store(paths + at, tl.full((WORD,), -1, tl.int64), behind)
     tl.store(emitted + at, tl.full((WORD,), -1, tl.int64), behind)
@@ -151,12 +151,12 @@ def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.
     wait_turn(CHAINED)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     inside, more = lane < width, tl.load(taken + sequence)
-    place = lane + more
-    old = tl.load(recent + sequence * width + place, inside & (place < width), 0)
-    new = tl.load(emitted + sequence * nodes + place - width, inside & (place >= width), 0)
+    index = lane + more
+    old = tl.load(recent + sequence * width + index, inside & (index < width), 0)
+    new = tl.load(emitted + sequence * nodes + index - width, inside & (index >= width), 0)
     length, end = tl.load(lengths + sequence) + more, tl.load(ends + sequence) + more
     tl.debug_barrier()  # all threads have read before one writes
-    tl.store(recent + sequence * width + lane, tl.maximum(tl.where(place < width, old, new), 0), inside)
+    tl.store(recent + sequence * width + lane, tl.maximum(tl.where(index < width, old, new), 0), inside)
     tl.store(lengths + sequence, length.to(tl.int32))
     tl.store(ends + sequence, end)
 
@@ -169,8 +169,8 @@ def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK:
     length = tl.load(lengths + sequence)
     begin = tl.maximum(length - count + 1, first)
     root = tl.maximum(length - begin, 0)
-    place = tl.minimum(lane + width - 1 - root, width - 1)
-    tl.store(tokens + sequence * count + lane, tl.load(recent + sequence * width + place), lane < count)
+    index = tl.minimum(lane + width - 1 - root, width - 1)
+    tl.store(tokens + sequence * count + lane, tl.load(recent + sequence * width + index), lane < count)
     tl.store(begins + sequence, begin)
     tl.store(roots + sequence, (root + count * sequence).to(tl.int64))
 

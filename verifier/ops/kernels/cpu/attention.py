@@ -31,7 +31,7 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, StoredKV, T, room_of
 from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
-from foresay.verifier.ops.records import Places
+from foresay.verifier.ops.records import AttentionPlan
 
 
 def attend(
@@ -39,7 +39,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     scales: Tensor | None,
-    places: Places,
+    plan: AttentionPlan,
     out: Tensor,
     scale: float,
     window: int = 0,
@@ -56,8 +56,8 @@ def attend(
     rows = min(ROWS, len(query))
     own, part = _own(dims, query.shape[1], groups, rows), query.shape[1] * part_of(out.shape[2])
     _attention(query.dtype, keys.dtype, dims, team, groups, Scores(scale, softcap, sinks is not None))(
-        query, keys, values, out, places.slots, places.slots.shape[1], places.info, places.paths, places.units,
-        places.number, window, first, launch.room((threads.MOST, own), torch.float32),
+        query, keys, values, out, plan.slots, plan.slots.shape[1], plan.info, plan.paths, plan.units,
+        plan.number, window, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
         0 if scales is None else scales, 0 if sinks is None else sinks, rows,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def _attention(
 
 
 class _Attention:
-    """Writes the kernel; a work item is a unit of the places and a set of kv heads, each with the ``team`` of query
+    """Writes the kernel; a work item is a unit of the plan and a set of kv heads, each with the ``team`` of query
     heads that share it. dims: D and V.
     """
 
@@ -141,13 +141,13 @@ class _Attention:
 
     def _begin(self, unit: Value, which: Value, sets: Value) -> None:
         k = self.k
-        told = [k.integer(k.load(self.units, I32, unit * UNIT + place), I64) for place in range(UNIT)]
-        self.row, self.rows, self.first, self.behind, self.count, self.place, number = told
+        fields = [k.integer(k.load(self.units, I32, unit * UNIT + index), I64) for index in range(UNIT)]
+        self.row, self.rows, self.first, self.behind, self.count, self.part, number = fields
         self.heads = (which * self.groups // sets, (which + 1) * self.groups // sets)
         self.queries = self.rows * self.team
         self.counter = k.at(self.arrived, number * self.groups + which, I32)
-        self.text = k.at(self.slots, self._told(self.row, 0) * self.slots_of, I32)
-        self.alone, self.single = self.place < 0, self.count.equals(1)
+        self.text = k.at(self.slots, self._info_of(self.row, 0) * self.slots_of, I32)
+        self.alone, self.single = self.part < 0, self.count.equals(1)
         self.whole = k.select(self.single, self.own, self.folded)
         self._look()
         with self._of_heads() as (head, number, query):
@@ -155,8 +155,8 @@ class _Attention:
             with k.when(self.single.equals(0)):
                 self.parts.empty(self.parts.of(self.whole, query))
 
-    def _told(self, row: Value, place: int) -> Value:
-        return self.k.integer(self.k.load(self.info, I32, row * INFO + place), I64)
+    def _info_of(self, row: Value, index: int) -> Value:
+        return self.k.integer(self.k.load(self.info, I32, row * INFO + index), I64)
 
     @contextmanager
     def _of_heads(self) -> Iterator[tuple[Value, Value, Value]]:
@@ -176,7 +176,7 @@ class _Attention:
         common, shared = k.variable(k.constant(0)), k.variable(k.constant(1 << 62))
         paths, last = k.variable(k.constant(0)), k.variable(k.constant(0))
         with k.loop(0, self.rows) as row:
-            base, path = self._told(self.row + row, 1), self._told(self.row + row, 2)
+            base, path = self._info_of(self.row + row, 1), self._info_of(self.row + row, 2)
             end = base + path
             behind = k.select(self.window.equals(0), self.lowest, end - self.window)
             begin = k.select(behind > self.lowest, behind, self.lowest)
@@ -248,8 +248,8 @@ class _Attention:
 
     def _part(self, span: Value) -> Value:
         """Where the sums of a span are: in this thread's memory, or with those of all units of these rows."""
-        place = (self.place + span * self.rows) * self.row_part + self.heads[0] * self.queries * self.parts.size
-        return self.k.select(self.alone, self.own, self.k.at(self.shared, place, F32))
+        index = (self.part + span * self.rows) * self.row_part + self.heads[0] * self.queries * self.parts.size
+        return self.k.select(self.alone, self.own, self.k.at(self.shared, index, F32))
 
     def _weigh(self, first: Value, part: Value, span: Value, low: Value, high: Value) -> None:
         """Turn a row's scores into weights, some heads at a time, and begin their parts."""
@@ -287,9 +287,9 @@ class _Attention:
                 k.store(k.constant(0, I32), self.counter)
         return done.value.equals(self.count)
 
-    def _finish(self, place: Value, whole: Value, sees: Value) -> None:
+    def _finish(self, index: Value, whole: Value, sees: Value) -> None:
         """Write a query's output, up to the value's width."""
-        k, out = self.k, self.k.at(self.out, place * self.value_dim, self.of)
+        k, out = self.k, self.k.at(self.out, index * self.value_dim, self.of)
         for vectors in range(0, self.value_dim - LANES + 1, LANES):
             k.write(self.parts.value(whole, vector(F32), vectors, sees), out, self.of, vectors)
         with k.loop(self.value_dim // LANES * LANES, self.value_dim) as at:

@@ -21,7 +21,7 @@ _COMPUTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "
 
 
 class Lanes(Value):
-    """A vector of consecutive int64 from ``first``: adjacent places."""
+    """A vector of consecutive int64 from ``first``: adjacent elements."""
 
     first: Value
 
@@ -115,7 +115,7 @@ Mask = bool | Block
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Places in an argument's memory. base: its address."""
+    """Elements of an argument's memory. base: its address."""
 
     name: str
     base: Value

@@ -42,12 +42,12 @@ def candidates(
     """As :func:`foresay.verifier.ops.sample.best_children`; or, ``exact``, a sample of each of ``live`` rows."""
     rows, width = logits.shape
     s = sampling
-    asked = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
+    given = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
     lists = (launch.room((threads.MOST, rows, ROOM), of) for of in (torch.float32, torch.int32))
     numbers = (launch.room((1,), torch.int64), *(launch.room((rows, -(-width // PIECE)), torch.float32) for _ in "tm"))
     tokens, chances = launch.room((rows, count), torch.int64), launch.room((rows, count), torch.float32)
     arguments = (
-        logits, 0 if token_ids is None else token_ids.contiguous(), *asked, *lists, *numbers, tokens, chances,
+        logits, 0 if token_ids is None else token_ids.contiguous(), *given, *lists, *numbers, tokens, chances,
         width, count, rows, launch.counted(live, rows),
     )  # fmt: skip
     shape = (PIECE, token_ids is not None, exact)
@@ -86,7 +86,7 @@ class _Row:
     def __init__(self, writer: _Writer, number: Value) -> None:
         k, types = writer.k, (F32, I32, F32, F32, I64, I64)
         heat, top_k, self.p, self.min_p, *self.key = (
-            k.load(array, of, number) for array, of in zip(writer.asked, types, strict=True)
+            k.load(array, of, number) for array, of in zip(writer.given, types, strict=True)
         )
         self.number, self.start = number, k.at(writer.logits, number * writer.width, F32)
         self.hot, self.k, self.noise = heat >= COLDEST, k.integer(top_k, I64), PositionNoise(k, *self.key)
@@ -102,7 +102,7 @@ class _Writer:
 
     def __init__(self, k: Kernel, piece: int, own_ids: bool, exact: bool) -> None:
         self.k, self.piece, self.own_ids, self.exact = k, piece, own_ids, exact
-        self.logits, self.ids, *self.asked = (k.pointer(index) for index in range(8))
+        self.logits, self.ids, *self.given = (k.pointer(index) for index in range(8))
         values, columns, self.threads, self.tops, self.masses, self.tokens, self.chances = (
             k.pointer(index) for index in range(8, 15)
         )
@@ -122,7 +122,7 @@ class _Writer:
 
     def scan(self, row: _Row, piece: Value, largest: Largest, noisy: Value) -> None:
         """Offer the tokens of a piece, and write its largest scaled logit, and its mass if needed."""
-        k, begin, place = self.k, piece * self.piece, row.number * self.pieces + piece
+        k, begin, index = self.k, piece * self.piece, row.number * self.pieces + piece
         end = k.smallest(begin + self.piece, self.width)
         largest_yet = k.variable(k.constant(-INFINITY, vector(F32)))
         with k.loop(begin, end, LANES) as at:
@@ -130,7 +130,7 @@ class _Writer:
             k.store(scaled, self.scaled, at - begin)
             largest_yet.value = k.larger(scaled, largest_yet.value)
         top = k.folded(largest_yet.value, k.larger)
-        k.store(top, self.tops, place)
+        k.store(top, self.tops, index)
         with k.builder.if_else(noisy.raw) as (with_noise, without):
             with with_noise:
                 self._make_noise(row, piece, begin, end)
@@ -138,14 +138,14 @@ class _Writer:
                     scaled, made = (k.load(room, vector(F32), at - begin) for room in (self.scaled, self.made))
                     self._offer_noisy(row, largest, scaled, made, at)
                 with k.when(row.p < (1.0 if self.exact else INFINITY)):
-                    k.store(self._mass_of(end - begin, top, divided=not self.exact), self.masses, place)
+                    k.store(self._mass_of(end - begin, top, divided=not self.exact), self.masses, index)
             with without:
                 with k.loop(begin, end, LANES) as at:
                     scaled = k.load(self.scaled, vector(F32), at - begin)
                     with k.when(largest.may_hold(scaled)):
                         largest.offer(scaled, k.counting(at))
                 if not self.exact:
-                    k.store(self._mass_of(end - begin, top, divided=False), self.masses, place)
+                    k.store(self._mass_of(end - begin, top, divided=False), self.masses, index)
 
     def _scaled(self, row: _Row, at: Value) -> Value:
         """A vector of scaled logits. NaN and infinity are excluded; or they count as the largest, and break a
@@ -223,12 +223,12 @@ class _Writer:
         """The row's largest scaled logit; the value its exponentials are relative to, and their sum."""
         k, begin, end = self.k, row.number * self.pieces, (row.number + 1) * self.pieces
         top, mass = k.variable(k.constant(-INFINITY, F32)), k.variable(k.constant(0.0, F32))
-        with k.loop(begin, end) as place:
-            top.value = k.larger(k.load(self.tops, F32, place), top.value)
+        with k.loop(begin, end) as index:
+            top.value = k.larger(k.load(self.tops, F32, index), top.value)
         base = _or_zero(top.value)
-        with k.loop(begin, end) as place:
-            weight = k.exp(k.load(self.tops, F32, place) - base)
-            mass.value = k.fma(k.load(self.masses, F32, place), weight, mass.value)
+        with k.loop(begin, end) as index:
+            weight = k.exp(k.load(self.tops, F32, index) - base)
+            mass.value = k.fma(k.load(self.masses, F32, index), weight, mass.value)
         return top.value, base, mass.value
 
     def _filter(self, row: _Row, top: Value, mass: Value) -> tuple[Value, Value]:
@@ -327,10 +327,10 @@ class _Writer:
         """Write the first entries; minus infinity means none."""
         k = self.k
         with k.loop(0, self.count) as rank:
-            value, place = k.load(self.best.values, F32, rank), row.number * self.count + rank
+            value, index = k.load(self.best.values, F32, rank), row.number * self.count + rank
             token = self._token(k.load(self.best.columns, I32, rank))
-            k.store(k.select(value > -INFINITY, token, 0), self.tokens, place)
-            k.store(k.select(value > -INFINITY, value - log_sum, -INFINITY), self.chances, place)
+            k.store(k.select(value > -INFINITY, token, 0), self.tokens, index)
+            k.store(k.select(value > -INFINITY, value - log_sum, -INFINITY), self.chances, index)
 
     def _write_sample(self, row: _Row, top: Value, mass: Value, decided: Value) -> None:
         k, sound = self.k, (top < INFINITY) & (top > -INFINITY)

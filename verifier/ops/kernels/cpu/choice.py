@@ -101,7 +101,7 @@ class Largest:
         return self._k.integer(self._k.bits(values > self._least.value, I16), I64) & 0xFFFF
 
     def _insert(self, value: Value, column: Value) -> None:
-        """Every entry after its place moves by one, the last vector first; the last entry is lost."""
+        """Every entry after its position moves by one, the last vector first; the last entry is lost."""
         k = self._k
 
         def stays(values: Value, columns: Value) -> Value:

@@ -51,8 +51,8 @@ class _FloatProduct(IntegerProduct):
                 self._prefetch(line, self.size)
                 for term, columns in enumerate(self._columns(line)):
                     self._add(sums, columns, inputs, step * self.terms + term)
-        for place, total in enumerate(sums):
-            k.store(total.value, room, place * LANES)
+        for index, total in enumerate(sums):
+            k.store(total.value, room, index * LANES)
 
     def _columns(self, line: Value) -> Iterator[list[Value]]:
         for columns in super()._columns(line):

@@ -91,7 +91,7 @@ class _Router:
                 score = score + k.load(self.corrections, F32, at) if self.corrected else score
                 lesser = k.select(score > first.value, first.value, score)
                 first.value, second.value = k.larger(score, first.value), k.larger(lesser, second.value)
-            k.store(first.value + second.value, sums, group)
+            k.store(first.value + second.value if self.how.sigmoid else first.value, sums, group)
         with k.loop(0, groups) as group:
             own, before = k.load(sums, F32, group), k.variable(k.constant(0))
             with k.loop(0, groups) as other:

@@ -119,10 +119,10 @@ class IntegerProduct(ProductKernel):
                 self._add(sums, columns, rows, (first + step) * self.terms + term)
         return sums
 
-    def _add(self, sums: list[Variable], columns: list[Value], rows: list[Value], place: Value) -> None:
+    def _add(self, sums: list[Variable], columns: list[Value], rows: list[Value], index: Value) -> None:
         """One term of each sum."""
         for number, row in enumerate(rows):
-            factor = self._input(row, place)
+            factor = self._input(row, index)
             for at, column in enumerate(columns):
                 self._added(sums[number * self.vectors + at], factor, column)
             if self.shape.sums:
@@ -138,12 +138,12 @@ class IntegerProduct(ProductKernel):
             scale = self._scale(where, steps)
             minimum = self._stepped(self.minimums, self.minimum_steps, where, steps) if shape.minimums else None
             for number in range(rows):
-                place, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at]
+                index, value = (number * self.vectors + at) * LANES, sums[number * self.vectors + at]
                 inputs = sums[rows * self.vectors + number] * -1.0 if shape.sums else None
                 if shape.shifted and inputs is not None:
                     value = k.fma(inputs, self._bytes_at(self.zeros, where), value)
-                total = k.fma(value, scale, k.load(room, vector(F32), place))
-                k.store(total if minimum is None or inputs is None else k.fma(inputs, minimum, total), room, place)
+                total = k.fma(value, scale, k.load(room, vector(F32), index))
+                k.store(total if minimum is None or inputs is None else k.fma(inputs, minimum, total), room, index)
 
     def _scale(self, where: Value, steps: Value | None) -> Value:
         if self.shape.e2m1:
@@ -154,7 +154,7 @@ class IntegerProduct(ProductKernel):
         return self._stepped(self.scales, self.steps, where, steps)
 
     def _stepped(self, multiples: Value, steps: Value, where: Value, there: Value | None) -> Value:
-        """Scales or minimums, times their steps. there: the span's place; None if they are not multiples."""
+        """Scales or minimums, times their steps. there: the span's position; None if they are not multiples."""
         if there is None:
             return self.k.read(multiples, F16, where)
         return self._bytes_at(multiples, where) * self.k.read(steps, F16, there)
@@ -172,12 +172,12 @@ class IntegerProduct(ProductKernel):
         """16 numbers of int8 as fp32."""
         return self.k.as_float(self.k.integer(self.k.load(pointer, vector(I8), where), I32))
 
-    def _input(self, row: Value, place: Value) -> Value:
+    def _input(self, row: Value, index: Value) -> Value:
         """A number of a row, or a pair of them, in all lanes."""
         k = self.k
         if self.shape.pairs:
-            return self._dotted(self._pair(row, place))
-        return k.spread(k.widened(k.load(row, OF_TORCH[self.shape.compute], place)))
+            return self._dotted(self._pair(row, index))
+        return k.spread(k.widened(k.load(row, OF_TORCH[self.shape.compute], index)))
 
     def _ones(self) -> Value:
         return self.k.constant(1.0, vector(BF16, 2 * LANES) if self.shape.pairs else vector(F32))

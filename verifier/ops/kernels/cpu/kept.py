@@ -25,8 +25,8 @@ _DIGEST = 32
 
 def directory() -> Path:
     """The directory of kernels: ``foresay/kernels`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
-    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = asked if asked.is_absolute() else Path.home() / ".cache"
+    requested = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = requested if requested.is_absolute() else Path.home() / ".cache"
     return folder / "foresay" / "kernels"
 
 

@@ -281,11 +281,11 @@ class Language:
 
         def at(index: Index) -> Value:
             assert self._stores.get(pointer.name, 0) == stores, f"{pointer.name} is read after it was stored to"
-            parts, place = self._unknown(mask), self.read(pointer.offset, index)
-            where = self.k.at(pointer.base, place.first if isinstance(place, Lanes) else place, of)
+            parts, position = self._unknown(mask), self.read(pointer.offset, index)
+            where = self.k.at(pointer.base, position.first if isinstance(position, Lanes) else position, of)
             if parts:
                 where = self.k.select(self._all(parts, index), where, self.k.filled(of, other or 0))
-            return self.k.load(where, vector(of) if isinstance(place, Lanes) else of)
+            return self.k.load(where, vector(of) if isinstance(position, Lanes) else of)
 
         made = Block(self, of, shape_of(pointer.offset, mask), at)
         made.within = mask if other is None else True
@@ -305,10 +305,10 @@ class Language:
         block = value if isinstance(value, Block) else self.full((), value, pointer.of)
 
         def write(index: Index) -> None:
-            number, place = self.converted(self.read(block, index), pointer.of), self.read(pointer.offset, index)
-            if isinstance(place, Lanes):
-                number, place = number if lanes_of(number.type) else self.k.spread(number), place.first
-            self.k.store(number, pointer.base, place)
+            number, position = self.converted(self.read(block, index), pointer.of), self.read(pointer.offset, index)
+            if isinstance(position, Lanes):
+                number, position = number if lanes_of(number.type) else self.k.spread(number), position.first
+            self.k.store(number, pointer.base, position)
 
         self._each(shape_of(pointer.offset, block, mask), mask, write, vectors)
         self._stores[pointer.name] = self._stores.get(pointer.name, 0) + 1
@@ -321,12 +321,12 @@ class Language:
 
     def kept(self, block: Block, vectors: bool | None = None) -> Block:
         """The same, saved in this program's own memory."""
-        place: Any = self.full((), 0, I64)
+        index: Any = self.full((), 0, I64)
         for axis, size in enumerate(block.shape):
             key = tuple(slice(None) if at == axis else None for at in range(len(block.shape)))
-            place = place * size + self.arange(0, size)[key]
+            index = index * size + self.arange(0, size)[key]
         room = self.k.array(block.dtype, math.prod(block.shape))
-        pointer = Pointer(f"block {len(self._stores)}", room, block.dtype, place)
+        pointer = Pointer(f"block {len(self._stores)}", room, block.dtype, index)
         self._stored(pointer, block, block.within, self.vectors if vectors is None else vectors)
         block.at = self.load(pointer).at
         return block

@@ -122,8 +122,8 @@ class _Keeper:
             lower = k.load(self.knots, vector(F32), at) < sound
             below = below + k.call("llvm.ctpop.i64", I64, k.integer(k.bits(lower, I16), I64) & 0xFFFF)
         group = k.select(rank < groups - 1, rank, groups - 1)
-        place = (sequence * groups + group) * pieces + below
-        made = k.load(self.slopes, F32, place) * sound + k.load(self.shifts, F32, place)
+        index = (sequence * groups + group) * pieces + below
+        made = k.load(self.slopes, F32, index) * sound + k.load(self.shifts, F32, index)
         return k.select(chance > LOWEST, made, LOWEST)
 
     def _rank(self, largest: Largest) -> None:
@@ -133,13 +133,13 @@ class _Keeper:
         with k.loop(0, self.front * self.looked, LANES) as at:
             scores = k.load(self.room, vector(F32), at)
             with k.when(largest.may_hold(scores)):
-                largest.offer(scores, k.spread(k.integer(at, I32)) + k.places(range(LANES)))
+                largest.offer(scores, k.spread(k.integer(at, I32)) + k.lane_numbers(range(LANES)))
 
-    def _keep(self, sequence: Value, rank: Value, place: Value, largest: Largest | None = None) -> None:
+    def _keep(self, sequence: Value, rank: Value, index: Value, largest: Largest | None = None) -> None:
         """Write one of the kept."""
         k, at = self.k, sequence * self.count + rank
-        node, child = place // self.looked, place % self.looked
-        score = k.load(self.room if largest is None else largest.values, F32, place if largest is None else rank)
+        node, child = index // self.looked, index % self.looked
+        score = k.load(self.room if largest is None else largest.values, F32, index if largest is None else rank)
         word = k.load(self.words, I64, sequence * self.front + node) | k.load(self.marks, I64, rank)
         token = k.load(self.children, I64, self._row(sequence, node) + child)
         found = Kept(token, node, k.load(self.numbers, I64, node), score, word)  # type: ignore[arg-type]

@@ -147,8 +147,8 @@ class _FloatProduct(ProductKernel):
         self.dot = self.pairs and shape.compute is torch.bfloat16 and kernel.processor.multiplies_bf16
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
-        for place, total in enumerate(self._summed(block, row, rows)):
-            self.k.store(total.value, room, place * LANES)
+        for index, total in enumerate(self._summed(block, row, rows)):
+            self.k.store(total.value, room, index * LANES)
 
     def _summed(self, block: Value, row: Value, rows: int) -> list[Variable]:
         """The sums of ``rows`` rows, row by row, vector by vector."""
@@ -192,8 +192,8 @@ class _FloatProduct(ProductKernel):
             return [self._dotted(self._two(row, step, half))]
         if self.pairs and compute is BF16:
             return [k.spread(each) for each in self._halves(self._two(row, step, half))]
-        places = [step * 2, step * 2 + 1] if self.pairs else [step]
-        found = [k.widened(k.load(row, compute, place)) for place in places[: 1 if half else None]]
+        indices = [step * 2, step * 2 + 1] if self.pairs else [step]
+        found = [k.widened(k.load(row, compute, index)) for index in indices[: 1 if half else None]]
         return [k.spread(each) for each in (*found, *[k.constant(0.0, F32)] * half)]
 
     def _two(self, row: Value, step: Value, half: bool) -> Value:

@@ -32,8 +32,8 @@ def advise(memory: Tensor) -> None:
 
 
 def mapped(file: int) -> mmap.mmap:
-    """A private mapping of an open file, which may be larger than the memory, for which huge pages are asked. Writes
-    stay in this process. Raises ValueError if it is empty."""
+    """A private mapping of an open file, which may be larger than the memory, for which huge pages are requested.
+    Writes stay in this process. Raises ValueError if it is empty."""
     flags = mmap.MAP_PRIVATE | (_NO_RESERVE if sys.platform == "linux" else 0)
     memory = mmap.mmap(file, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -228,28 +228,28 @@ class ProductKernel:
         """A pair in all lanes, as it is multiplied."""
         return self.k.bits(self.k.spread(pair), vector(BF16, 2 * LANES))
 
-    def _store(self, place: Value, row: Value, column: Value) -> None:
+    def _store(self, index: Value, row: Value, column: Value) -> None:
         """Store a vector of sums; lanes after the last output are dropped."""
         k, where = self.k, self._line(row) * self.width + column
-        value = self._finished(place)
+        value = self._finished(index)
         with k.builder.if_else((column + LANES <= self.width).raw) as (whole, part):
             with whole:
                 k.write(value, self.out, OF_TORCH[self.shape.out], where)
             with part:
                 self._put_some(value, where, self.width - column)
 
-    def _finished(self, place: Value) -> Value:
+    def _finished(self, index: Value) -> Value:
         """A sum with its epilogue, rounded after each step as separate ops would."""
         k, of = self.k, OF_TORCH[self.shape.out]
-        value = k.load(self.sums, vector(F32), place)
+        value = k.load(self.sums, vector(F32), index)
         if not self.shape.gated:
             return value
         if self.shape.gated == "clamped":
-            return self._clamped(k.rounded(k.load(self.gates, vector(F32), place), of), k.rounded(value, of))
+            return self._clamped(k.rounded(k.load(self.gates, vector(F32), index), of), k.rounded(value, of))
         if self.shape.gated == "relu2":
             kept = k.larger(k.constant(0.0, vector(F32)), k.rounded(value, of))
             return kept * kept
-        gate = k.rounded(k.load(self.gates, vector(F32), place), of)
+        gate = k.rounded(k.load(self.gates, vector(F32), index), of)
         steep = gate
         if self.shape.gated == "gelu":  # the tanh form: x * (1 + tanh(y)) / 2 is x * sigmoid(2 y)
             steep = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308

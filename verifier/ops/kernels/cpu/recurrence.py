@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
-from foresay.verifier.ops.attention import find_places
+from foresay.verifier.ops.attention import plan_attention
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room, zeros
@@ -50,13 +50,13 @@ def gated_delta(
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
     made, gains = (room((number, width), torch.float32) for width in (channels, 2 * heads))
     out, done = room((number, values), torch.float32), room((number, values), dtype)
-    places, text = find_places(paged, number, count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
+    plan, text = plan_attention(paged, number, count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
     states = rows.pages, rows.stops, rows.nodes
     nothing, scan = zeros(channels, torch.float32), weights.scan
     bias, skip, parts = (nothing, nothing, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
     _convolving(heads, keys, dim, values, taps, scan is not None)(
         mixed, rates, weights.taps, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
-        nothing, places.info, *text, *states, made, gains, counted(count, number), bias,
+        nothing, plan.info, *text, *states, made, gains, counted(count, number), bias,
     )  # fmt: skip
     own = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32)
     _remembering(heads, keys, dim, values, scan is not None)(
@@ -81,10 +81,10 @@ def short_conv(
     (number, channels), paged, count = taps.shape, rows.paged, rows.count
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
     let_in, done = room((len(mixed), channels), torch.float32), room((len(mixed), channels), dtype)
-    places, text = find_places(paged, len(mixed), count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
+    plan, text = plan_attention(paged, len(mixed), count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
     _letting_in(channels)(mixed, let_in, counted(count, len(mixed)))
     _short(channels, number, dtype)(
-        let_in, taps, layer.tails, layer.rows, zeros(channels, torch.float32), places.info, *text, rows.pages,
+        let_in, taps, layer.tails, layer.rows, zeros(channels, torch.float32), plan.info, *text, rows.pages,
         rows.stops, rows.nodes, mixed, done, counted(count, len(mixed)),
     )  # fmt: skip
     return done
@@ -107,16 +107,16 @@ class _Row:
     def __init__(self, k: Kernel, first: int, sequence: Value) -> None:
         self.k, self._words = k, k.pointer(first + 2)
         offsets, lengths, texts, pages, stops, nodes = (k.pointer(first + at) for at in (0, 1, 3, 4, 5, 6))
-        self.begin, self.end = self._told(offsets, sequence), self._told(offsets, sequence + 1)
-        self.fresh = self._told(lengths, sequence).equals(0)
-        self.text = self._told(texts, sequence).differs(0)
-        self.source = self._told(pages, sequence * 3)
+        self.begin, self.end = self._info_of(offsets, sequence), self._info_of(offsets, sequence + 1)
+        self.fresh = self._info_of(lengths, sequence).equals(0)
+        self.text = self._info_of(texts, sequence).differs(0)
+        self.source = self._info_of(pages, sequence * 3)
         self.stops = [
-            (self._told(stops, sequence * 2 + at), self._told(pages, sequence * 3 + 1 + at)) for at in range(2)
+            (self._info_of(stops, sequence * 2 + at), self._info_of(pages, sequence * 3 + 1 + at)) for at in range(2)
         ]
-        self._nodes, self._record = self._told(nodes, sequence), sequence * NODES
+        self._nodes, self._record = self._info_of(nodes, sequence), sequence * NODES
 
-    def _told(self, array: Value, index: Value) -> Value:
+    def _info_of(self, array: Value, index: Value) -> Value:
         return self.k.integer(self.k.load(array, I32, index), I64)
 
     def word(self, row: Value) -> Value:
@@ -150,8 +150,8 @@ class _Window:
 
     def _tail(self, at: Value) -> Value:
         """A row of the tail."""
-        place = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
-        return self.k.select(self.it.fresh, self._nothing, place)
+        index = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
+        return self.k.select(self.it.fresh, self._nothing, index)
 
     def rows(self, row: Value) -> list[Value]:
         """Their addresses, the row's own last."""
@@ -162,8 +162,8 @@ class _Window:
             above = k.select(it.text, row - it.begin - back, it.top(word.value))
             missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
             before = k.select(above < 0, k.constant(0), it.begin + above)
-            place = k.at(self._raw, before * self.stride, F32)
-            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), place))
+            index = k.at(self._raw, before * self.stride, F32)
+            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), index))
             bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
             word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
         return window[::-1]
@@ -186,8 +186,8 @@ def _convolved(
 ) -> Value:
     """16 channels of a row."""
     total = k.constant(0.0, _VECTOR) if bias is None else k.load(bias, _VECTOR, at)
-    for tap, place in enumerate(window):
-        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(place, _VECTOR, at), total)
+    for tap, index in enumerate(window):
+        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(index, _VECTOR, at), total)
     return total
 
 
@@ -212,10 +212,12 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int, scans: 
 
         def gain(at: Value, lanes: int) -> None:
             of = F32 if lanes == 1 else _VECTOR
-            told = 1 if scans else 2
-            asked, forget = (k.load(rates, of, row * told * heads + first + at) for first in (0, (told - 1) * heads))
+            rates_of = 1 if scans else 2
+            gate, forget = (
+                k.load(rates, of, row * rates_of * heads + first + at) for first in (0, (rates_of - 1) * heads)
+            )
             step = _softplus(k, forget + k.load(shift, of, at))
-            k.store(step if scans else _sigmoid(k, asked), mine, at)
+            k.store(step if scans else _sigmoid(k, gate), mine, at)
             k.store(k.exp(k.load(decay, of, at) * step), mine, at + heads)
 
         k.across(heads, gain)
@@ -347,9 +349,9 @@ def _remembering(heads: int, keys: int, dim: int, values: int, scans: bool) -> K
             value = k.load(line, _VECTOR, part * LANES + 2 * keys)
             learned = (value if scans else value - step.remembered(source, key, decay)) * share
             made_of = partial(step.stepped, source, goal, key, decay, learned)
-            asked = step.summed(lambda at, query=query, new=made_of: (k.spread(k.load(query, F32, at)), new(at)))  # type: ignore[misc]
-            asked = k.fma(k.spread(k.load(skip, F32, head)), value, asked) if scans else asked
-            k.store(asked, out, row * values + part * LANES)
+            read = step.summed(lambda at, query=query, new=made_of: (k.spread(k.load(query, F32, at)), new(at)))  # type: ignore[misc]
+            read = k.fma(k.spread(k.load(skip, F32, head)), value, read) if scans else read
+            k.store(read, out, row * values + part * LANES)
             with k.when(own >= 0):
                 k.store(learned, records, it.record(row) * (keys + values + heads) + keys + part * LANES)
             for rows, page in it.stops:
@@ -409,14 +411,14 @@ def _replaying(heads: int, keys: int, dim: int, values: int, tail: int) -> Kerne
     with k.share(layers * (channels // LANES)) as unit:
         layer, at = unit // (channels // LANES), unit % (channels // LANES) * LANES
         before, own = (k.at(tails, (layer * pages + page) * (tail * channels), F32) for page in (source, goal))
-        for place in range(tail):
-            number = count + (place - tail)
+        for index in range(tail):
+            number = count + (index - tail)
             with k.when(number >= 0):
                 node = k.load(path, I64, number)
                 k.store(
-                    k.load(kept, _VECTOR, (layer * room_of + first + node) * channels + at), own, at + place * channels
+                    k.load(kept, _VECTOR, (layer * room_of + first + node) * channels + at), own, at + index * channels
                 )
             with k.when(number < 0):
                 old = k.load(before, _VECTOR, (number + tail) * channels + at)
-                k.store(k.select(is_fresh, k.constant(0.0, _VECTOR), old), own, at + place * channels)
+                k.store(k.select(is_fresh, k.constant(0.0, _VECTOR), old), own, at + index * channels)
     return k

@@ -130,9 +130,9 @@ class _RoundedProduct(IntegerProduct):
         self._begin(block, rows, room)
         inside, first = self.group // piece, row * self.pieces
         with k.loop(0, self.groups) as group, k.loop(0, inside) as at:
-            place = group * inside + at
-            there = first + place * self.at_once
-            line = k.bytes_at(self.weight, (block * self.pieces + place) * self.size)
+            index = group * inside + at
+            there = first + index * self.at_once
+            line = k.bytes_at(self.weight, (block * self.pieces + index) * self.size)
             self._prefetch(line, self.size)
             values = []
             for number, sums in enumerate(self._dots(line, there, rows)):

@@ -133,8 +133,8 @@ class Spans:
         k, own = self.k, self.k.at(self.lane_slots, number * LANES, I32)
         whole = (at >= piece.begin) & (at + LANES <= piece.base)
         with k.when(whole.equals(0)), k.loop(0, LANES) as lane:
-            place = at + lane
-            position = k.smallest(k.select(place < piece.begin, piece.begin, place), piece.end - 1)
+            index = at + lane
+            position = k.smallest(k.select(index < piece.begin, piece.begin, index), piece.end - 1)
             of_path = position >= piece.base
             source = k.select(of_path, piece.path, piece.text)
             k.store(k.load(source, I32, position - k.select(of_path, piece.base, 0)), own, lane)
@@ -143,8 +143,8 @@ class Spans:
     def _line(self, stored: StoredKV, slots: Value, lane: Any, head: Value) -> Line:
         """A head's key or value in a slot."""
         k, slot = self.k, self.k.integer(self.k.load(slots, I32, lane), I64)
-        place = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
-        return Line(place, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head))
+        index = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
+        return Line(index, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head))
 
     def _floats(self, line: Line, at: Any) -> Value:
         """16 numbers of a line as fp32."""
@@ -175,9 +175,9 @@ class Spans:
             slots = k.at(piece.text, at, I32)
             size = self.dim * BYTES[self.kept]
             lines = [self._line(stored, slots, lane, piece.heads[0]) for lane in range(LANES)]
-            with k.loop(0, (piece.heads[1] - piece.heads[0]) * size, _LINE) as place:
+            with k.loop(0, (piece.heads[1] - piece.heads[0]) * size, _LINE) as index:
                 for line in lines:
-                    k.prefetch(k.bytes_at(line.place, place), near=2)
+                    k.prefetch(k.bytes_at(line.place, index), near=2)
 
     def _arrange_keys(self, keys: StoredKV, slots: Value, head: Value, turned: Value) -> None:
         """A head's keys of 16 positions."""
@@ -209,10 +209,10 @@ class Spans:
             slots = self._block(piece, at)
             with k.loop(*piece.heads) as head, k.loop(0, LANES, together) as lane:
                 lines = []
-                for place in range(together):
-                    position = at + lane + place
+                for index in range(together):
+                    position = at + lane + index
                     seen = (position >= piece.begin) & (position < piece.end)
-                    line = self._line(values, slots, lane + place, head)
+                    line = self._line(values, slots, lane + index, head)
                     lines.append(Line(k.select(seen, line.place, self.zeros), line.scale))
                 self._put(lines, self._paired(piece, head, at + lane))
 
@@ -221,19 +221,19 @@ class Spans:
         return 2 if self.dot else 1
 
     def _paired(self, piece: Piece, head: Value, position: Value) -> Value:
-        place = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
-        return self.k.at(self.paired, place * self.width, F32)
+        index = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
+        return self.k.at(self.paired, index * self.width, F32)
 
-    def _put(self, lines: list[Line], place: Value) -> None:
+    def _put(self, lines: list[Line], index: Value) -> None:
         k = self.k
         if not self.dot:
             for at in range(0, self.value_dim, LANES):
-                k.store(self._floats(lines[0], at), place, at)
+                k.store(self._floats(lines[0], at), index, at)
             return
         for at in range(0, self.value_dim, 2 * LANES):
             first, second = (self._halves(line, at, vector(I16, 2 * LANES)) for line in lines)
             for half, both in enumerate(k.zipped(first, second)):
-                k.store(both, k.at(place, at + half * LANES, F32))
+                k.store(both, k.at(index, at + half * LANES, F32))
 
     # -- products ---------------------------------------------------------------------------------------------------
 
@@ -257,8 +257,8 @@ class Spans:
                 self._ask(keys, piece, at + LANES * max(_AHEAD, self.blocks))
             slots = [self._block(piece, at, number) for number, at in enumerate(ats)]
             with k.loop(*piece.heads) as head:
-                for those, place in zip(slots, turned, strict=True):
-                    self._arrange_keys(keys, those, head, place)
+                for those, index in zip(slots, turned, strict=True):
+                    self._arrange_keys(keys, those, head, index)
                 before = (head - piece.heads[0]) * piece.all
                 for first, number in self._tiles(piece.first, piece.first + piece.count):
                     for query, totals in enumerate(self._scored(before + first, number, turned)):
@@ -320,8 +320,8 @@ class Spans:
     ) -> None:
         """Some vectors of some queries. which: the kv head, and the end of the positions that they attend to."""
         k, together, (head, end) = self.k, self._together(), which
-        places = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
-        sums = [[k.variable(k.load(place, vector(F32), at)) for at in vectors] for place in places]
+        indices = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
+        sums = [[k.variable(k.load(index, vector(F32), at)) for at in vectors] for index in indices]
         weights = [self.scores_of(first + query) for query in queries]
 
         def add(position: Value, half: bool = False) -> None:
@@ -340,6 +340,6 @@ class Spans:
         if together > 1:
             with k.when((whole < end) & (whole >= piece.low)):
                 add(whole, half=True)
-        for place, mine in zip(places, sums, strict=True):
+        for index, mine in zip(indices, sums, strict=True):
             for at, total in zip(vectors, mine, strict=True):
-                k.store(total.value, place, at)
+                k.store(total.value, index, at)

@@ -97,7 +97,7 @@ MOST = max(os.cpu_count() or 1, 4)
 
 class Threads:
     """A fixed number of threads, including the caller's. One list at a time: see :class:`Team`. state: the memory of
-    their synchronisation, int64[8 * places], if it is given. cores: one for each thread, if they are pinned until they
+    their synchronisation, int64[8 * slots], if it is given. cores: one for each thread, if they are pinned until they
     are stopped."""
 
     def __init__(self, count: int, state: np.ndarray | None = None, cores: Sequence[int] = ()) -> None:

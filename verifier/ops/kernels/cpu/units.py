@@ -1,4 +1,4 @@
-"""The places of a pass's rows and keys, computed once per pass, and the division of attention into units of work.
+"""Positions and slots of a pass's rows and keys, computed once, and the division of attention into units of work.
 
 ::
 
@@ -28,41 +28,41 @@ from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
-from foresay.verifier.ops.records import AttentionMetadata, Places
+from foresay.verifier.ops.records import AttentionMetadata, AttentionPlan
 
 #: The most nodes of a tree, and how many numbers describe a row: its sequence, leading positions of that, nodes of its
 #: path.
 NODES, INFO = 64, 3
-#: The most rows of a unit, positions of a span, and how many numbers describe a unit: see :class:`Places`.
+#: The most rows of a unit, positions of a span, and how many numbers describe a unit: see :class:`AttentionPlan`.
 ROWS, SPAN, UNIT = 32, 256, 7
 #: The most rows of a pass whose spans are divided, and the room for parts of each of their rows in each span.
 _FEW, PARTS = 64, 1024
 
 
-def find_places(paged: AttentionMetadata, rows: int, count: Tensor) -> Places:
+def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor) -> AttentionPlan:
     """rows: the capacity. count: int64[1], the actual number; rows after the last sequence's are padding."""
     sequences, pages = paged.tables.shape
     shapes = ((sequences, pages * paged.page_size), (rows, INFO), (rows, NODES), (rows + PARTS, UNIT))
     positions, own, number = (launch.room((size,), torch.int64) for size in (rows, rows, 1))
     slots, info, paths, units = (launch.room(shape, torch.int32) for shape in shapes)
-    places = Places(positions, own, slots, info, paths, units, number)
+    plan = AttentionPlan(positions, own, slots, info, paths, units, number)
     all_texts = paged.words is None
-    _finding(paged.page_size, all_texts, paged.is_prefill is not None)(
+    _planner(paged.page_size, all_texts, paged.is_prefill is not None)(
         paged.tables, paged.lengths, paged.offsets, 0 if paged.is_prefill is None else paged.is_prefill,
         0 if paged.words is None else paged.words, launch.counted(paged.sequences, sequences), pages, count,
-        places.positions, places.own, places.slots, places.slots.shape[1], places.info, places.paths,
-        places.units, places.number,
+        plan.positions, plan.own, plan.slots, plan.slots.shape[1], plan.info, plan.paths,
+        plan.units, plan.number,
     )  # fmt: skip
-    return places
+    return plan
 
 
 @Compiled
-def _finding(page_size: int, all_texts: bool, some_texts: bool) -> Kernel:
-    """Arguments: tables, lengths, offsets, texts, words, sequences, pages, count; the fields of :class:`Places`."""
-    return _Finding(Kernel("find_places"), page_size, all_texts, some_texts).write()
+def _planner(page_size: int, all_texts: bool, some_texts: bool) -> Kernel:
+    """Arguments: tables, lengths, offsets, texts, words, sequences, pages, count, those of :class:`AttentionPlan`."""
+    return _Planner(Kernel("plan_attention"), page_size, all_texts, some_texts).write()
 
 
-class _Finding:
+class _Planner:
     def __init__(self, k: Kernel, page_size: int, all_texts: bool, some_texts: bool) -> None:
         self.k, self.page_size, self.all_texts, self.some_texts = k, page_size, all_texts, some_texts
         self.tables, self.lengths, self.offsets, self.texts, self.words = (k.pointer(index) for index in range(5))
@@ -84,10 +84,10 @@ class _Finding:
                 path, last = self._path(table, length, begin + order, text)
                 base = k.select(text, length + order + 1, length)
                 own = k.select(text, self._slot(table, length + order), last)
-                self._tell(begin + order, (sequence, base, path), (base + path - 1, own))
+                self._describe(begin + order, (sequence, base, path), (base + path - 1, own))
         live, nothing = self._of(self.offsets, self.sequences), k.constant(0)
         with k.share(self.count - live) as padding:
-            self._tell(live + padding, (nothing, nothing, nothing), (nothing, nothing))
+            self._describe(live + padding, (nothing, nothing, nothing), (nothing, nothing))
         with k.when(k.thread.equals(0)):
             self._list(live)
         return k
@@ -121,11 +121,11 @@ class _Finding:
                     nodes.value = nodes.value + 1
         return nodes.value, last.value
 
-    def _tell(self, row: Value, info: tuple[Value, ...], place: tuple[Value, Value]) -> None:
+    def _describe(self, row: Value, info: tuple[Value, ...], index: tuple[Value, Value]) -> None:
         k = self.k
         for number, value in enumerate(info):
             k.store(k.integer(value, I32), self.info, row * INFO + number)
-        for array, value in zip((self.positions, self.own), place, strict=True):
+        for array, value in zip((self.positions, self.own), index, strict=True):
             k.store(value, array, row)
 
     # -- units ------------------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ class _Finding:
         k, parts = self.k, rows * spans
         apart = (self.count <= _FEW) & (spans > 1) & (self.parts.value + parts <= PARTS)
         with k.loop(0, k.select(apart, spans, 1)) as span:
-            behind, place = k.select(apart, span + 1, spans), k.select(apart, self.parts.value, -1)
-            for at, number in enumerate((row, rows, span, behind, spans, place, self.groups.value)):
+            behind, index = k.select(apart, span + 1, spans), k.select(apart, self.parts.value, -1)
+            for at, number in enumerate((row, rows, span, behind, spans, index, self.groups.value)):
                 k.store(k.integer(number, I32), self.units, self.listed.value * UNIT + at)
             self.listed.value = self.listed.value + 1
         self.parts.value = self.parts.value + k.select(apart, parts, 0)

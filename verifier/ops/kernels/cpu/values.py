@@ -173,14 +173,14 @@ class Instructions:
         """An int64."""
         return value if isinstance(value, Value) else self.constant(value)
 
-    def places(self, numbers: Sequence[int]) -> Value:
+    def lane_numbers(self, numbers: Sequence[int]) -> Value:
         """A vector of int32."""
-        return Value(self, _places(tuple(numbers)))
+        return Value(self, _lane_numbers(tuple(numbers)))
 
     def counting(self, first: Value) -> Value:
         """A vector of consecutive int32 from an integer."""
         word = self.builder.trunc(first.raw, I32) if first.type is I64 else first.raw
-        return Value(self, word) + self.places(range(LANES))
+        return Value(self, word) + self.lane_numbers(range(LANES))
 
     def any(self, mask: Value) -> Value:
         """Whether a condition holds in any lane."""
@@ -200,11 +200,11 @@ class Instructions:
         """A vector with this value in all lanes."""
         of = vector(value.type, lanes)
         one = self.builder.insert_element(ir.Constant(of, ir.Undefined), value.raw, ir.Constant(I32, 0))
-        return Value(self, self.builder.shuffle_vector(one, one, self.places([0] * lanes).raw))
+        return Value(self, self.builder.shuffle_vector(one, one, self.lane_numbers([0] * lanes).raw))
 
     def shuffled(self, first: Value, second: Value, lanes: Sequence[int]) -> Value:
         """Lanes of two vectors, those of the second numbered after the first's."""
-        return Value(self, self.builder.shuffle_vector(first.raw, second.raw, self.places(lanes).raw))
+        return Value(self, self.builder.shuffle_vector(first.raw, second.raw, self.lane_numbers(lanes).raw))
 
     def select(self, condition: Value, yes: Operand, no: Operand) -> Value:
         """``yes`` where the condition holds."""
@@ -239,5 +239,5 @@ def _constant(of: ir.Type, value: float, spelled: str) -> ir.Constant:
 
 
 @cache
-def _places(numbers: tuple[int, ...]) -> ir.Constant:
+def _lane_numbers(numbers: tuple[int, ...]) -> ir.Constant:
     return ir.Constant(vector(I32, len(numbers)), list(numbers))

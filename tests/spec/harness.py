@@ -73,7 +73,7 @@ class Traces(Observer):
         self.traces.append(trace)
 
 
-class House:
+class Harness:
     """An engine around a table, that is checked after every step."""
 
     def __init__(
