@@ -23,7 +23,7 @@ from tests.server.staying import Staying, service_of
 
 
 class ComingModel(Staying):
-    """A served model that says ``text``. seconds: how long loading takes. wrong: why it cannot be loaded. loads,
+    """A served model that says ``text``. gate: loading waits until it is set. wrong: why it cannot be loaded. loads,
     unloads: so often."""
 
     engine: ScriptedEngine  # type: ignore[assignment]
@@ -35,7 +35,8 @@ class ComingModel(Staying):
         settings = {"model": name, "target": f"/models/{name}", **options}
         super().__init__(service_of(self.engine, server=server, **settings))
         self.footprint: Footprint | None = None
-        self.seconds, self.wrong = 0.0, ""
+        self.gate, self.wrong = asyncio.Event(), ""
+        self.gate.set()
         self.loads = self.unloads = 0
 
     async def prepare(self) -> None:
@@ -46,7 +47,7 @@ class ComingModel(Staying):
 
     async def load(self, beside: dict[str, int]) -> None:
         self.engine.status = EngineStatus("loading", "loading the target")
-        await asyncio.sleep(self.seconds)
+        await self.gate.wait()
         if self.wrong:
             self.engine.status = EngineStatus("unloaded", self.wrong)
             raise ForesayError(self.wrong)

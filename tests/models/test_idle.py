@@ -33,9 +33,11 @@ async def ollamas(tokenizer, texts=None, **options):
 
 
 async def test_unloaded_it_is_well_and_listed_and_comes_again_without_a_503(tokenizer):
-    async with serving(tokenizer, {"fox": FOX}, keep=0.1) as server:
+    async with serving(tokenizer, {"fox": FOX}) as server:
         assert (await server.json("/health"))["status"] == "ok"
         card = await server.json("/v1/models/fox")
+        server.by_name["fox"].usual_keep = 0.05
+        server.models.residency.arrived(server.by_name["fox"])
         await until_loaded(server, False)
         assert (await server.json("/health"))["status"] == "unloaded"
         assert await server.json("/ready") == {"status": "ready"}
@@ -44,11 +46,13 @@ async def test_unloaded_it_is_well_and_listed_and_comes_again_without_a_503(toke
         assert len((await server.json("/api/tags"))["models"]) == 1
         snapshot = (await server.json("/dashboard/state"))["snapshot"]
         assert snapshot["server"]["status"] == "unloaded"
-        server.by_name["fox"].seconds = 0.1
+        gate = server.by_name["fox"].gate
+        gate.clear()
         asking = [asyncio.create_task(server.json("/v1/completions", model="fox", prompt="x")) for _ in range(3)]
         await server.settle("fox", "coming")
         health = await server.client.get("/health")
         assert (health.status, (await health.json())["status"]) == (200, "loading")
+        gate.set()
         assert [(await one)["choices"][0]["text"] for one in asking] == [FOX] * 3
         assert server.by_name["fox"].loads == 2
 

@@ -19,6 +19,7 @@ from tests.checking.pairs import make_model
 from tests.models.switching import MOST_FILES, NAMES, switch
 from tests.models.switching import settings as settings_of
 from tests.server.live import LiveServer, openai_client, status_of
+from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
 TOY, TINY = NAMES
@@ -42,9 +43,14 @@ def settings(folder: Path, most: int | None = 1) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file makes engines slow, or holds them."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
     """One at a time of two targets, and of three that cannot be loaded."""
-    folder = tmp_path_factory.mktemp("models")
     file = settings(folder)
     shutil.copytree(BUNDLED / "target", folder / "damaged")
     weights = folder / "damaged" / "model.safetensors"
@@ -54,7 +60,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         f'[models.absent]\ntarget = "{folder / "nowhere"}"\n'
         '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
     )
-    with serving(folder, file, "--drain-seconds", "3600") as server:  # what ends does not wait for that
+    flags = ("--drain-seconds", "3600")  # what ends does not wait for that
+    with serving(folder, file, *flags, PYTHONPATH=patched_path(PACED, folder)) as server:
         yield server
 
 
@@ -69,12 +76,10 @@ async def states(url: str) -> dict[str, str]:
         return models
 
 
-async def coming(server: LiveServer, old: int) -> int:
-    """The next engine's process, which stays whatever becomes of it."""
+async def until_state(url: str, name: str, state: str) -> None:
     async with asyncio.timeout(120):
-        while not (new := [one for one in server.engine_processes() if one != old]):
-            await asyncio.sleep(0.01)
-    return new[0]
+        while (await states(url))[name] != state:
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("switches", [3, pytest.param(7, marks=pytest.mark.soak)])
@@ -93,25 +98,31 @@ async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_p
         assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
 
 
-async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(server):
+async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(server, folder):
     url = server.wait_for_url()
     async with openai_client(url) as client:
         await client.completions.create(model=TOY, **ASK)
         [old] = server.engine_processes()
-        asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
-        os.kill(await coming(server, old), signal.SIGKILL)
+        with existing(folder / "held"):
+            asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
+            await until_state(url, TINY, "loading")
+            async with asyncio.timeout(60):
+                while not (new := [one for one in server.engine_processes() if one != old]):
+                    await asyncio.sleep(0.01)
+            os.kill(new[0], signal.SIGKILL)
         for one in asking:
             assert (await one).usage.completion_tokens == 8
         assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
 
 
-async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_place(server):
+async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_room(server, folder):
     url = server.wait_for_url()
     async with openai_client(url) as client:
-        stream = aiter(await client.completions.create(model=TOY, **LONG))
-        await anext(stream)
-        [old] = server.engine_processes()
-        os.kill(old, signal.SIGSTOP)  # or it might have written all before the other model is asked for
+        with existing(folder / "slow"):
+            stream = aiter(await client.completions.create(model=TOY, **LONG))
+            await anext(stream)
+            [old] = server.engine_processes()
+            os.kill(old, signal.SIGSTOP)  # or it might have written all before the other model is asked for
         other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
         await asyncio.sleep(0.1)
         os.kill(old, signal.SIGKILL)
@@ -138,17 +149,16 @@ async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(server
         assert server.process.poll() is None
 
 
-async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_tells_who_waits(server):
+async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_waits(server, folder):
     url = server.wait_for_url()
     async with openai_client(url) as client:
         await client.completions.create(model=TOY, **ASK)
-        [old] = server.engine_processes()
-        asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
-        os.kill(await coming(server, old), signal.SIGSTOP)
-        assert (await states(url))[TINY] == "loading"
-        server.terminate()
-        with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
-            await asking
+        with existing(folder / "held"):
+            asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+            await until_state(url, TINY, "loading")
+            server.terminate()
+            with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+                await asking
         assert refused.value.status_code == 503
         assert await asyncio.to_thread(server.process.wait, 60) == 0
 

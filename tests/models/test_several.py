@@ -92,9 +92,10 @@ async def test_a_stream_that_began_while_it_waited_tells_warnings_in_its_events_
     """Its headers were out before anybody had looked at the request."""
     ask = APIS[path][0] | {"stream": True, "model": "claude"}
     async with serving(tokenizer, TEXTS, any_model=True, ping_seconds=0.05) as server:
-        server.by_name["fox"].seconds = 0.2
+        server.by_name["fox"].gate.clear()
         for told_in_header in (False, True):
             response = await server.client.post(path, json=ask)
+            server.by_name["fox"].gate.set()
             assert "is served by 'fox'" in await response.text()
             assert (HEADER in response.headers) is told_in_header
 
@@ -174,21 +175,29 @@ async def test_the_page_tells_of_one_model_at_a_time(tokenizer):
 async def test_a_stream_that_waits_for_its_model_is_told_so_and_then_goes_on(tokenizer, path):
     ask, _ = APIS[path]
     async with serving(tokenizer, TEXTS, ping_seconds=0.05) as server:
-        server.by_name["fox"].seconds = 0.3
+        server.by_name["fox"].gate.clear()
         async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
             assert response.status == 200
-            body = await response.text()
-    *_, rest = body.split("ping")
-    assert body.count("ping") >= 2
-    assert body.index("ping") < body.index('"model":"fox"')
-    assert "ping" not in rest
+            begin = b""
+            while begin.count(b"ping") < 2:
+                begin += await response.content.readany()
+            server.by_name["fox"].gate.set()
+            body = (begin + await response.read()).decode()
+    assert b'"model":"fox"' not in begin and '"model":"fox"' in body
     assert "error" not in body.replace('"error":null', "").replace("incomplete_details", "")
 
 
 async def test_ollamas_lines_wait_in_silence(tokenizer):
     async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
-        server.by_name["fox"].seconds = 0.15
-        async with ollama.AsyncClient(host=str(server.client.make_url("/"))) as client:
+        server.by_name["fox"].gate.clear()
+
+        async def load() -> None:
+            await server.settle("fox", "coming")
+            await asyncio.sleep(0.15)
+            server.by_name["fox"].gate.set()
+
+        async with ollama.AsyncClient(host=str(server.client.make_url("/"))) as client, asyncio.TaskGroup() as tasks:
+            tasks.create_task(load())
             pieces = [piece async for piece in await client.generate(model="fox", prompt="Who?", stream=True)]
     assert "".join(piece.response or "" for piece in pieces) == FOX
     assert 0.15e9 <= (pieces[-1].load_duration or 0) <= (pieces[-1].total_duration or 0)
@@ -208,9 +217,11 @@ async def test_a_load_that_fails_is_told_in_the_stream_that_began_or_by_status(t
     ask, _ = APIS[path]
     prefix, code = BROKEN[path]
     async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
-        server.by_name["fox"].seconds, server.by_name["fox"].wrong = 0.1, "its weights are damaged"
+        server.by_name["fox"].wrong = "its weights are damaged"
+        server.by_name["fox"].gate.clear()
         async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
             assert response.status == 200
+            server.by_name["fox"].gate.set()
             body = (await response.text()).removesuffix("data: [DONE]\n\n")
         *_, last = body.strip().split(": ping\n\n")[-1].split('data: {"type":"ping"}\n\n')
         assert last.startswith(prefix)
@@ -224,16 +235,17 @@ async def test_a_load_that_fails_is_told_in_the_stream_that_began_or_by_status(t
 
 async def test_what_is_wrong_with_a_request_is_told_in_its_stream_after_the_wait(tokenizer):
     async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
-        server.by_name["fox"].seconds = 0.1
+        server.by_name["fox"].gate.clear()
         ask = {"model": "fox", "prompt": "x" * 5000, "stream": True}
         async with server.client.post("/v1/completions", json=ask) as response:
+            server.by_name["fox"].gate.set()
             *_, last = (await response.text()).strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(tokenizer):
     async with serving(tokenizer, TEXTS, most_running=1) as server:
-        server.by_name["fox"].seconds = 2.0
+        server.by_name["fox"].gate.clear()
         ask = {"model": "fox", "prompt": "x"}
         waiting = asyncio.create_task(server.client.post("/v1/completions", json=ask))
         await server.settle("fox", "coming")
@@ -246,15 +258,17 @@ async def test_a_client_that_leaves_while_it_waits_takes_its_place_with_it(token
         async with asyncio.timeout(60):
             while server.models.find("fox").service.slots.used:
                 await asyncio.sleep(0.005)
+        server.by_name["fox"].gate.set()
         assert (await server.client.post("/v1/completions", json=ask)).status == 200
 
 
 async def test_patience_for_the_first_token_includes_the_wait_for_the_model(tokenizer):
     async with serving(tokenizer, TEXTS, first_token_timeout=0.05) as server:
-        server.by_name["fox"].seconds = 0.3
+        server.by_name["fox"].gate.clear()
         refused = await server.json("/v1/completions", status=429, model="fox", prompt="x")
         assert refused["error"]["code"] == "first_token_timeout"
         assert "'fox' was not loaded" in refused["error"]["message"]
+        server.by_name["fox"].gate.set()
 
 
 async def test_a_long_stream_finishes_before_its_model_leaves(tokenizer):

@@ -90,7 +90,7 @@ async def written(fleet: Fleet, request: Request, begun: asyncio.Event | None = 
     deltas: list[Delta] = []
     async for delta in generate(fleet, request):
         deltas.append(delta)
-        if begun is not None and sum(len(one.tokens) for one in deltas) > 20:
+        if begun is not None and sum(len(one.tokens) for one in deltas) > 8:
             begun.set()
     return deltas
 

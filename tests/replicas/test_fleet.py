@@ -6,28 +6,36 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import Generation
-from foresay.server.host.child import Spares
 from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.schemas.errors import KillsEngine
 from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
+from tests.server.patched import PACED, existing, patched_engines
 from tests.server.test_live_resumption import dying_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file makes the engines slow, or holds them."""
+    return tmp_path_factory.mktemp("paced")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(spares: Spares) -> AsyncIterator[Local]:
+async def cluster(folder: Path) -> AsyncIterator[Local]:
     """Two replicas, of which there are two again at the end of each test."""
-    async with Local(spares) as cluster:
-        await cluster.start("a", "b")
-        yield cluster
+    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
+        async with Local(spares) as cluster:
+            await cluster.start("a", "b")
+            yield cluster
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,19 +45,23 @@ async def expected(cluster: Local) -> dict[str, list[int]]:
         return {request.id: text(await written(fleet, request)) for request in ASKED}
 
 
-async def disturbed(fleet: Fleet, disturb: Callable[[], Awaitable[None]]) -> tuple[dict[str, list[int]], list[int]]:
-    """The texts of streams that were disturbed when all had begun, and how often each was resumed."""
+async def disturbed(
+    fleet: Fleet, folder: Path, disturb: Callable[[], Awaitable[None]]
+) -> tuple[dict[str, list[int]], list[int]]:
+    """The texts of streams that were disturbed when all had begun, and how often each was resumed. folder: of a file
+    that makes their engines slow until then."""
     begun = [asyncio.Event() for _ in ASKED]
     tasks = [asyncio.create_task(written(fleet, *each)) for each in zip(ASKED, begun, strict=True)]
     async with asyncio.timeout(SECONDS):
-        await asyncio.gather(*[each.wait() for each in begun])
-        await disturb()
+        with existing(folder / "slow"):
+            await asyncio.gather(*[each.wait() for each in begun])
+            await disturb()
         all_deltas = await asyncio.gather(*tasks)
     resumed = [len(deltas[-1].statistics.resumed) for deltas in all_deltas if deltas[-1].statistics is not None]
     return {request.id: text(deltas) for request, deltas in zip(ASKED, all_deltas, strict=True)}, resumed
 
 
-async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, expected):
+async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, expected, folder):
     async def kill() -> None:
         for hosted in cluster.hosted.values():
             if hosted.load:
@@ -57,7 +69,7 @@ async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, 
                 return
 
     async with asking(cluster) as fleet:
-        texts, resumed = await disturbed(fleet, kill)
+        texts, resumed = await disturbed(fleet, folder, kill)
         assert texts == expected
         assert any(resumed) and fleet.status.state == "ready"
         async with asyncio.timeout(SECONDS):
@@ -65,37 +77,40 @@ async def test_what_ran_in_a_replica_that_is_killed_goes_on_in_another(cluster, 
                 await asyncio.sleep(0.02)
 
 
-async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_being_prepared(cluster, expected):
+async def test_streams_wait_where_all_are_killed_and_so_does_a_request_that_was_being_prepared(
+    cluster, expected, folder
+):
     late: list[asyncio.Task[list[Delta]]] = []
     async with asking(cluster) as fleet:
 
         async def kill() -> None:
-            for hosted in cluster.hosted.values():
-                os.kill(hosted.process_id, signal.SIGKILL)
-            while fleet.status.state == "ready":
-                await asyncio.sleep(0.01)
+            with existing(folder / "held"):
+                for hosted in cluster.hosted.values():
+                    os.kill(hosted.process_id, signal.SIGKILL)
+                while fleet.status.state == "ready":
+                    await asyncio.sleep(0.01)
             late.append(asyncio.create_task(written(fleet, replace(ASKED[0], id="late"))))
             await asyncio.sleep(0)
 
-        texts, resumed = await disturbed(fleet, kill)
+        texts, resumed = await disturbed(fleet, folder, kill)
         assert text(await late[0]) == expected[ASKED[0].id]
     assert texts == expected
     assert all(resumed)
 
 
-async def test_what_ran_in_a_replica_that_answers_nothing_goes_on_in_another(cluster, expected, monkeypatch):
+async def test_what_ran_in_a_replica_that_answers_nothing_goes_on_in_another(cluster, expected, folder, monkeypatch):
     async def freeze() -> None:
         frozen = max(cluster.hosted.values(), key=lambda hosted: hosted.load)
         for door in frozen._connections.values():
             monkeypatch.setattr(door, "send", lambda frame: None)
 
     async with asking(cluster) as fleet:
-        texts, resumed = await disturbed(fleet, freeze)
+        texts, resumed = await disturbed(fleet, folder, freeze)
     assert texts == expected
     assert any(resumed)
 
 
-async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, monkeypatch):
+async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, folder, monkeypatch):
     monkeypatch.setattr("foresay.server.host.replicas.fleet.LOOK_SECONDS", 0.02)  # before the streams are over
     async with asking(cluster) as fleet:
 
@@ -106,7 +121,7 @@ async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, monke
                 await asyncio.sleep(0.02)
             await hosted.close()
 
-        texts, resumed = await disturbed(fleet, leave)
+        texts, resumed = await disturbed(fleet, folder, leave)
     await cluster.start("e")
     assert texts == expected
     assert any(resumed)
@@ -119,7 +134,7 @@ async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, monke
         *(pytest.param(dies, marks=pytest.mark.soak) for dies in ("os._exit(3)", "raise RuntimeError('a bug')")),
     ],
 )
-async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, tmp_path, monkeypatch):
+async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, folder, tmp_path, monkeypatch):
     async def ask() -> None:
         with pytest.raises(KillsEngine, match="twice"):
             await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
@@ -128,7 +143,7 @@ async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, t
         async with Local(spares) as cluster:
             await cluster.start("a", "b")
             async with asking(cluster) as fleet:
-                texts, _ = await disturbed(fleet, ask)
+                texts, _ = await disturbed(fleet, folder, ask)
             assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
     assert texts == expected
 
@@ -170,7 +185,7 @@ async def test_choices_of_one_prompt_stay_together_and_others_spread(cluster):
     assert where["x"] == where["y"] != where["z"]
 
 
-async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected):
+async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected, folder):
     """The last one: those that were there are gone then."""
     drafted = replace(CONFIG, draft="bundled")
     await cluster.start("c", "d", config=drafted, deployed=2)
@@ -179,7 +194,7 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
         async def update() -> None:
             await fleet.replace(drafted, lambda phase, share: None, changed=False)
 
-        texts, resumed = await disturbed(fleet, update)
+        texts, resumed = await disturbed(fleet, folder, update)
         assert fleet.info is not None and fleet.info.drafter.startswith("draft_model")
     assert texts == expected
     assert all(resumed)

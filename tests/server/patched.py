@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,47 @@ if "foresay.server.host.process" in sys.orig_argv:
     Engine.tell = checking
 """
 
+#: While there is a file ``slow`` in its folder, a step takes 20 ms more; while there is one ``held``,
+#: no engine gets ready. So a test that a busy machine holds up still finds streams running, and models loading.
+PACED = """
+import os, sys, time
+
+if "foresay.server.host.process" in sys.orig_argv:
+    from foresay.spec.engine import Engine
+
+    folder, init, step = os.path.dirname(__file__), Engine.__init__, Engine.step
+
+    def held(engine, *arguments, **options):
+        while os.path.exists(folder + "/held"):
+            time.sleep(0.01)
+        init(engine, *arguments, **options)
+
+    def slow(engine):
+        if os.path.exists(folder + "/slow"):
+            time.sleep(0.02)
+        return step(engine)
+
+    Engine.__init__, Engine.step = held, slow
+"""
+
+
+def patched_path(code: str, folder: Path) -> str:
+    """The PYTHONPATH of processes that run ``code`` first."""
+    (folder / "sitecustomize.py").write_text(code)
+    return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+
 
 def patched_engines(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Spares:
     """What starts engine processes that run ``code`` first."""
-    (folder / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", patched_path(code, folder))
     return Spares()
+
+
+@contextmanager
+def existing(file: Path) -> Iterator[None]:
+    """A file that is there in the meantime."""
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()

@@ -24,10 +24,12 @@ from tests.server.live import ROOT
 
 
 def toy(*flags: str) -> list[str]:
-    """The bundled toy, which suffices for no agent, at a port that is free."""
+    """The bundled toy, which suffices for no agent, at a port that is free now."""
     return ["bundled", "--draft", "none", "--port", str(free_port()), *flags]
 
 
+#: Of a command line: the flags of :func:`toy`.
+TOY = "TOY"
 #: Of a server that is said to be there: its health, its models, and what one of them can do.
 THERE = {"status": "ok", "model": "coder", "target": "Qwen/Qwen3-8B", "engine_starts": 1}
 MODELS = {"data": [{"id": "coder", "max_model_len": 40_960}, {"id": "small", "max_model_len": 2048}]}
@@ -73,14 +75,15 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             2,
             "no server answers at http://127.0.0.1:1: which model to serve? ",
         ),
-        (["claude", *toy()], 2, "needs a context of 28,672 tokens (it has 1,024). "),
-        (["claude", *toy(), "--api-key-file", "gone"], 1, "the server ended before it was ready (exit status 2)"),
+        (["claude", TOY], 2, "needs a context of 28,672 tokens (it has 1,024). "),
+        (["claude", TOY, "--api-key-file", "gone"], 1, "the server ended before it was ready (exit status 2)"),
     ],
     ids=["gemini", "no-codex", "typo", "no-url", "no-target", "too-small", "no-server"],
 )
 def test_what_cannot_be_is_said_in_a_sentence(agent, capfd, words, status, told) -> None:
     with pytest.raises(SystemExit) if words == ["cloud"] else pytest.MonkeyPatch.context():
-        assert main(["launch", *words]) == status
+        given = [flag for word in words for flag in (toy() if word == TOY else [word])]
+        assert main(["launch", *given]) == status
     err = capfd.readouterr().err
     assert told in err and err.splitlines()[-1].startswith("foresay launch: ")
 
@@ -197,7 +200,12 @@ def until(there: Path, *running: subprocess.Popen[str]) -> None:
         pytest.param(
             "trap 'exit 7' TERM; touch up; while :; do sleep 0.1; done", signal.SIGTERM, 7, USES, marks=pytest.mark.soak
         ),
-        ("kill -9 $server; sleep 0.5; exit 3", None, 3, "the server ended while it was needed (exit status -9)"),
+        (
+            "kill -9 $server; while grep -q State:.[^Z] /proc/$server/status; do sleep 0.1; done; exit 3",
+            None,
+            3,
+            "the server ended while it was needed (exit status -9)",
+        ),
     ],
     ids=["ends", "is-killed", "ctrl-c", "terminated", "server-dies"],
 )

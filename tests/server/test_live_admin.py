@@ -22,16 +22,23 @@ import pytest
 from foresay.server.cli.main import main
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
+from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
 BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LiveServer]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a file makes engines slow."""
+    return tmp_path_factory.mktemp("paced")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LiveServer]:
     flags = ("--max-model-len", "1024", "--admin-key", KEY, "--engine-timeout", "1800")
-    with LiveServer(tmp_path / "log", *flags) as server:
+    with LiveServer(folder / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, folder)}) as server:
         server.wait_for_url()
         yield server
 
@@ -55,11 +62,12 @@ async def answer(client: aiohttp.ClientSession) -> Any:
         return await response.json()
 
 
-async def begun(server: LiveServer, client: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+async def begun(server: LiveServer, client: aiohttp.ClientSession, folder: Path) -> aiohttp.ClientResponse:
     """A stream that has said something, of an engine that was stopped then."""
-    response = await client.post("/v1/completions", json=BODY | {"stream": True})
-    await response.content.readline()
-    os.kill(server.engine_processes()[-1], signal.SIGSTOP)  # one before may be ending yet
+    with existing(folder / "slow"):
+        response = await client.post("/v1/completions", json=BODY | {"stream": True})
+        await response.content.readline()
+        os.kill(server.engine_processes()[-1], signal.SIGSTOP)  # one before may be ending yet
     return response
 
 
@@ -74,12 +82,12 @@ def text_of(events: list[Any]) -> str:
 
 
 async def test_another_draft_and_the_same_weights_once_more(
-    server: LiveServer, client: aiohttp.ClientSession, tmp_path: Path
+    server: LiveServer, client: aiohttp.ClientSession, folder: Path, tmp_path: Path
 ) -> None:
     right = (await answer(client))["choices"][0]["text"]
     copied = shutil.copytree(BUNDLED / "target", tmp_path / "copied")
     for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
-        stream = await begun(server, client)
+        stream = await begun(server, client, folder)
         status, said = await reload(server, *flags)
         assert status == 0 and "engine replaced after" in said and "1 streams go on" in said, said
         events = await rest(stream)

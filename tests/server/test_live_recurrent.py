@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from foresay.server.engine.generation import generate
-from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from tests.heads.mtp import Mtp
+from tests.server.patched import PACED, patched_engines
 from tests.verifier.families import make
 from tests.verifier.reading import random_tokens
 
@@ -41,11 +41,15 @@ def requests(name: str) -> list[Request]:
     return found
 
 
-async def streams(engine: EngineClient, name: str, harm: signal.Signals | None = None) -> tuple[list[list[int]], int]:
+async def streams(
+    engine: EngineClient, name: str, harm: signal.Signals | None = None, slow: Path = Path()
+) -> tuple[list[list[int]], int]:
     """The tokens of all, and how often they were resumed. harm: what is done to the engine when all have begun, and
-    again when most have come far."""
+    again when most have come far. slow: a file that makes engines slow until then."""
     tokens: list[list[int]] = [[] for _ in range(COUNT)]
-    left = [] if harm is None else [1, 100]
+    left = [] if harm is None else [1, 40]
+    if left:
+        slow.touch()
     resumed = 0
 
     async def one(number: int, request: Request) -> Statistics | None:
@@ -54,6 +58,8 @@ async def streams(engine: EngineClient, name: str, harm: signal.Signals | None =
             if left and sorted(map(len, tokens))[1] >= left[0]:
                 left.pop(0)
                 os.kill(engine.process_id or 0, harm or 0)
+                if not left:
+                    slow.unlink()
         return delta.statistics
 
     for statistics in await asyncio.gather(*(one(*each) for each in enumerate(requests(name)))):
@@ -63,7 +69,9 @@ async def streams(engine: EngineClient, name: str, harm: signal.Signals | None =
 
 
 @pytest.mark.parametrize(("family", "draft"), [("qwen3_5", "mtp,suffix"), ("granite_hybrid", "suffix")])
-def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares, family: str, draft: str) -> None:
+def test_streams_go_on_in_the_next_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, draft: str
+) -> None:
     """With drafts of its own layer and of what was said before; and what those leave is found by prompts after it."""
 
     async def heard() -> None:
@@ -75,13 +83,15 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, spares: Spares, family
             right, _ = await streams(engine, "right")
             assert [len(text) for text in right] == [200] * COUNT
             for harm in (signal.SIGKILL, signal.SIGSTOP):
-                found, resumed = await streams(engine, harm.name, harm)
+                found, resumed = await streams(engine, harm.name, harm, tmp_path / "paced" / "slow")
                 assert found == right and resumed >= COUNT, harm.name
                 assert (await streams(engine, f"after {harm.name}"))[0] == right
         finally:
             await engine.stop()
 
+    (tmp_path / "paced").mkdir()
     make(family, tmp_path)
     if "mtp" in draft:
         Mtp().put_beside(tmp_path)
-    asyncio.run(heard())
+    with patched_engines(PACED, tmp_path / "paced", monkeypatch) as spares:
+        asyncio.run(heard())

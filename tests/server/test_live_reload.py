@@ -25,6 +25,7 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
+from tests.server.patched import PACED, existing, patched_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0
@@ -49,9 +50,11 @@ async def right_texts(engine: EngineClient) -> list[tuple[list[int], list[object
 
 
 class Served:
-    """A server's models, of which there is one, and every status that its engine has had."""
+    """A server's models, of which there is one, and every status that its engine has had. folder: where a file makes
+    engines slow."""
 
-    def __init__(self, spawn: Callable[[], Spawned] = spawn) -> None:
+    def __init__(self, spawn: Callable[[], Spawned] = spawn, folder: Path = Path()) -> None:
+        self.folder = folder
         self.seen: list[EngineStatus] = []
         self.told: list[str] = []
         self.models = Models.of(CONFIG, self.seen.append, spawn)
@@ -83,10 +86,12 @@ class Served:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(spares: Spares) -> AsyncIterator[Served]:
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """Of :data:`CONFIG`, which it has again at the end of each test."""
-    async with Served(spares) as served:
-        yield served
+    folder = tmp_path_factory.mktemp("paced")
+    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
+        async with Served(spares, folder) as served:
+            yield served
 
 
 async def written(engine: EngineClient, request: Request, begun: asyncio.Event | None = None) -> list[Delta]:
@@ -94,7 +99,7 @@ async def written(engine: EngineClient, request: Request, begun: asyncio.Event |
     deltas: list[Delta] = []
     async for delta in generate(engine, request):
         deltas.append(delta)
-        if begun is not None and sum(len(one.tokens) for one in deltas) > 20:
+        if begun is not None and sum(len(one.tokens) for one in deltas) > 8:
             begun.set()
     return deltas
 
@@ -105,13 +110,15 @@ def said(deltas: list[Delta]) -> tuple[list[int], list[object]]:
     return tokens, [one for delta in deltas for one in delta.logprobs or ()]
 
 
-async def all_begun(engine: EngineClient, name: str) -> list[asyncio.Task[list[Delta]]]:
+async def all_begun(served: Served, name: str) -> list[asyncio.Task[list[Delta]]]:
     """All of them, some tokens on their way, in an engine that writes no more until it is replaced or continued."""
+    engine = served.engine
     begun = [asyncio.Event() for _ in ASKED]
     asked = [replace(request, id=f"{name} {request.id}") for request in ASKED]
-    running = [asyncio.create_task(written(engine, *one)) for one in zip(asked, begun, strict=True)]
-    await asyncio.gather(*(event.wait() for event in begun))
-    os.kill(engine.process_id or 0, signal.SIGSTOP)
+    with existing(served.folder / "slow"):
+        running = [asyncio.create_task(written(engine, *one)) for one in zip(asked, begun, strict=True)]
+        await asyncio.gather(*(event.wait() for event in begun))
+        os.kill(engine.process_id or 0, signal.SIGSTOP)
     return running
 
 
@@ -121,7 +128,7 @@ async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, served:
     served.seen.clear()
     for draft in ("ngram", "none"):
         before, starts = served.engine.process_id, served.engine.status.starts
-        running = await all_begun(served.engine, draft)
+        running = await all_begun(served, draft)
         assert await served.renew(draft, changed=draft == "none", room=room) == 3
         engine = served.engine
         assert engine.status.state == "ready" and engine.info is not None
@@ -139,7 +146,7 @@ async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, served:
 
 
 async def test_who_is_cancelled_after_the_change_stops_writing(served: Served) -> None:
-    [running, *others] = await all_begun(served.engine, "left")
+    [running, *others] = await all_begun(served, "left")
     for draft in ("ngram", "none"):
         await served.renew(draft)
     running.cancel()
@@ -161,7 +168,7 @@ async def test_what_does_not_get_ready_changes_nothing(
         shutil.copytree(BUNDLED / "draft", draft)
         (draft / "model.safetensors").write_bytes((draft / "model.safetensors").read_bytes()[:-1000])
     starts = engine.status.starts
-    running = await all_begun(engine, "again")
+    running = await all_begun(served, "again")
     assert not any(one.done() for one in running)
     with pytest.raises(ForesayError, match=str(draft)):
         await served.renew(str(draft), room=room)

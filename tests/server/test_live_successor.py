@@ -18,6 +18,7 @@ import pytest
 
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer, steps
+from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
 HEADERS = {"Authorization": "Bearer an-admin-key-of-a-test"}
@@ -39,6 +40,11 @@ class Place(NamedTuple):
     client: aiohttp.ClientSession
     models: list[Path]
     heard: dict[str, list[tuple[list[str], Any]]]
+
+    @property
+    def folder(self) -> Path:
+        """Where a file makes engines slow, or holds them."""
+        return self.models[0].parent
 
     @property
     def url(self) -> str:
@@ -86,7 +92,12 @@ def served(
     (models[1] / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     flags = ("--max-model-len", "1024", "--max-seqs", "4", "--engine-timeout", "1800", "--draft", "none")
     with LiveServer(
-        folder / "log", str(models[0]), "--admin-key", HEADERS["Authorization"].split()[1], *flags
+        folder / "log",
+        str(models[0]),
+        "--admin-key",
+        HEADERS["Authorization"].split()[1],
+        *flags,
+        variables={"PYTHONPATH": patched_path(PACED, folder)},
     ) as server:
         server.wait_for_url()
         yield server, models, {}
@@ -114,17 +125,22 @@ async def read(response: aiohttp.ClientResponse, begun: asyncio.Event) -> tuple[
 
 
 @asynccontextmanager
-async def streams(place: Place, *bodies: dict[str, Any]) -> AsyncIterator[list[asyncio.Task[tuple[list[str], Any]]]]:
-    """Streams that have begun."""
+async def streams(
+    place: Place, *bodies: dict[str, Any], stopped: int | None = None
+) -> AsyncIterator[list[asyncio.Task[tuple[list[str], Any]]]]:
+    """Streams that have begun. stopped: the process of their engine, stopped then, before any of them has ended."""
     async with contextlib.AsyncExitStack() as open_ones:
         reading, begun = [], []
-        for body in bodies:
-            asked = place.client.post(
-                "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
-            )
-            begun.append(asyncio.Event())
-            reading.append(asyncio.create_task(read(await open_ones.enter_async_context(asked), begun[-1])))
-        await asyncio.gather(*(event.wait() for event in begun))
+        with contextlib.nullcontext() if stopped is None else existing(place.folder / "slow"):
+            for body in bodies:
+                asked = place.client.post(
+                    "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+                )
+                begun.append(asyncio.Event())
+                reading.append(asyncio.create_task(read(await open_ones.enter_async_context(asked), begun[-1])))
+            await asyncio.gather(*(event.wait() for event in begun))
+            if stopped is not None:
+                os.kill(stopped, signal.SIGSTOP)
         yield reading
 
 
@@ -148,13 +164,13 @@ async def test_new_requests_are_another_models_and_what_runs_ends_undisturbed(ki
     bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
     right, short = await undisturbed(place, *bodies), await place.ask(SHORT)
     [before] = place.server.engine_processes()
+    held = place.folder / "held"
+    held.touch()
     async with place.reloading() as line:
-        [after] = set(await place.engines(2)) - {before}
-        os.kill(after, signal.SIGSTOP)
-        assert (await place.ask(SHORT))["choices"] == short["choices"], "nobody waits for what loads"
-        async with streams(place, *bodies) as reading:
-            os.kill(before, signal.SIGSTOP)
-            os.kill(after, signal.SIGCONT)
+        await place.engines(2)
+        assert (await place.ask(SHORT))["choices"] == short["choices"], "no request waits for what loads"
+        async with streams(place, *bodies, stopped=before) as reading:
+            held.unlink()
             await place.replaced(line)
             other = await place.ask(SHORT)
             assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
@@ -186,9 +202,11 @@ async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_bef
     place: Place, tmp_path: Path
 ) -> None:
     right, short, [before] = await undisturbed(place, LONG), await place.ask(SHORT), place.server.engine_processes()
-    async with streams(place, LONG) as reading, place.reloading(trace=str(tmp_path / "trace")) as line:
-        os.kill(before, signal.SIGSTOP)
-        await asyncio.sleep(1.0)  # until it has read what the other reads
+    async with (
+        streams(place, LONG, stopped=before) as reading,
+        place.reloading(trace=str(tmp_path / "trace")) as line,
+    ):
+        await asyncio.sleep(2.0)  # until it has read what the other reads, which nothing shows
         waiting = asyncio.create_task(place.ask(SHORT))
         await asyncio.sleep(0.5)
         assert place.server.engine_processes() == [before] and not waiting.done()
@@ -200,8 +218,7 @@ async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_bef
 
 async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(place: Place) -> None:
     right, [before] = await undisturbed(place, LONG), place.server.engine_processes()
-    async with streams(place, LONG) as reading, place.reloading(trace=None) as line:
-        os.kill(before, signal.SIGSTOP)
+    async with streams(place, LONG, stopped=before) as reading, place.reloading(trace=None) as line:
         await place.replaced(line)
         async with streams(place, LONG) as others:
             place.server.terminate()
