@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +13,7 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import kept
 from tests.models.switching import NAMES
 from tests.server.live import LiveServer, openai_client
+from tests.server.wire import until
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
@@ -49,7 +49,7 @@ class Restarted:
 
 async def ask(server: LiveServer, model: str, begin: int) -> tuple[str, int]:
     """The answer to 600 tokens, and how many of them were found."""
-    prompt = [begin, *(100 + place % 300 for place in range(599))]
+    prompt = [begin, *(100 + number % 300 for number in range(599))]
     async with openai_client(server.wait_for_url()) as client:
         answer = await client.completions.create(model=model, prompt=prompt, max_tokens=20, temperature=0)
     details = answer.usage.prompt_tokens_details if answer.usage else None
@@ -73,14 +73,13 @@ async def test_what_was_read_is_found_again(tmp_path: Path) -> None:
         await reload(server, one)
         assert await ask(server, one, 5) == (text, 592), "after a reload"
         server.terminate()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(180) == 0
     with restarted() as server:
         assert await ask(server, one, 5) == (text, 592), "after a restart"
         before = restarted.written()
         text, cached = await ask(server, one, 6)
         assert cached == 0
-        while restarted.written() < before + 37:  # it is idle now
-            time.sleep(0.05)
+        await until(lambda: restarted.written() >= before + 37)  # it is idle now
         for process in (*server.engine_processes(), server.process.pid):
             os.kill(process, signal.SIGKILL)
     with restarted() as server:

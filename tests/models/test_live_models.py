@@ -89,7 +89,7 @@ async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_p
         outcome = await switch(server.process.pid, url, switches=switches, clients=4)
         assert len(server.engine_processes()) == 1
         server.terminate()
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert await asyncio.to_thread(server.process.wait, 180) == 0
     assert outcome.lost == []
     assert min(outcome.answered.values()) >= switches // 2
     settled = switches // 3
@@ -106,7 +106,7 @@ async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wa
         with existing(folder / "held"):
             asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
             await until_state(url, TINY, "loading")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while not (new := [one for one in server.engine_processes() if one != old]):
                     await asyncio.sleep(0.01)
             os.kill(new[0], signal.SIGKILL)
@@ -132,7 +132,7 @@ async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_
         assert {TOY: "unloaded", TINY: "ok"}.items() <= (await states(url)).items()
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_and_the_others_go_on(server):
+async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_go_on(server):
     url = server.wait_for_url()
     async with openai_client(url) as client:
         await client.completions.create(model=TOY, **ASK)
@@ -160,10 +160,10 @@ async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_
             with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
                 await asking
         assert refused.value.status_code == 503
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert await asyncio.to_thread(server.process.wait, 180) == 0
 
 
-async def test_the_memory_plan_decides_who_fits_beside_whom(tmp_path):
+async def test_the_memory_plan_decides_which_models_fit_together(tmp_path):
     file = settings(tmp_path, None)
     file.write_text(f'{file.read_text()}[models.twin]\ntarget = "bundled"\n')
     (tmp_path / "site").mkdir()
@@ -180,11 +180,14 @@ async def test_the_memory_plan_decides_who_fits_beside_whom(tmp_path):
 
 async def test_idle_it_is_unloaded_and_the_next_request_waits_for_it(tmp_path):
     flags = ("--max-model-len", "256", "--draft", "none", "--threads", "1", "--idle-unload", "1s")
-    with LiveServer(tmp_path / "log", *flags) as server:
+    with LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server:
         url = server.wait_for_url()
-        full = server.resident_bytes()
         async with openai_client(url) as client:
-            async with asyncio.timeout(60):
+            with existing(tmp_path / "slow"):
+                async with await client.completions.create(model="bundled", **LONG | {"max_tokens": 200}) as stream:
+                    await anext(aiter(stream))
+                    full = server.resident_bytes()
+            async with asyncio.timeout(120):
                 while server.engine_processes():
                     await asyncio.sleep(0.05)
             async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
@@ -195,4 +198,4 @@ async def test_idle_it_is_unloaded_and_the_next_request_waits_for_it(tmp_path):
             assert (await client.completions.create(model="bundled", **ASK)).usage.completion_tokens == 8
         assert "unloading, 1 s without a request" in server.output
         server.terminate()
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert await asyncio.to_thread(server.process.wait, 180) == 0

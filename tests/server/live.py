@@ -19,6 +19,7 @@ import aiohttp
 import openai
 
 from foresay.server.host.child import SPARE
+from foresay.server.host.client import EngineClient
 
 START_SECONDS = 600.0
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,12 @@ async def _at_rest(url: str) -> float:
         before, found = found, await steps(url)
         if found == before:
             return found
+
+
+def send_signal(engine: EngineClient, number: signal.Signals) -> None:
+    """To the engine's process, which is there: id 0 would be all processes of the tests."""
+    assert engine.process_id is not None
+    os.kill(engine.process_id, number)
 
 
 async def status_of(url: str, path: str) -> int:

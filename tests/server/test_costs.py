@@ -27,6 +27,8 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.drafters.test_regimes import Foresight
 from tests.server.known_costs import STEPS, known
+from tests.server.live import send_signal
+from tests.server.wire import until
 from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
 
@@ -141,8 +143,7 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
             assert await measured(engine, seen), "the one before it never got ready"
             right, costs = await written(engine), engine._costs
             text = asyncio.create_task(written(engine, "killed", 40))
-            while engine.status.starts < 3:
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.status.starts > 2)
             assert await text == right
             assert not await measured(engine, seen, kill=False) and engine._costs == costs
             os.utime(tmp_path / "draft" / "model.safetensors")
@@ -163,9 +164,8 @@ async def measured(engine: EngineClient, seen: list[EngineStatus], kill: bool = 
     """Whether the engine after this one, which is killed, measures; if not, it says why."""
     if kill:
         number = engine.status.starts
-        os.kill(engine.process_id or 0, signal.SIGKILL)
-        while engine.status.starts == number:
-            await asyncio.sleep(0.001)
+        send_signal(engine, signal.SIGKILL)
+        await until(lambda: engine.status.starts > number)
     await engine.until_ready()
     said = [status.message for status in seen if status.starts == engine.status.starts]
     took_over = "taking over the previous engine's measurements" in said
@@ -180,6 +180,6 @@ async def written(engine: EngineClient, id: str = "text", killed_at: int | None 
     async for delta in generate(engine, Request(id=id, prompt=[5, 6, 7], params=params)):
         tokens += delta.tokens
         if killed_at is not None and len(tokens) >= killed_at:
-            os.kill(engine.process_id or 0, signal.SIGKILL)
+            send_signal(engine, signal.SIGKILL)
             killed_at = None
     return tokens

@@ -27,7 +27,8 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
-from tests.server.live import LiveServer, openai_client, status_of
+from tests.server.live import LiveServer, openai_client, send_signal, status_of
+from tests.server.patched import PACED, existing, patched_path
 from tests.server.wire import until
 
 SECONDS = 180.0
@@ -131,18 +132,18 @@ class Breaking(Mailbox):
         super().put(delta)
 
 
-def failing(heard: list[Any]) -> Callable[[Any], None]:
-    """An observer that raises whatever it is told."""
+def failing(seen: list[Any]) -> Callable[[Any], None]:
+    """An observer that always raises."""
 
     def observe(what: Any) -> None:
-        heard.append(what)
+        seen.append(what)
         raise KeyError("a mistake of ours")
 
     return observe
 
 
 @pytest.mark.slow
-async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
+async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
     steps: list[Any] = []
     statuses: list[Any] = []
     shadows: list[Any] = []
@@ -154,8 +155,8 @@ async def test_who_looks_on_and_fails_is_not_taken_for_the_engine(caplog):
         asked = Request(id="broken", prompt=[5, 6], params=params)
         broken = Breaking(engine, asked, asyncio.Event(), 99, lambda tokens: None, lambda: None)
         engine.add(broken.request, broken)
-        beside = Request(id="beside", prompt=[5, 6, 7], params=params)
-        assert sum([len(delta.tokens) async for delta in generate(engine, beside)]) == 20
+        other = Request(id="other", prompt=[5, 6, 7], params=params)
+        assert sum([len(delta.tokens) async for delta in generate(engine, other)]) == 20
         await until(lambda: bool(shadows))
         assert isinstance(broken.error, Mistake)
         assert engine.status.starts == 1 and causes(seen) == [], "no engine was replaced"
@@ -168,11 +169,11 @@ async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch
     monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
     async with started(engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
-        os.kill(engine.process_id or 0, signal.SIGSTOP)
+        send_signal(engine, signal.SIGSTOP)
         await until(lambda: causes(seen) == ["hung"])
         assert "stopped by a signal" in seen[-1].message
         await asyncio.wait_for(engine.until_ready(), SECONDS)
-        os.kill(engine.process_id or 0, signal.SIGSTOP)
+        send_signal(engine, signal.SIGSTOP)
         await until(lambda: causes(seen) == ["hung", "hung"])
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         prompt = Request(id="after", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True))
@@ -181,9 +182,9 @@ async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch
 
 
 @pytest.mark.slow
-async def test_who_waits_for_a_frozen_engine_is_told_if_nothing_goes_on(tmp_path, slow_target):
+async def test_requests_of_a_frozen_engine_fail_where_none_may_be_resumed(tmp_path, slow_target):
     flags = (slow_target, "--served-model-name", "bundled", "--engine-timeout", "3", "--max-resumes", "0")
-    with LiveServer(tmp_path / "log", *flags) as server:
+    with LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server:
         url = server.wait_for_url()
         async with openai_client(url) as client:
             ask: dict[str, Any] = {"model": "bundled", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
@@ -196,10 +197,11 @@ async def test_who_waits_for_a_frozen_engine_is_told_if_nothing_goes_on(tmp_path
                 )
                 assert (await socket.receive_json())["type"] == "response.created"
                 [process] = server.engine_processes()
-                os.kill(process, signal.SIGSTOP)
-                with pytest.raises(openai.APIError, match="hung"):
-                    [chunk async for chunk in stream]
-                assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
+                with existing(tmp_path / "held"):
+                    os.kill(process, signal.SIGSTOP)
+                    with pytest.raises(openai.APIError, match="hung"):
+                        [chunk async for chunk in stream]
+                    assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
                 with pytest.raises(openai.InternalServerError, match="hung"):
                     await whole
                 async with asyncio.timeout(60):

@@ -18,6 +18,7 @@ from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http.app import create_app
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
+from tests.server.wire import until
 
 pytestmark = pytest.mark.slow
 SECONDS = 180.0
@@ -73,15 +74,14 @@ async def test_it_waits_for_the_next_engine_and_new_ones_are_refused(serving: tu
     right = await ask(client, PROMPT)
     assert right[0] == 200
     early = [asyncio.create_task(ask(client, PROMPT)) for _ in range(3)]
-    while entry.leases < len(early):
+    while entry.leases < len(early) and not any(one.done() for one in early):
         await asyncio.sleep(0)
     os.kill(started.processes[0], signal.SIGKILL)
-    while entry.service.engine.status.state == "ready":
-        await asyncio.sleep(0)
+    async with asyncio.timeout(SECONDS):
+        while entry.service.engine.status.state == "ready":
+            await asyncio.sleep(0)
     assert (await ask(client, "new"))[1] in ("loading", "engine_down")
-    while entry.service.running < len(early) and not any(one.done() for one in early):
-        await asyncio.sleep(0.01)
-    while len(started.processes) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: entry.service.running == len(early) or any(one.done() for one in early))
+    await until(lambda: len(started.processes) > 1)
     os.kill(started.processes[1], signal.SIGCONT)
     assert await asyncio.wait_for(asyncio.gather(*early), SECONDS) == [right] * len(early)

@@ -26,6 +26,7 @@ from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
+SECONDS = 300.0
 BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
 
 
@@ -45,7 +46,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture
 async def client(server: LiveServer) -> Any:
-    async with aiohttp.ClientSession(server.wait_for_url(), timeout=aiohttp.ClientTimeout(total=1800)) as client:
+    async with aiohttp.ClientSession(server.wait_for_url(), timeout=aiohttp.ClientTimeout(total=SECONDS)) as client:
         yield client
 
 
@@ -53,7 +54,9 @@ async def reload(server: LiveServer, *flags: str) -> tuple[int, str]:
     """The exit status of the command, and all that it says."""
     command = [sys.executable, "-m", "foresay.server.cli.main", "reload", "--url", server.wait_for_url(), *flags]
     environment = {**os.environ, "FORESAY_ADMIN_KEY": KEY}
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, env=environment)
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, env=environment, timeout=SECONDS
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -136,7 +139,7 @@ async def test_only_the_admin_key_opens_it(
         assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
-def test_a_server_of_somebody_else_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_of_somebody_else_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         for url in (f"http://127.0.0.1:{other.server_port}", "http://127.0.0.1:1", "nonsense", "http://[half"):

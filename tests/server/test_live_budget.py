@@ -1,4 +1,4 @@
-"""A server that chooses who drafts: the same text whoever a request asks for, and what it says of its choices."""
+"""A server that chooses who drafts: the same text with any drafter, and what it reports of its choices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def said(url: str, **speculation: object) -> dict[str, Any]:
     return answer
 
 
-def test_the_text_is_the_same_whoever_drafts(url: str) -> None:
+def test_the_text_is_the_same_with_any_drafter(url: str) -> None:
     plain = said(url, off=True)
     text = plain["choices"][0]["text"]
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
@@ -53,7 +53,7 @@ def test_the_text_is_the_same_whoever_drafts(url: str) -> None:
         assert drafters <= ({asked["method"]} if asked else drafters)
 
 
-def test_no_draft_is_deeper_than_asked_for(url: str) -> None:
+def test_no_draft_is_deeper_than_requested(url: str) -> None:
     for most in (1, 2):
         told = said(url, method="draft_model", max_tokens=most)
         assert all(token["depth"] <= most for token in told["choices"][0]["provenance"]["tokens"])

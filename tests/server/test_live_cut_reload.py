@@ -47,7 +47,7 @@ async def client(targets: list[Path], tmp_path: Path) -> AsyncIterator[tuple[aio
     flags += ["--served-model-name", "m", "--engine-timeout", "1800", "--trace", str(tmp_path / "trace")]
     with LiveServer(tmp_path / "log", *flags) as server:
         url = await asyncio.to_thread(server.wait_for_url)
-        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=600)) as client:
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as client:
             yield client, server
 
 
@@ -59,11 +59,11 @@ async def cut(client: aiohttp.ClientSession, target: Path, moment: str) -> None:
             if json.loads(line).get("phase") == moment:
                 response.close()
                 return
-    pytest.fail(f"{moment!r} was not told")
+    pytest.fail(f"{moment!r} was not reported")
 
 
-async def heard(client: aiohttp.ClientSession) -> tuple[str, str, int, str]:
-    """The target by the settings and by the engine, how long the template makes a prompt, what the weights say."""
+async def shown(client: aiohttp.ClientSession) -> tuple[str, str, int, str]:
+    """The target by the settings and by the engine, how long the template makes a prompt, what the model writes."""
     async with client.get("/server_info") as response:
         info = await response.json()
     async with client.post("/v1/chat/completions", json=CHAT) as response:
@@ -90,18 +90,18 @@ async def test_a_reload_is_finished_whenever_its_client_leaves(
     client: tuple[aiohttp.ClientSession, LiveServer], targets: list[Path]
 ) -> None:
     session, server = client
-    right = {targets[0]: await heard(session)}
+    right = {targets[0]: await shown(session)}
     for times, moment in enumerate(MOMENTS, start=1):
         target = targets[times % 2]
         await cut(session, target, moment)
         await replaced(session, server, times)
-        found = await heard(session)
+        found = await shown(session)
         assert found[:2] == (str(target), str(target)), moment
         assert found == right.setdefault(target, found), moment
     one, two = (right[target] for target in targets)
     assert one[2] < two[2] and one[3] != two[3], "a template and weights of its own"
     status, answer = await reloaded(session, draft="ngram")
     assert (status, answer.get("status")) == (200, "replaced"), answer
-    assert await heard(session) == two, "another draft leaves the target alone"
+    assert await shown(session) == two, "another draft leaves the target alone"
     assert "Task was destroyed" not in server.output and "Traceback" not in server.output
     assert len(server.engine_processes()) == 1

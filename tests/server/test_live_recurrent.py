@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 from pathlib import Path
@@ -17,6 +16,7 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from tests.heads.mtp import Mtp
+from tests.server.live import send_signal
 from tests.server.patched import PACED, patched_engines
 from tests.verifier.families import make
 from tests.verifier.reading import random_tokens
@@ -45,19 +45,23 @@ async def streams(
     engine: EngineClient, name: str, harm: signal.Signals | None = None, slow: Path = Path()
 ) -> tuple[list[list[int]], int]:
     """The tokens of all, and how often they were resumed. harm: what is done to the engine when all have begun, and
-    again when most have come far. slow: a file that makes engines slow until then."""
+    to the next one when most have come far. slow: a file that makes engines slow until then."""
     tokens: list[list[int]] = [[] for _ in range(COUNT)]
-    left = [] if harm is None else [1, 40]
+    left, harmed = [] if harm is None else [1, 40], 0
     if left:
         slow.touch()
     resumed = 0
 
     async def one(number: int, request: Request) -> Statistics | None:
+        nonlocal harmed
         async for delta in generate(engine, request):
             tokens[number] += delta.tokens
-            if left and sorted(map(len, tokens))[1] >= left[0]:
+            now = engine.status
+            far = left and sorted(map(len, tokens))[1] >= left[0]
+            if harm is not None and far and now.state == "ready" and now.starts != harmed:
                 left.pop(0)
-                os.kill(engine.process_id or 0, harm or 0)
+                harmed = now.starts
+                send_signal(engine, harm)
                 if not left:
                     slow.unlink()
         return delta.statistics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +24,9 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
+from tests.server.live import send_signal
 from tests.server.patched import PACED, existing, patched_engines
+from tests.server.wire import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0
@@ -76,7 +77,7 @@ class Served:
         return engine
 
     async def renew(self, draft: str, changed: bool = False, room: bool = True) -> int:
-        """Go on in an engine with another draft. room: for both beside each other."""
+        """Go on in an engine with another draft. room: for both at once."""
         before = self.engine.footprint
         assert before is not None
         self.engine.footprint = before if room else replace(before, held=before.capacity)
@@ -117,8 +118,9 @@ async def all_begun(served: Served, name: str) -> list[asyncio.Task[list[Delta]]
     asked = [replace(request, id=f"{name} {request.id}") for request in ASKED]
     with existing(served.folder / "slow"):
         running = [asyncio.create_task(written(engine, *one)) for one in zip(asked, begun, strict=True)]
-        await asyncio.gather(*(event.wait() for event in begun))
-        os.kill(engine.process_id or 0, signal.SIGSTOP)
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(event.wait() for event in begun))
+        send_signal(engine, signal.SIGSTOP)
     return running
 
 
@@ -141,19 +143,17 @@ async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, served:
             assert last is not None and len(last.resumed) == 1
             assert last.changed == (last.resumed if draft == "none" else [])
     assert [status.cause for status in served.seen if status.cause] == ["replaced", "replaced"]
-    assert any(status.state == "loading" for status in served.seen) != room, "beside each other nobody waits"
+    assert any(status.state == "loading" for status in served.seen) != room, "with room for both no request waits"
     assert served.told
 
 
-async def test_who_is_cancelled_after_the_change_stops_writing(served: Served) -> None:
+async def test_a_request_cancelled_after_the_change_stops(served: Served) -> None:
     [running, *others] = await all_begun(served, "left")
     for draft in ("ngram", "none"):
         await served.renew(draft)
     running.cancel()
     await asyncio.gather(running, *others, return_exceptions=True)
-    async with asyncio.timeout(SECONDS):
-        while served.models.first.service.telemetry.gauges.running or served.engine._in_flight:
-            await asyncio.sleep(0.01)
+    await until(lambda: not (served.models.first.service.telemetry.gauges.running or served.engine._in_flight))
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -176,16 +176,14 @@ async def test_what_does_not_get_ready_changes_nothing(
     assert served.engine is engine and engine.info is not None and engine.info.drafter == "none"
     left = broken and not room  # only where that was not known before
     assert engine.status.starts - starts == (3 if left else 0)
-    os.kill(engine.process_id or 0, signal.SIGCONT)
+    send_signal(engine, signal.SIGCONT)
     assert [said(one) for one in await asyncio.gather(*running)] == right
 
 
-async def test_one_that_is_not_loaded_has_the_settings_when_it_is_asked_for(served: Served) -> None:
+async def test_one_that_is_not_loaded_has_the_settings_on_the_next_request(served: Served) -> None:
     residency, starts = served.models.residency, served.engine.status.starts
     residency.forget(served.models.first)
-    async with asyncio.timeout(SECONDS):
-        while served.models.first.loaded:
-            await asyncio.sleep(0.01)
+    await until(lambda: not served.models.first.loaded)
     assert await served.renew("ngram") == 0 and not served.models.first.loaded
     served.seen.clear()
     (await residency.lease(served.models.first, Heartbeat())).release()
@@ -207,8 +205,7 @@ async def test_a_server_that_ends_meanwhile_leaves_no_process_behind(room: bool,
     async with Served(spawning) as served:
         renewing = asyncio.create_task(served.renew("ngram", room=room))
         served.models.reloading["it"] = renewing
-        while len(spawned) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(spawned) > 1)
     assert renewing.cancelled() and not any(Path(f"/proc/{process}").exists() for process in spawned)
 
 

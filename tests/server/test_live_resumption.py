@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from foresay.server.schemas.errors import EngineFailed, KillsEngine
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
-from tests.server.live import LiveServer, status_of
+from tests.server.live import LiveServer, send_signal, status_of
 from tests.server.patched import PACED, existing, patched_engines, patched_path
+from tests.server.wire import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SECONDS = 180.0
@@ -98,11 +99,15 @@ async def counted(client: aiohttp.ClientSession, name: str) -> float:
 
 async def until_running(client: aiohttp.ClientSession, least: int) -> None:
     """Until so many run."""
-    while True:
-        async with client.get("/load") as response:
-            if (await response.json())["running"] >= least:
-                return
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(SECONDS):
+        while (await load(client))["running"] < least:
+            await asyncio.sleep(0.005)
+
+
+async def load(client: aiohttp.ClientSession) -> dict[str, int]:
+    async with client.get("/load") as response:
+        found: dict[str, int] = await response.json()
+        return found
 
 
 async def harm(server: LiveServer, client: aiohttp.ClientSession, signals: list[signal.Signals]) -> None:
@@ -113,8 +118,7 @@ async def harm(server: LiveServer, client: aiohttp.ClientSession, signals: list[
         [engine] = server.engine_processes()
         os.kill(engine, number)
         least = 4
-        while (left := server.engine_processes()) == [engine] or len(left) != 1:
-            await asyncio.sleep(0.02)
+        await until(lambda engine=engine: len(left := server.engine_processes()) == 1 and left != [engine])
 
 
 HARMS = {"killed": [signal.SIGKILL], "frozen": [signal.SIGSTOP], "killed twice": [signal.SIGKILL, signal.SIGKILL]}
@@ -163,19 +167,19 @@ async def test_nothing_is_sent_twice_and_nothing_left_out(
     assert re.search(r"engine replaced after \d+\.\d s; \d+ streams go on", server.output)
 
 
-async def test_an_answer_tells_that_it_was_resumed(
+async def test_an_answer_shows_that_it_was_resumed(
     server: LiveServer, folder: Path, client: aiohttp.ClientSession
 ) -> None:
     body = LONG | {"prompt": STORY, "max_tokens": 900}
     with existing(folder / "slow"):
         asking = asyncio.create_task(client.post("/v1/completions", json=body))
         await harm_alone(server, client)
-    told = await (await asking).json()
-    assert told["metrics"]["resumed"] == 1 and "warnings" not in told
-    assert told["metrics"]["tokens_per_step"] >= 1
-    steps = told["metrics"]["speculative_decoding"]
+    answer = await (await asking).json()
+    assert answer["metrics"]["resumed"] == 1 and "warnings" not in answer
+    assert answer["metrics"]["tokens_per_step"] >= 1
+    steps = answer["metrics"]["speculative_decoding"]
     assert sum(steps["acceptance_histogram"]) == steps["num_spec_steps"]
-    assert told["usage"]["completion_tokens"] == 900
+    assert answer["usage"]["completion_tokens"] == 900
 
 
 async def harm_alone(server: LiveServer, client: aiohttp.ClientSession) -> None:
@@ -184,7 +188,9 @@ async def harm_alone(server: LiveServer, client: aiohttp.ClientSession) -> None:
     os.kill(engine, signal.SIGKILL)
 
 
-async def test_who_has_left_is_not_resumed(server: LiveServer, folder: Path, client: aiohttp.ClientSession) -> None:
+async def test_a_request_whose_client_left_is_not_resumed(
+    server: LiveServer, folder: Path, client: aiohttp.ClientSession
+) -> None:
     before = await counted(client, "request_resumes_total")
     body = LONG | {"prompt": STORY, "max_tokens": 900, "stream": True}
     with existing(folder / "slow"), existing(folder / "held"):
@@ -193,18 +199,13 @@ async def test_who_has_left_is_not_resumed(server: LiveServer, folder: Path, cli
         await harm_alone(server, client)
         response.close()
         async with asyncio.timeout(SECONDS):
-            while await in_server(client):
+            while (await load(client))["server_load"]:
                 await asyncio.sleep(0.01)
-    while await status_of(server.wait_for_url(), "/ready") != 200:
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(SECONDS):
+        while await status_of(server.wait_for_url(), "/ready") != 200:
+            await asyncio.sleep(0.05)
     assert await counted(client, "request_resumes_total") == before
-    assert await in_server(client) == 0
-
-
-async def in_server(client: aiohttp.ClientSession) -> int:
-    """Requests that run or wait."""
-    async with client.get("/load") as response:
-        return int((await response.json())["server_load"])
+    assert (await load(client))["server_load"] == 0
 
 
 # -- below HTTP ------------------------------------------------------------------------------------------------------
@@ -212,15 +213,17 @@ async def in_server(client: aiohttp.ClientSession) -> int:
 PARAMS = SamplingParams(max_tokens=200, temperature=1.0, seed=7, ignore_eos=True)
 
 
-async def told(engine: EngineClient, request: Request, kills: tuple[int, ...] = ()) -> tuple[list[int], Delta]:
-    """Its tokens and its last delta; the engine is killed once so many tokens are there."""
+async def written(engine: EngineClient, request: Request, kills: tuple[int, ...] = ()) -> tuple[list[int], Delta]:
+    """Its tokens and its last delta; engines are killed once so many tokens are there, each once."""
     tokens: list[int] = []
-    left = list(kills)
+    left, killed = list(kills), 0
     async for delta in generate(engine, request):
         tokens += delta.tokens
-        if left and len(tokens) >= left[0]:
+        now = engine.status
+        if left and len(tokens) >= left[0] and now.state == "ready" and now.starts != killed:
             left.pop(0)
-            os.kill(engine.process_id or 0, signal.SIGKILL)
+            killed = now.starts
+            send_signal(engine, signal.SIGKILL)
     return tokens, delta
 
 
@@ -238,39 +241,41 @@ async def engine(folder: Path) -> AsyncIterator[EngineClient]:
 
 async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient, folder: Path) -> None:
     prompt = [5 + number % 900 for number in range(700)]
-    right, _ = await told(engine, Request(id="right", prompt=prompt, params=PARAMS))
+    right, _ = await written(engine, Request(id="right", prompt=prompt, params=PARAMS))
     with existing(folder / "slow"):
-        killed, last = await told(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(10, 50, 90))
+        killed, last = await written(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(10, 50, 90))
     assert killed == right
     assert last.statistics is not None and len(last.statistics.resumed) == 3
-    right, _ = await told(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS))
-    for attempt in map(str, itertools.count()):
-        request = Request(id=attempt, prompt=prompt[::-1], params=PARAMS, salt=attempt)
-        reading = asyncio.create_task(told(engine, request))
-        await asyncio.sleep(0.005)
-        os.kill(engine.process_id or 0, signal.SIGKILL)
-        read, last = await reading
-        assert read == right and last.statistics is not None
-        if last.statistics.resumed == [0]:  # a busy machine may kill it later
-            break
+    right, _ = await written(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS))
+    resumed: list[int] = []
+    async with asyncio.timeout(SECONDS):
+        while resumed != [0]:  # a busy machine may kill it later
+            salt = str(time.monotonic_ns())
+            request = Request(id=salt, prompt=prompt[::-1], params=PARAMS, salt=salt)
+            reading = asyncio.create_task(written(engine, request))
+            await asyncio.sleep(0.005)
+            send_signal(engine, signal.SIGKILL)
+            read, last = await reading
+            assert read == right and last.statistics is not None
+            resumed = last.statistics.resumed
 
 
-async def test_who_is_hit_each_time_before_it_has_begun_is_no_suspect(
+async def test_a_request_hit_each_time_before_it_has_begun_is_no_suspect(
     engine: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammar = Grammar(text='start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){60}')
     request = Request(id="right", prompt=[5, 6, 7], params=PARAMS, grammar=grammar)
-    right, _ = await told(engine, request)
+    right, _ = await written(engine, request)
     left = [signal.SIGKILL] * 3
 
     def harm(status: EngineStatus) -> None:
         if status.state == "ready" and left:
-            os.kill(engine.process_id or 0, left.pop())
+            send_signal(engine, left.pop())
 
     monkeypatch.setattr(engine, "observe_status", [harm])
     request.id = "killed"
-    os.kill(engine.process_id or 0, signal.SIGSTOP)  # it is not to begin
-    asking = asyncio.create_task(told(engine, request))
+    send_signal(engine, signal.SIGSTOP)  # it is not to begin
+    asking = asyncio.create_task(written(engine, request))
     await asyncio.sleep(0)
     harm(engine.status)
     tokens, last = await asking
@@ -280,7 +285,7 @@ async def test_who_is_hit_each_time_before_it_has_begun_is_no_suspect(
 
 async def test_four_engines_are_enough(engine: EngineClient, folder: Path) -> None:
     with existing(folder / "slow"), pytest.raises(EngineFailed, match="max-resumes"):
-        await told(engine, Request(id="one", prompt=[5, 6], params=PARAMS), kills=(5, 30, 60, 90))
+        await written(engine, Request(id="one", prompt=[5, 6], params=PARAMS), kills=(5, 30, 60, 90))
     await asyncio.wait_for(engine.until_ready(), SECONDS)  # for the next test
 
 
@@ -288,10 +293,10 @@ async def test_a_grammar_is_led_along(engine: EngineClient, folder: Path) -> Non
     grammar = Grammar(text='start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){60}')
     params = SamplingParams(max_tokens=400, temperature=1.0, seed=3)
     request = Request(id="right", prompt=[5, 6, 7], params=params, grammar=grammar)
-    right, _ = await told(engine, request)
+    right, _ = await written(engine, request)
     request.id = "killed"
     with existing(folder / "slow"):
-        assert (await told(engine, request, kills=(30,)))[0] == right
+        assert (await written(engine, request, kills=(30,)))[0] == right
     assert len(right) > 100
 
 
@@ -319,13 +324,13 @@ def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.mark.parametrize(
-    ("dies", "told_so"), [("os._exit(3)", "exit status 3"), ("raise RuntimeError('a bug')", "RuntimeError: a bug")]
+    ("dies", "cause"), [("os._exit(3)", "exit status 3"), ("raise RuntimeError('a bug')", "RuntimeError: a bug")]
 )
 async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
-    dies: str, told_so: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dies: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with dying_engines(dies, tmp_path, monkeypatch) as spares:
-        await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024), spares), told_so)
+        await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024), spares), cause)
 
 
 async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(
@@ -339,13 +344,13 @@ async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(
             await asyncio.wait_for(engine.until_ready(), SECONDS)
             engine.observe_status = [seen.append]
             with pytest.raises(KillsEngine, match="busy, but no kernel ended for 2 s"):
-                await told(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
+                await written(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
             assert [status.cause for status in seen if status.cause] == ["hung"]
         finally:
             await engine.stop()
 
 
-async def dies_of_a_prompt(engine: EngineClient, told_so: str) -> None:
+async def dies_of_a_prompt(engine: EngineClient, cause: str) -> None:
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)
@@ -353,14 +358,14 @@ async def dies_of_a_prompt(engine: EngineClient, told_so: str) -> None:
             Request(id=str(n), prompt=[5, 6, n], params=SamplingParams(max_tokens=300, seed=n, ignore_eos=True))
             for n in range(7, 11)
         ]
-        right = [(await told(engine, request))[0] for request in asked]
-        beside = [asyncio.create_task(told(engine, request)) for request in asked]
+        right = [(await written(engine, request))[0] for request in asked]
+        others = [asyncio.create_task(written(engine, request)) for request in asked]
         await asyncio.sleep(0)
-        while any(flight.state != "proven" for flight in engine._in_flight._all.values()):
-            await asyncio.sleep(0.002)  # until then more than one may be what kills it
-        with pytest.raises(KillsEngine, match=rf"{told_so}\).*twice"):
-            await told(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
-        assert [tokens for tokens, _ in await asyncio.gather(*beside)] == right
+        flights = engine._in_flight._all.values()  # until all are proven more than one may be what kills it
+        await until(lambda: all(flight.state == "proven" for flight in flights))
+        with pytest.raises(KillsEngine, match=rf"{cause}\).*twice"):
+            await written(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
+        assert [tokens for tokens, _ in await asyncio.gather(*others)] == right
         assert engine.status.starts == 3
     finally:
         await engine.stop()

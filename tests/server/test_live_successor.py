@@ -1,4 +1,4 @@
-"""``POST /admin/reload`` to another model beside a real engine that goes on: whose a request is, what becomes of it."""
+"""``POST /admin/reload`` to another model while a real engine goes on: which model has a request, and how it ends."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.server.live import LiveServer, steps
 from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
+SECONDS = 300.0
 HEADERS = {"Authorization": "Bearer an-admin-key-of-a-test"}
 LONG: dict[str, Any] = {
     "prompt": "Once upon a time",
@@ -33,13 +34,13 @@ DRAWN = LONG | {"n": 2, "temperature": 1.0, "max_tokens": 400}
 SHORT = LONG | {"max_tokens": 24}
 
 
-class Place(NamedTuple):
-    """A server, who asks it, the directories of two models: the one that it serves, and another; what was heard."""
+class Setup(NamedTuple):
+    """A server, its client, the directories of two models: the one that it serves, and another; texts by prompts."""
 
     server: LiveServer
     client: aiohttp.ClientSession
     models: list[Path]
-    heard: dict[str, list[tuple[list[str], Any]]]
+    texts: dict[str, list[tuple[list[str], Any]]]
 
     @property
     def folder(self) -> Path:
@@ -57,7 +58,7 @@ class Place(NamedTuple):
 
     @asynccontextmanager
     async def reloading(self, **settings: Any) -> AsyncIterator[Callable[[], Any]]:
-        """A change to the other model; the next line that is told of it."""
+        """A change to the other model; the next line about it."""
         body = {"settings": {"target": str(self.models[1])} | settings, "stream": True}
         async with self.client.post("/admin/reload", json=body, headers=HEADERS) as response:
 
@@ -69,9 +70,9 @@ class Place(NamedTuple):
 
     async def replaced(self, line: Callable[[], Any]) -> None:
         """Until the other model serves."""
-        while (told := await line())["status"] == "loading":
+        while (last := await line())["status"] == "loading":
             pass
-        assert told["status"] == "replaced", told
+        assert last["status"] == "replaced", last
         self.models.reverse()
 
     async def engines(self, count: int) -> list[int]:
@@ -104,10 +105,12 @@ def served(
 
 
 @pytest.fixture
-async def place(served: tuple[LiveServer, list[Path], dict[str, list[tuple[list[str], Any]]]]) -> AsyncIterator[Place]:
-    timeout = aiohttp.ClientTimeout(total=1800)
+async def setup(served: tuple[LiveServer, list[Path], dict[str, list[tuple[list[str], Any]]]]) -> AsyncIterator[Setup]:
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
     async with aiohttp.ClientSession(served[0].wait_for_url(), timeout=timeout) as client:
-        yield Place(served[0], client, served[1], served[2])
+        setup = Setup(served[0], client, served[1], served[2])
+        yield setup
+        (setup.folder / "held").unlink(missing_ok=True)
 
 
 async def read(response: aiohttp.ClientResponse, begun: asyncio.Event) -> tuple[list[str], Any]:
@@ -126,104 +129,105 @@ async def read(response: aiohttp.ClientResponse, begun: asyncio.Event) -> tuple[
 
 @asynccontextmanager
 async def streams(
-    place: Place, *bodies: dict[str, Any], stopped: int | None = None
+    setup: Setup, *bodies: dict[str, Any], stopped: int | None = None
 ) -> AsyncIterator[list[asyncio.Task[tuple[list[str], Any]]]]:
     """Streams that have begun. stopped: the process of their engine, stopped then, before any of them has ended."""
     async with contextlib.AsyncExitStack() as open_ones:
         reading, begun = [], []
-        with contextlib.nullcontext() if stopped is None else existing(place.folder / "slow"):
+        with contextlib.nullcontext() if stopped is None else existing(setup.folder / "slow"):
             for body in bodies:
-                asked = place.client.post(
+                asked = setup.client.post(
                     "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
                 )
                 begun.append(asyncio.Event())
                 reading.append(asyncio.create_task(read(await open_ones.enter_async_context(asked), begun[-1])))
-            await asyncio.gather(*(event.wait() for event in begun))
+            async with asyncio.timeout(SECONDS):
+                await asyncio.gather(*(event.wait() for event in begun))
             if stopped is not None:
                 os.kill(stopped, signal.SIGSTOP)
         yield reading
 
 
-async def undisturbed(place: Place, *bodies: dict[str, Any]) -> list[tuple[list[str], Any]]:
-    """What their streams say; asked for once of each model."""
-    key = f"{place.models[0]} {bodies}"
-    if key not in place.heard:
-        async with streams(place, *bodies) as reading:
-            place.heard[key] = await asyncio.gather(*reading)
-    return place.heard[key]
+async def undisturbed(setup: Setup, *bodies: dict[str, Any]) -> list[tuple[list[str], Any]]:
+    """The texts of their streams; requested once of each model."""
+    key = f"{setup.models[0]} {bodies}"
+    if key not in setup.texts:
+        async with streams(setup, *bodies) as reading:
+            setup.texts[key] = await asyncio.gather(*reading)
+    return setup.texts[key]
 
 
-async def ended(place: Place, engine: int) -> None:
+async def ended(setup: Setup, engine: int) -> None:
     """Once an engine is gone, and another is left."""
-    assert engine not in await place.engines(1)
+    assert engine not in await setup.engines(1)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_new_requests_are_another_models_and_what_runs_ends_undisturbed(killed: bool, place: Place) -> None:
-    [(texts, _)] = await undisturbed(place, LONG)
+async def test_new_requests_are_another_models_and_what_runs_ends_undisturbed(killed: bool, setup: Setup) -> None:
+    [(texts, _)] = await undisturbed(setup, LONG)
     bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
-    right, short = await undisturbed(place, *bodies), await place.ask(SHORT)
-    [before] = place.server.engine_processes()
-    held = place.folder / "held"
+    right, short = await undisturbed(setup, *bodies), await setup.ask(SHORT)
+    [before] = setup.server.engine_processes()
+    held = setup.folder / "held"
     held.touch()
-    async with place.reloading() as line:
-        await place.engines(2)
-        assert (await place.ask(SHORT))["choices"] == short["choices"], "no request waits for what loads"
-        async with streams(place, *bodies, stopped=before) as reading:
+    async with setup.reloading() as line:
+        await setup.engines(2)
+        assert (await setup.ask(SHORT))["choices"] == short["choices"], "no request waits for what loads"
+        async with streams(setup, *bodies, stopped=before) as reading:
             held.unlink()
-            await place.replaced(line)
-            other = await place.ask(SHORT)
+            await setup.replaced(line)
+            other = await setup.ask(SHORT)
             assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
             assert not any(one.done() for one in reading), "the engine before has not written on"
-            counted = await steps(place.url)
+            counted = await steps(setup.url)
             os.kill(before, signal.SIGKILL if killed else signal.SIGCONT)
             assert await asyncio.gather(*reading) == right
-            assert await steps(place.url) > counted + 100, "its steps count as ever"
-    await ended(place, before)
-    assert (await place.ask(SHORT))["choices"] == other["choices"]
-    async with place.client.get("/dashboard/state") as response:
-        assert (await response.json())["snapshot"]["server"]["target"] == str(place.models[0])
+            assert await steps(setup.url) > counted + 100, "its steps count as ever"
+    await ended(setup, before)
+    assert (await setup.ask(SHORT))["choices"] == other["choices"]
+    async with setup.client.get("/dashboard/state") as response:
+        assert (await response.json())["snapshot"]["server"]["target"] == str(setup.models[0])
 
 
-async def test_what_does_not_get_ready_changes_nothing(place: Place, tmp_path: Path) -> None:
-    right, [before] = await undisturbed(place, LONG), place.server.engine_processes()
-    broken = shutil.copytree(place.models[1], tmp_path / "broken")
+async def test_what_does_not_get_ready_changes_nothing(setup: Setup, tmp_path: Path) -> None:
+    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
+    broken = shutil.copytree(setup.models[1], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-1000])
-    async with streams(place, LONG) as reading, place.reloading(target=str(broken)) as line:
-        while (told := await line())["status"] == "loading":
+    async with streams(setup, LONG) as reading, setup.reloading(target=str(broken)) as line:
+        while (last := await line())["status"] == "loading":
             pass
-        assert told["status"] == "error" and "model.safetensors" in told["error"]["message"], told
+        assert last["status"] == "error" and "model.safetensors" in last["error"]["message"], last
         assert await asyncio.gather(*reading) == right
-    async with streams(place, LONG) as reading:
-        assert await asyncio.gather(*reading) == right and place.server.engine_processes() == [before]
+    async with streams(setup, LONG) as reading:
+        assert await asyncio.gather(*reading) == right and setup.server.engine_processes() == [before]
 
 
 async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_before_is_empty(
-    place: Place, tmp_path: Path
+    setup: Setup, tmp_path: Path
 ) -> None:
-    right, short, [before] = await undisturbed(place, LONG), await place.ask(SHORT), place.server.engine_processes()
+    right, short, [before] = await undisturbed(setup, LONG), await setup.ask(SHORT), setup.server.engine_processes()
     async with (
-        streams(place, LONG, stopped=before) as reading,
-        place.reloading(trace=str(tmp_path / "trace")) as line,
+        streams(setup, LONG, stopped=before) as reading,
+        setup.reloading(trace=str(tmp_path / "trace")) as line,
     ):
         await asyncio.sleep(2.0)  # until it has read what the other reads, which nothing shows
-        waiting = asyncio.create_task(place.ask(SHORT))
+        waiting = asyncio.create_task(setup.ask(SHORT))
         await asyncio.sleep(0.5)
-        assert place.server.engine_processes() == [before] and not waiting.done()
+        assert setup.server.engine_processes() == [before] and not waiting.done()
         os.kill(before, signal.SIGCONT)
         assert await asyncio.gather(*reading) == right
-        await place.replaced(line)
+        await setup.replaced(line)
         assert (await waiting)["choices"] != short["choices"]
 
 
-async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(place: Place) -> None:
-    right, [before] = await undisturbed(place, LONG), place.server.engine_processes()
-    async with streams(place, LONG, stopped=before) as reading, place.reloading(trace=None) as line:
-        await place.replaced(line)
-        async with streams(place, LONG) as others:
-            place.server.terminate()
+async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(setup: Setup) -> None:
+    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
+    async with streams(setup, LONG, stopped=before) as reading, setup.reloading(trace=None) as line:
+        await setup.replaced(line)
+        async with streams(setup, LONG) as others:
+            setup.server.terminate()
             await asyncio.sleep(0.2)
             os.kill(before, signal.SIGCONT)
             assert await asyncio.gather(*reading) == right != await asyncio.gather(*others)
-    assert await asyncio.to_thread(place.server.process.wait) == 0
-    assert "Traceback" not in place.server.output
+    assert await asyncio.to_thread(setup.server.process.wait, SECONDS) == 0
+    assert "Traceback" not in setup.server.output
