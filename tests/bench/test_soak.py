@@ -142,7 +142,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
     assert reply.parts == whole.parts
 
 
-def test_what_every_choice_tells_of_the_prompt_is_one_prompt() -> None:
+def test_what_every_choice_returns_of_the_prompt_is_one_prompt() -> None:
     reply = Reply()
     for index in (0, 1):
         event = {"choices": [{"index": index, "delta": {"role": "assistant"}}], "prompt_token_ids": [3, 4]}

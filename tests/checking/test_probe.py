@@ -85,7 +85,7 @@ def test_a_pair_without_drafter_says_that_nothing_is_measured(models, tmp_path) 
     assert "there is no drafter to measure" in [finding.text for finding in report.findings]
 
 
-def test_what_only_loading_tells_is_a_fault_then(models, tmp_path) -> None:
+def test_what_only_loading_shows_is_a_fault_then(models, tmp_path) -> None:
     """A tied output head that differs from the embedding."""
     from safetensors.torch import load_file, save_file
 
@@ -245,7 +245,7 @@ def test_noise_is_no_gain(ratios: list[float], crowded: float, accepted: list[in
     assert ("Cannot tell" in advice([found], 3)) == bool(said)
 
 
-def test_an_answer_of_one_token_is_said_to_be_none() -> None:
+def test_an_answer_of_one_token_counts_as_none() -> None:
     text = Twice(*(Written([1], statistics([0], 0.0)) for _ in range(2)))
     assert measured(0.0, [text]).unknown == "the model ended after 1 token: nothing to measure"
 

@@ -51,7 +51,7 @@ def themed(theme: str) -> dict[str, Colour]:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_drafter_has_a_colour_that_every_eye_tells_from_the_others(theme: str) -> None:
+def test_every_drafter_has_a_colour_that_every_eye_distinguishes(theme: str) -> None:
     colours = themed(theme)
     drafters = {name: colours[name] for name in (*DRAFTERS, NONE)}
     distance, which = nearest(drafters)

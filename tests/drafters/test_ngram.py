@@ -31,7 +31,7 @@ def test_it_proposes_what_followed_the_last_time(text, drafted) -> None:
     ("shortest", "longest", "drafted"),
     [(1, 1, "Z_ab"), (1, 2, "YcZ_"), (2, 2, "YcZ_"), (3, 3, "XbcY"), (2, 4, "XbcY"), (4, 4, "")],
 )
-def test_only_grams_of_the_sizes_asked_for_count(shortest, longest, drafted) -> None:
+def test_only_grams_of_the_requested_sizes_count(shortest, longest, drafted) -> None:
     """The last time "c" was followed by Z, "bc" by Y and "abc" by X."""
     running = sequence("abcXbcYcZ_abc")
     assert proposed(NgramDrafter(shortest, longest), running) == drafted

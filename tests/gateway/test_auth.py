@@ -161,7 +161,7 @@ async def test_without_a_right_key_there_is_nothing_to_see(tokenizer, engine, au
     assert engine.requests == []
 
 
-async def test_each_api_tells_of_a_wrong_key_in_its_own_words(tokenizer, engine, auth):
+async def test_each_api_refuses_a_wrong_key_in_its_own_words(tokenizer, engine, auth):
     async with guarded(engine, tokenizer, auth) as client:
         anthropic = await (await client.post("/v1/messages", json={})).json()
         assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "authentication_error")
@@ -263,7 +263,7 @@ async def test_the_access_log_says_who_and_how_much_and_never_what(tokenizer, en
         assert hidden not in caplog.text
 
 
-async def test_the_access_log_tells_of_a_client_that_left_and_of_a_socket_that_closed(tokenizer, auth, caplog):
+async def test_the_access_log_names_a_client_that_left_and_a_socket_that_closed(tokenizer, auth, caplog):
     engine = ScriptedEngine(tokenizer.encode("abc"), hold_after=20)
     with caplog.at_level(logging.INFO, "foresay.access"):
         async with guarded(engine, tokenizer, auth) as client:

@@ -132,7 +132,7 @@ def test_a_refused_request_is_charged_nothing():
     assert (rate_limiter.running, rate_limiter.requests.level) == (0, 5)
 
 
-def test_requests_are_counted_by_answer_and_places_by_choice():
+def test_requests_are_counted_by_answer_and_slots_by_choice():
     rate_limiter = RateLimiter(Limits(max_requests_per_minute=2, max_concurrent_requests=5), Clock())
     rate_limiter.enter(4, 10)
     rate_limiter.enter(1, 10)
@@ -146,7 +146,7 @@ def test_requests_are_counted_by_answer_and_places_by_choice():
         st.tuples(st.sampled_from(["enter", "leave", "spend"]), st.integers(1, 4), st.floats(0, 20)), max_size=80
     )
 )
-def test_places_are_never_more_than_allowed_and_all_come_back(events):
+def test_slots_are_never_more_than_allowed_and_all_come_back(events):
     clock = Clock()
     rate_limiter = RateLimiter(
         Limits(max_requests_per_minute=30, max_tokens_per_minute=300, max_concurrent_requests=4), clock

@@ -54,7 +54,7 @@ def test_a_weak_key_is_refused_and_not_repeated(weak, tmp_path):
         assert SECRET not in str(caught.value)
 
 
-def test_config_show_tells_where_a_key_is_from_and_not_what_it_is(monkeypatch, tmp_path, capsys):
+def test_config_show_names_where_a_key_is_from_and_not_what_it_is(monkeypatch, tmp_path, capsys):
     file = tmp_path / "foresay.toml"
     file.write_text(f'[server]\napi_key = ["{ALICE}", "{BOB}"]\nmax_queue = 9\n')
     assert main(["config", "show", "--origin", "--config", str(file)]) == 0

@@ -162,7 +162,7 @@ def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
     assert chain.caller("sk-another-one-0123456") is None
 
 
-def test_the_tenant_tells_nothing_of_the_key(file):
+def test_the_tenant_shows_nothing_of_the_key(file):
     again = file.with_name("again.toml")
     append(again, "alice", ALICE)
     assert holder(KeyStore(file=str(again)), ALICE).tenant != holder(KeyStore(file=str(file)), ALICE).tenant

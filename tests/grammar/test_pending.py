@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -102,7 +103,9 @@ class Server:
     def read_until(self, happened: threading.Semaphore) -> None:
         """Take what the engine sends (it waits for its reader) until this has happened."""
         self._connection.settimeout(0.01)
+        end = time.monotonic() + PATIENCE
         while not happened.acquire(timeout=0.01):
+            assert time.monotonic() < end
             with contextlib.suppress(TimeoutError):
                 self._read()
         self._connection.settimeout(PATIENCE)
@@ -110,7 +113,9 @@ class Server:
     def read_while(self, thread: threading.Thread) -> None:
         """Take what the engine still sends (it waits for its reader) until it has ended."""
         self._connection.settimeout(0.05)
+        end = time.monotonic() + PATIENCE
         while thread.is_alive():
+            assert time.monotonic() < end
             with contextlib.suppress(TimeoutError):
                 self._connection.recv(1 << 20)
             thread.join(0.01)

@@ -134,7 +134,7 @@ def test_what_is_compiled_again_is_seen() -> None:
     assert launches.variants == {"_specialised": 3} and launches.kernels.total() == 4
 
 
-def test_the_driver_is_asked_once_for_a_device() -> None:
+def test_the_driver_is_called_once_for_a_device() -> None:
     """Each launch needs to know what the GPU can do, and the driver takes microseconds to say so."""
     for known in (80, 90, 80):
         with bound(known):

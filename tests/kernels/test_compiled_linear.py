@@ -98,7 +98,7 @@ def prefetched(folder: Path, capability: int = 90) -> list[int]:
     return [part.count("prefetch.global.L2") for part in code.ptx.split("griddepcontrol.wait")]
 
 
-def test_the_beginning_of_a_weight_is_asked_for_before_its_turn_where_kernels_overlap(tmp_path, monkeypatch) -> None:
+def test_the_beginning_of_a_weight_is_prefetched_where_kernels_overlap(tmp_path, monkeypatch) -> None:
     assert prefetched(tmp_path) == [linear.AHEAD, 0]
     assert prefetched(tmp_path, 80) == [0], "nothing is there early enough"
     monkeypatch.setattr(linear, "AHEAD", 0)

@@ -261,7 +261,7 @@ def test_a_recording_is_cut_where_the_host_looks() -> None:
         lambda x: x.repeat_interleave(x),
     ],
 )
-def test_a_step_that_asks_for_a_number_is_not_recorded(read: Callable[[torch.Tensor], object]) -> None:
+def test_a_step_that_reads_a_number_is_not_recorded(read: Callable[[torch.Tensor], object]) -> None:
     """It would have that of the recording for ever."""
     numbers = torch.tensor([3])
     with pytest.raises(ReadsNumbers), recording():

@@ -68,7 +68,7 @@ def test_one_thread_stays_one_and_knows_that_it_waits() -> None:
     assert machine.crowding.share == pytest.approx(0.5, abs=0.01)
 
 
-def test_what_hardly_ran_tells_nothing() -> None:
+def test_what_hardly_ran_shows_nothing() -> None:
     ran = [0.0]
     now = [0.0]
 

@@ -138,7 +138,7 @@ def test_where_others_can_write_nothing_is_found_or_kept(folder, compilations, m
     assert len(compilations) == 3 and len(list(folder.iterdir())) == 1
 
 
-def test_without_a_place_kernels_are_compiled_each_time(tmp_path, compilations, monkeypatch) -> None:
+def test_without_a_folder_kernels_are_compiled_each_time(tmp_path, compilations, monkeypatch) -> None:
     file = tmp_path / "file"
     file.write_text("no directory")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))

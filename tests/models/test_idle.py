@@ -88,7 +88,7 @@ async def test_an_open_websocket_does_not_keep_it_and_a_message_brings_it_back(t
             for _ in range(2):
                 await until_loaded(server, False)
                 await socket.send_json({"type": "response.create", "model": "fox", "input": "Who?"})
-                while (event := await socket.receive_json())["type"] != "response.completed":
+                while (event := await socket.receive_json(timeout=180))["type"] != "response.completed":
                     assert event["type"] != "error", event
         assert server.by_name["fox"].loads == 3
 

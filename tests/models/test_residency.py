@@ -15,7 +15,7 @@ from tests.models.coming import CAPACITY, Comer, World
 from tests.provenance import clock
 
 
-async def test_a_model_comes_when_it_is_asked_for_and_stays():
+async def test_a_model_comes_on_request_and_stays():
     world = World([Comer("a"), Comer("b", 40)])
     async with world.running():
         for name in ("a", "a", "b", "a"):
@@ -182,7 +182,7 @@ async def test_a_steady_stream_of_requests_starves_nobody():
 # -- how long one stays ----------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_nobody_asks_for_leaves_and_comes_again():
+async def test_a_model_without_requests_leaves_and_comes_again():
     world = World([Comer("a")], keep=10.0)
     async with world.running():
         await world.ask("a")
@@ -238,7 +238,7 @@ async def test_forgotten_it_leaves_at_once_but_not_under_somebodys_feet():
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-async def test_one_that_cannot_be_loaded_is_told_and_the_others_go_on():
+async def test_one_that_cannot_be_loaded_is_an_error_and_the_others_go_on():
     broken = Comer("b", 30)
     broken.wrong = ConfigurationError("its weights are damaged")
     world = World([Comer("a"), broken])
@@ -281,7 +281,7 @@ async def test_who_cannot_be_prepared_sends_nobody_away():
     assert world.happened == ["+a"]
 
 
-async def test_at_the_end_who_waits_is_told_and_who_runs_is_not():
+async def test_at_the_end_waiting_requests_fail_and_running_ones_do_not():
     world = World([Comer("a"), Comer("b")])
     async with world.running(), world.leased("a"):
         waiting = asyncio.create_task(world.ask("b"))
@@ -310,7 +310,7 @@ async def test_a_client_that_leaves_at_the_last_moment_leaves_no_lease_behind():
             assert world.residents["a"].state == "out"
 
 
-def test_who_waits_is_told_so_now_and_then():
+def test_a_waiting_request_has_heartbeats():
     slow = Comer("a")
     slow.seconds = 0.08
     world, beats = World([slow]), []
@@ -358,7 +358,7 @@ async def test_each_refusal_is_an_error_of_its_own():
     assert len({id(one) for one in refusals}) == 12
 
 
-async def test_another_comes_beside_one_and_gets_its_requests():
+async def test_a_successor_is_loaded_alongside_and_gets_the_requests():
     world = World([Comer("a", 40)])
     async with world.running(), world.leased("a"):
         async with world.leased("a"):

@@ -210,7 +210,7 @@ async def response(tokenizer: Any, pacing: str, stop: str | None) -> list[Json]:
         create = {"type": "response.create", "input": "Tell", "provenance": True, "stop": stop}
         await socket.send_json(create | {"stream_pacing": pacing})
         while not events or events[-1]["type"] != "response.completed":
-            events.append(await socket.receive_json())
+            events.append(await socket.receive_json(timeout=180))
     return events
 
 

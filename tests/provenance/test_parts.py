@@ -80,7 +80,7 @@ async def test_the_items_of_a_response(able: Any, seed: int) -> None:
     ):
         await socket.send_json({"type": "response.create", "spec_decode_metrics": "detailed"} | ask)
         while not events or events[-1]["type"] != "response.completed":
-            events.append(await socket.receive_json())
+            events.append(await socket.receive_json(timeout=180))
     response = events[-1]["response"]
     thought, message, call = response["output"]
     record = response["provenance"]

@@ -109,9 +109,9 @@ async def over_http(http: Any, ask: Json) -> list[Json]:
 async def over_socket(http: Any, ask: Json) -> list[Json]:
     async with http.ws_connect("/v1/responses") as socket:
         await socket.send_json({"type": "response.create"} | ask)
-        events = [await socket.receive_json()]
+        events = [await socket.receive_json(timeout=180)]
         while events[-1]["type"] not in LAST:
-            events.append(await socket.receive_json())
+            events.append(await socket.receive_json(timeout=180))
     return events
 
 

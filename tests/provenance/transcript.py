@@ -20,7 +20,7 @@ class Telling(Transcript):
 
     async def hear(self, *until: str) -> dict[str, Any]:
         while True:
-            event: dict[str, Any] = await self._socket.receive_json()
+            event: dict[str, Any] = await self._socket.receive_json(timeout=180)
             if event["type"] in until:
                 metrics = event["response"]["metrics"]["speculative_decoding"]
                 event |= {"response": {"metrics": {"speculative_decoding": metrics}, "...": "..."}}

@@ -12,6 +12,7 @@ import pytest
 from foresay.server.host.replicas import hosted
 from foresay.server.host.replicas.hosted import NONCE_BYTES, PROOF_BYTES, admit, introduce
 from foresay.server.schemas.errors import EngineFailed
+from tests.server.wire import until
 
 SECRET = os.urandom(32)
 
@@ -48,8 +49,7 @@ async def gate() -> AsyncIterator[Gate]:
 
 async def test_who_knows_the_secret_is_let_in_and_what_follows_is_left_to_others(gate):
     with await introduce("127.0.0.1", gate.port, SECRET) as ours:
-        while not gate.let_in:
-            await asyncio.sleep(0.01)
+        await until(lambda: gate.let_in)
         gate.let_in[0].write(b"first frame")
         assert await asyncio.get_running_loop().sock_recv(ours, 100) == b"first frame"
 
@@ -66,14 +66,13 @@ async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
     for each in silent[::2]:
         each.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(NONCE_BYTES + PROOF_BYTES))
     with await introduce("127.0.0.1", gate.port, SECRET):
-        while not gate.let_in:
-            await asyncio.sleep(0.01)
+        await until(lambda: gate.let_in)
         assert len(gate.let_in) == 1
     for each in silent:
         each.close()
 
 
-async def test_what_does_not_know_the_secret_is_not_told_anything():
+async def test_a_server_without_the_secret_gets_nothing():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(os.urandom(NONCE_BYTES))
         asked.append(await reader.readexactly(NONCE_BYTES + PROOF_BYTES))

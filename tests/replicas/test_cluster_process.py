@@ -31,7 +31,7 @@ async def cluster(place: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await cluster.close()
 
 
-async def test_it_is_asked_several_things_at_once(cluster):
+async def test_it_takes_several_calls_at_once(cluster):
     deploying = asyncio.create_task(cluster.deploy(ServeConfig(), weights=False))
     while not deploying.done():
         [address] = await cluster.addresses()

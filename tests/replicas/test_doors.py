@@ -1,4 +1,4 @@
-"""A replica where several front doors ask it: whose is whose, and that nobody waits for one who does not read."""
+"""A replica with several front doors: whose each request is, and that none waits for one that does not read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class End:
 DEAD: Any = SimpleNamespace(pid=os.getpid(), poll=lambda: -11, wait=lambda timeout=None: -11, kill=lambda: None)
 
 
-class House:
+class Replica:
     """A replica whose engine is the test, and its front doors."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class House:
         """Front doors, each with these requests, which the engine has."""
         ends = [await self.enter() for _ in range(count)]
         for end in ends:
-            assert await end.hear() == frames.Ready(INFO), "who is let in is told what runs"
+            assert await end.hear() == frames.Ready(INFO), "a front door that is let in learns what runs"
             end.say(*map(add, ids))
             for _ in ids:
                 await self.engine.hear()
@@ -98,8 +98,8 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def replica() -> AsyncIterator[Replica]:
+    made = Replica()
     await made.open()
     yield made
     await made.hosted.close()
@@ -120,106 +120,107 @@ async def told(ends: list[End]) -> list[list[str] | None]:
     return failed
 
 
-async def test_requests_that_are_called_alike_are_kept_apart(house):
-    ends = await house.asking(2)
+async def test_requests_that_are_called_alike_are_kept_apart(replica):
+    ends = await replica.asking(2)
     for number, end in enumerate(ends, 1):
         end.say(add("a"), add("b", fork_of="a"))
-        requests = [(await house.engine.hear()).request for _ in "ab"]
+        requests = [(await replica.engine.hear()).request for _ in "ab"]
         assert [(each.id, each.fork_of) for each in requests] == [
             (f"{number}/a", None),
             (f"{number}/b", f"{number}/a"),
         ]
-    assert house.hosted.load == 4
-    house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
+    assert replica.hosted.load == 4
+    replica.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7]), Delta(id="1/b", tokens=[8])], TRACE))
     assert await ends[0].hear() == frames.Deltas([Delta(id="b", tokens=[8])], TRACE)
     assert await ends[1].hear() == frames.Deltas([Delta(id="a", tokens=[7])], TRACE)
 
 
-async def test_who_leaves_wants_nothing_any_more(house):
-    [end] = await house.asking(1, "a", "b", "c")
+async def test_who_leaves_wants_nothing_any_more(replica):
+    [end] = await replica.asking(1, "a", "b", "c")
     end.say(frames.Cancel("b"))
-    assert await house.engine.hear() == frames.Cancel("1/b")
+    assert await replica.engine.hear() == frames.Cancel("1/b")
     over = Delta(id="1/c", tokens=[], finish_reason="stop")
-    house.engine.say(frames.Deltas([over]))
+    replica.engine.say(frames.Deltas([over]))
     assert await end.hear() == frames.Deltas([replace(over, id="c")])
     end.writer.close()
-    assert await house.engine.hear() == frames.Cancel("1/a")
-    house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
-    await house.asking(1)
-    assert house.hosted.load == 0
+    assert await replica.engine.hear() == frames.Cancel("1/a")
+    replica.engine.say(frames.Deltas([Delta(id="1/a", tokens=[3])], TRACE))  # it was in the step that ran
+    await replica.asking(1)
+    assert replica.hosted.load == 0
 
 
-async def test_a_front_door_cannot_end_the_engine(house):
-    [end] = await house.asking(1)
+async def test_a_front_door_cannot_end_the_engine(replica):
+    [end] = await replica.asking(1)
     end.say(frames.Stop(), frames.Number(9), frames.Ping(), frames.Finish("a", 3))
-    assert await house.engine.hear() == frames.Finish("1/a", 3)
+    assert await replica.engine.hear() == frames.Finish("1/a", 3)
 
 
-async def test_what_the_engine_rejects_is_its_senders(house):
-    one, other = await house.asking(2, "a")
-    house.engine.say(frames.Rejected("2/a", (("n",), " is wrong", "")))
+async def test_what_the_engine_rejects_is_its_senders(replica):
+    one, other = await replica.asking(2, "a")
+    replica.engine.say(frames.Rejected("2/a", (("n",), " is wrong", "")))
     assert await other.hear() == frames.Rejected("a", (("n",), " is wrong", ""))
-    assert house.hosted.load == 1
-    house.engine.say(frames.Deltas([], TRACE))
+    assert replica.hosted.load == 1
+    replica.engine.say(frames.Deltas([], TRACE))
     assert await one.hear() == frames.Deltas([], TRACE)
 
 
-async def test_a_frame_that_cannot_be_read_is_its_senders(house):
-    [end] = await house.asking(1)
+async def test_a_frame_that_cannot_be_read_is_its_senders(replica):
+    [end] = await replica.asking(1)
     body = b"\x81\xa1x\x01"
     end.writer.write(len(body).to_bytes(4, "big") + body)
     assert (await end.hear()).id == ""
 
 
-async def test_a_failed_step_tells_each_of_its_own(house):
-    ends = [*await house.asking(1), *await house.asking(1, "a", "b")]
-    house.engine.say(frames.Failed("why", running=["2/a", "2/b"]))
+async def test_a_failed_step_reaches_each_front_door_with_its_own_requests(replica):
+    ends = [*await replica.asking(1), *await replica.asking(1, "a", "b")]
+    replica.engine.say(frames.Failed("why", running=["2/a", "2/b"]))
     assert await told(ends) == [[], ["a", "b"]]
 
 
 @pytest.mark.parametrize(("heard", "expected"), [(0, [[], []]), (2, [["a"], []])])
-async def test_a_failed_step_tells_against_nobody_where_another_is_as_suspicious(house, heard, expected):
-    ends = await house.asking(2, "a")
+async def test_a_failed_step_accuses_no_request_where_another_is_as_suspicious(replica, heard, expected):
+    ends = await replica.asking(2, "a")
     for _ in range(heard):
-        house.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
+        replica.engine.say(frames.Deltas([Delta(id="2/a", tokens=[7])], TRACE))
         for end in ends:
             await end.hear()
-    house.engine.say(frames.Failed("why", running=["1/a", "2/a"]))
+    replica.engine.say(frames.Failed("why", running=["1/a", "2/a"]))
     assert await told(ends) == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, [None]), (2, [[], []])])
-async def test_where_the_engine_dies_any_of_one_front_door_may_be_why(house, count, expected):
-    ends = await house.asking(count, "a")
-    house.engine.writer.close()
+async def test_where_the_engine_dies_any_of_one_front_door_may_be_why(replica, count, expected):
+    ends = await replica.asking(count, "a")
+    replica.engine.writer.close()
     assert await told(ends) == expected
 
 
-async def test_who_comes_while_there_is_no_engine_hears_of_the_next(house):
-    house.engine.writer.close()
-    while "started again" not in house.hosted.status.message:
-        await asyncio.sleep(0)
-    end = await house.enter()
+async def test_who_comes_while_there_is_no_engine_hears_of_the_next(replica):
+    replica.engine.writer.close()
     async with asyncio.timeout(SECONDS):
-        while house.hosted.status.state != "loading":
+        while "started again" not in replica.hosted.status.message:
+            await asyncio.sleep(0)
+    end = await replica.enter()
+    async with asyncio.timeout(SECONDS):
+        while replica.hosted.status.state != "loading":
             await asyncio.sleep(0.01)
-    await house.ready()
+    await replica.ready()
     assert await end.hear() == frames.Ready(INFO)
 
 
-async def test_nobody_waits_for_one_who_does_not_read(house, monkeypatch):
+async def test_nobody_waits_for_one_who_does_not_read(replica, monkeypatch):
     monkeypatch.setattr(hosted, "MOST_UNREAD", 1 << 20)
-    _, [awake] = await house.asking(1, "a"), await house.asking(1)
+    _, [awake] = await replica.asking(1, "a"), await replica.asking(1)
     for _ in range(400):
-        house.engine.say(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
+        replica.engine.say(frames.Deltas([Delta(id="1/a", tokens=list(range(1 << 14)))], TRACE))
         assert await awake.hear() == frames.Deltas([], TRACE)
-    assert await house.engine.hear() == frames.Cancel("1/a"), "its connection was dropped"
+    assert await replica.engine.hear() == frames.Cancel("1/a"), "its connection was dropped"
 
 
-async def test_who_reads_again_in_time_gets_all(house):
-    [end] = await house.asking(1, "a")
+async def test_who_reads_again_in_time_gets_all(replica):
+    [end] = await replica.asking(1, "a")
     for number in range(200):
-        house.engine.say(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
-        await house.engine.writer.drain()
+        replica.engine.say(frames.Deltas([Delta(id="1/a", tokens=[number] * (1 << 14))], TRACE))
+        await replica.engine.writer.drain()
     got = [(await end.hear()).deltas[0].tokens[0] for _ in range(200)]
     assert got == list(range(200))

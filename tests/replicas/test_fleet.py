@@ -154,7 +154,7 @@ async def test_two_front_doors_whose_requests_are_called_alike(cluster, expected
     assert [text(deltas) for deltas in both] == [*expected.values()] * 2
 
 
-async def test_what_a_front_door_asked_ends_with_it(cluster):
+async def test_requests_of_a_front_door_end_with_it(cluster):
     short = [replace(request, params=replace(request.params, max_tokens=3)) for request in ASKED]
     async with asking(cluster) as fleet, asking(cluster) as other, Generation(fleet, ASKED) as generation:
         await generation.next()
@@ -165,7 +165,7 @@ async def test_what_a_front_door_asked_ends_with_it(cluster):
                 await asyncio.gather(*[written(other, request) for request in short])
 
 
-async def test_whoever_does_not_know_the_secret_is_not_asked(cluster, caplog):
+async def test_a_replica_with_another_secret_is_left_out(cluster, caplog):
     address = next(iter(cluster.hosted.values())).address
     cluster.wrong["c"] = replace(address, name="c", secret=b"another")
     async with asking(cluster) as fleet:

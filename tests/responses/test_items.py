@@ -182,7 +182,7 @@ def test_what_is_not_done_is_refused_by_its_name_here(fields, param):
     assert caught.value.param == param
 
 
-def test_null_asks_for_nothing():
+def test_null_requests_nothing():
     fields = [field for field in ResponseRequest.__struct_fields__ if field != "input"]
     request = chat(**dict.fromkeys(fields))
     assert [message.content for message in request.messages] == ["Hi"]

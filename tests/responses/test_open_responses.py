@@ -68,7 +68,7 @@ class Server:
                 await socket.send_json({"type": "response.create", "model": "bundled", "store": False, **turn})
                 told.append([])
                 while not told[-1] or told[-1][-1]["type"] not in LAST:
-                    told[-1].append(await socket.receive_json())
+                    told[-1].append(await socket.receive_json(timeout=180))
         return told
 
 

@@ -175,7 +175,7 @@ async def test_cancel_ends_a_lane_and_what_waits_in_it(tokenizer):
             await socket.send_json({"type": "response.create", "stream_id": lane, "input": "Tell"})
         begun: set[str] = set()
         while begun != {"a", "b"}:
-            event = await socket.receive_json()
+            event = await socket.receive_json(timeout=180)
             begun |= {event["stream_id"]} if event["type"] == "response.created" else set()
         await socket.send_json({"type": "response.cancel", "stream_id": "a"})
         rest = await lanes(socket, 3)
@@ -208,7 +208,7 @@ async def test_cancel_over_http_ends_a_response_of_a_socket(tokenizer):
     engine = saying(tokenizer, "fox " * 100, pause=0.01)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect(PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "Tell", "store": False})
-        id = (await socket.receive_json())["response"]["id"]
+        id = (await socket.receive_json(timeout=180))["response"]["id"]
         cancelled = await (await http.post(f"{PATH}/{id}/cancel")).json()
         events = await answer(socket)
     assert cancelled["status"] == events[-1]["response"]["status"] == "cancelled"

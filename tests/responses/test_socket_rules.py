@@ -89,7 +89,7 @@ async def test_the_socket_too_many_is_refused_and_closed_with_1013(tokenizer):
     limits = SocketLimits(most=2)
     async with serving(saying(tokenizer), tokenizer, limits) as (http, service):
         async with http.ws_connect(PATH) as one, http.ws_connect(PATH), http.ws_connect(PATH) as third:
-            error = await third.receive_json()
+            error = await third.receive_json(timeout=180)
             assert (error["status"], error["error"]["code"]) == (429, "websocket_connection_limit_reached")
             assert await closed_with(third) == 1013
             assert said(await answer(one, {"input": "Tell"})) == STORY
@@ -104,7 +104,7 @@ async def test_a_draining_server_finishes_what_runs_and_closes_with_1012(tokeniz
         http.ws_connect(PATH) as idle,
     ):
         await busy.send_json({"type": "response.create", "input": "Tell"})
-        assert (await busy.receive_json())["type"] == "response.created"
+        assert (await busy.receive_json(timeout=180))["type"] == "response.created"
         draining = asyncio.create_task(service.drain(60.0))
         assert await closed_with(idle) == 1012
         await busy.send_json({"type": "response.create", "input": "More", "stream_id": "b"})
@@ -122,7 +122,7 @@ async def test_a_drain_that_loses_patience_fails_the_response_first(tokenizer):
     engine = saying(tokenizer, hold_after=5)
     async with serving(engine, tokenizer) as (http, service), http.ws_connect(PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "Tell"})
-        assert (await socket.receive_json())["type"] == "response.created"
+        assert (await socket.receive_json(timeout=180))["type"] == "response.created"
         await service.drain(0.1)
         assert (await answer(socket))[-1]["type"] == "response.failed"
         assert await closed_with(socket) == 1012
@@ -185,9 +185,9 @@ async def test_more_than_may_wait_is_refused(tokenizer):
     async with serving(engine, tokenizer, SocketLimits(waiting=3)) as (http, _), http.ws_connect(PATH) as socket:
         for _ in range(5):
             await socket.send_json({"type": "response.create", "input": "Tell", "stream_id": "a"})
-        event = await socket.receive_json()
+        event = await socket.receive_json(timeout=180)
         while event["type"] != "error":
-            event = await socket.receive_json()
+            event = await socket.receive_json(timeout=180)
         assert (event["status"], event["error"]["code"], event["stream_id"]) == (429, "too_many_waiting", "a")
 
 

@@ -120,7 +120,7 @@ async def test_thinking_can_be_switched(agent, tokenizer):
 
 
 @pytest.mark.parametrize("run", [1, 7, 200])
-async def test_ollama_tells_calls_whole(agent, run):
+async def test_ollama_sends_calls_whole(agent, run):
     async with clients(agent, ANSWER, run) as (_, _, client):
         whole = await client.chat(model="toy", messages=[TELL], tools=OLLAMA_TOOLS)
         stream = await client.chat(model="toy", messages=[TELL], tools=OLLAMA_TOOLS, stream=True)
@@ -149,7 +149,7 @@ async def test_ollama_matches_results_with_calls(agent):
             await client.chat(model="toy", messages=[TELL, turns[3]], tools=OLLAMA_TOOLS)
 
 
-async def test_show_tells_what_the_model_can(agent, tokenizer):
+async def test_show_lists_what_the_model_can(agent, tokenizer):
     async with clients(agent, "x") as (_, _, client):
         assert (await client.show("toy")).capabilities == ["completion", "tools", "thinking"]
     async with clients(tokenizer, "x") as (_, _, client):

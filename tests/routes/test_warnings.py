@@ -155,7 +155,7 @@ async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine)
 
 
 @pytest.mark.parametrize("name", APIS)
-async def test_any_name_is_served_and_answers_tell_the_real_one(agent, engine, name):
+async def test_any_name_is_served_and_answers_have_the_real_one(agent, engine, name):
     api = APIS[name]
     async with served(engine, agent, aliases=("gpt-4o",)) as client:
         assert (await client.post(api.path, json=api.request(False, model="claude"))).status == 404

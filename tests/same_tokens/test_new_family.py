@@ -1,4 +1,4 @@
-"""A family that the house does not have, declared here alone: it loads, is computed as transformers does, is served and
+"""A family that Foresay does not have, declared here alone: it loads, is computed as transformers does, is served and
 drafted for."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned
     assert serving.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
 
 
-def test_a_tree_is_told_from_a_chain() -> None:
+def test_a_tree_is_distinguished_from_a_chain() -> None:
     import msgspec
 
     tree = msgspec.structs.replace(INFO, draft_shape=(3, 2, 1))

@@ -76,7 +76,7 @@ def test_no_drafter_is_named_where_none_gains(ways: Clock, capsys) -> None:
     assert last == NONE_GAINS
 
 
-def test_a_gain_on_a_crowded_machine_is_not_told(ways: Clock, capsys, monkeypatch) -> None:
+def test_a_gain_on_a_crowded_machine_is_not_reported(ways: Clock, capsys, monkeypatch) -> None:
     monkeypatch.setattr(Engine, "crowded", 0.26)
     why = "other programs kept the cores busy for 26% of the time; run this again when it is quiet"
     *_, row, _none, said, last = run(capsys, "--prompt", "a", "--compare", "ngram")
@@ -118,7 +118,7 @@ def test_a_model_that_ends_at_once_leaves_nothing_to_measure(ways: Clock, capsys
     assert [report["speedup"], report["on"]["tokens_per_second"], report["on"]["tokens_per_step"]] == [None] * 3
 
 
-def test_a_prompt_is_asked_as_a_person_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_sent_as_a_person_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the model's chat template, if it has one."""
     prompt, config = Prompt("How many is 3 times 12?", "--prompt 1"), BenchConfig(rounds=1, max_tokens=4, temperature=0)
     with Engine("bundled", "none", max_model_len=128, dtype="float32") as one:

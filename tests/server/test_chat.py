@@ -78,7 +78,7 @@ def test_what_was_typed_is_there_again_in_the_next_run(keyboard: PipeInput, stat
     assert stat.S_IMODE(history_file().stat().st_mode) == 0o600
 
 
-def test_without_a_place_for_the_history_one_talks_all_the_same(
+def test_without_a_file_for_the_history_one_talks_all_the_same(
     keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
@@ -249,7 +249,7 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engin
     assert said()[-1] != "the same text"
 
 
-def test_system_and_new_change_what_is_asked(engine: Engine, said: Said) -> None:
+def test_system_and_new_change_what_is_sent(engine: Engine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
         assert talk.obey(line)
@@ -324,7 +324,7 @@ def test_an_answer_may_fill_the_context_unless_a_length_is_set(
     assert ran.out == chatted
 
 
-def test_where_nothing_drafts_nothing_is_said_to(
+def test_where_nothing_drafts_nothing_is_claimed_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("/compare\n/bye\n"))
@@ -342,7 +342,7 @@ def test_where_nothing_drafts_nothing_is_said_to(
         ([], 0, "nothing was drafted"),
     ],
 )
-def test_how_far_drafts_were_right_is_said_in_words(depths: list[int], drafts: int, said: str) -> None:
+def test_how_far_drafts_were_right_is_shown_in_words(depths: list[int], drafts: int, said: str) -> None:
     assert chat._accepted(ByDepth.of(depths, drafts)) == said
 
 

@@ -60,7 +60,7 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
         assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
 
 
-def test_the_engine_is_told_the_token_that_completed_the_stop_string(tokenizer):
+def test_the_engine_learns_the_token_that_completed_the_stop_string(tokenizer):
     tokens = tokenizer.encode("abcdefg")
     choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
     _, _, pieces = answer(choice, [tokens[:2], tokens[2:6], tokens[6:]])

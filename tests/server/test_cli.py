@@ -149,7 +149,7 @@ def test_what_cannot_be_loaded_is_refused_before_torch_is_imported(
         ("a b", "no Foresay server answers there (URL can't contain"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_in_words(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there_is_named_in_words(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--url", url]) == 1
     assert said in capsys.readouterr().err
 
@@ -168,7 +168,7 @@ def test_help_of_a_command_is_found_from_either_side(words: list[str], capsys: p
     assert capsys.readouterr().out.startswith("usage: foresay models [NAME] [flags]\n")
 
 
-def test_config_shows_without_being_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_shows_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config"]) == 0
     assert "\nport = 8000\n" in capsys.readouterr().out
 
@@ -185,7 +185,7 @@ def test_version_names_the_installed_packages(capsys: pytest.CaptureFixture[str]
     assert any(line.startswith("torch ") for line in lines)
 
 
-def test_config_show_tells_origins_and_its_output_is_a_config_file(
+def test_config_show_names_origins_and_its_output_is_a_config_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "foresay.toml"
@@ -253,7 +253,7 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert captured.err.splitlines()[-1] == "unknown command /what (/help lists them, /bye leaves)"
 
 
-def test_bench_says_how_far_it_is() -> None:
+def test_bench_shows_its_progress() -> None:
     told: list[int] = []
     config = BenchConfig(rounds=1, max_tokens=4, temperature=0.0)
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
@@ -261,7 +261,7 @@ def test_bench_says_how_far_it_is() -> None:
     assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
-def test_generate_tells_what_a_shadow_would_have_done_and_traces(
+def test_generate_reports_what_a_shadow_would_have_done_and_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace"

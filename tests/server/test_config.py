@@ -137,7 +137,7 @@ def test_a_wrong_type_in_the_file_is_not_converted(toml) -> None:
         ("[engine\n", " is not valid TOML"),
     ],
 )
-def test_an_unknown_key_is_placed_and_gets_the_nearest_name(toml, text: str, message: str) -> None:
+def test_an_unknown_key_is_located_and_gets_the_nearest_name(toml, text: str, message: str) -> None:
     file = toml(text)
     assert refused(EngineConfig, {}, {}, file).startswith(file + message)
 

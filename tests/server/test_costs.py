@@ -85,7 +85,7 @@ def test_no_test_hangs_on_measured_time() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_a_digest_tells_settings_files_and_what_else_there_is_apart(tmp_path: Path) -> None:
+def test_a_digest_distinguishes_settings_files_and_the_rest(tmp_path: Path) -> None:
     file, config = tmp_path / "model.safetensors", EngineConfig()
     file.write_bytes(b"one")
     found = [digest(config, [tmp_path], "cpu", 2), digest(config, [tmp_path], "cpu", 1), digest(config, [], "cpu", 2)]

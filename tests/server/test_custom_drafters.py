@@ -111,7 +111,7 @@ def test_it_is_made_with_what_it_declares(here: Path) -> None:
 
 
 @pytest.mark.parametrize("draft", ["medusa:draft", "eagle3:draft", "eagle:draft", "draft_model:draft", "draft:draft"])
-def test_names_with_a_place_are_no_modules(here: Path, draft: str) -> None:
+def test_names_with_a_path_are_no_modules(here: Path, draft: str) -> None:
     (here / f"{draft.partition(':')[0]}.py").write_text(f"{WHOLE}class draft(Base): pass")
     assert Custom.named(draft) is None
 

@@ -168,7 +168,7 @@ def test_long_texts_too(text, stops, cuts):
     assert cut_in_pieces(pieces, stops) == cut_by_reading(text, stops)
 
 
-def test_the_stop_string_stays_when_it_is_asked_for():
+def test_the_stop_string_stays_on_request():
     assert cut_in_pieces(["one tw", "o three"], ["two"], include=True) == ("one two", "two")
 
 
@@ -235,7 +235,7 @@ def test_half_a_character_is_escaped() -> None:
     assert SpelledToken.of(b" \xf0\x9f") == SpelledToken(b" \xf0\x9f", " \\xf0\\x9f", False, [0x20, 0xF0, 0x9F])
 
 
-def test_other_tokenizers_are_asked_to_decode() -> None:
+def test_other_tokenizers_decode_by_themselves() -> None:
     backend = Backend(models.WordPiece({"[UNK]": 0, "fox": 1, "##es": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     spelling = Spelling(backend)
@@ -252,7 +252,7 @@ def letter_by_letter(text: str) -> list[int]:
     return [token for letter in text for token in TOKENIZER.encode(letter, False)]
 
 
-def test_what_was_said_keeps_its_tokens():
+def test_earlier_text_keeps_its_tokens():
     said = [*letter_by_letter("Once upon a time"), *TOKENIZER.encode("<|end|>", False)]
     assert said != TOKENIZER.encode("Once upon a time<|end|>", False)
     ids = TOKENIZER.encode_after(said, RenderedPrompt("Once upon a time<|end|><|user|>The fox"), False)

@@ -27,7 +27,7 @@ def model() -> ModelConfig:
     return ModelConfig.from_directory(Path(BUNDLED) / "target")
 
 
-def test_the_cpu_when_asked_for() -> None:
+def test_the_cpu_on_request() -> None:
     device = find_device(EngineConfig(device="cpu"))
     assert (device.name, str(device), device.is_gpu) == ("cpu", "cpu", False)
     assert device.total > GIB // 4
@@ -83,7 +83,7 @@ def test_bf16_from_ampere_on_and_fp16_before(capability, dtype) -> None:
     assert "GPU" in choice.reason
 
 
-def test_a_dtype_that_was_asked_for_is_taken() -> None:
+def test_a_requested_dtype_is_taken() -> None:
     assert choose_dtype(EngineConfig(dtype="float16"), model(), HOPPER).value == "float16"
     assert choose_dtype(EngineConfig(dtype="float32"), model(), Device("cpu", 8 * GIB)).value == "float32"
 

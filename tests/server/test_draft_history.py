@@ -65,7 +65,7 @@ def test_what_is_read_is_what_was_written(file) -> None:
     assert found.behind == []
 
 
-def test_salts_stay_apart_and_no_key_is_told(file) -> None:
+def test_salts_stay_apart_and_no_key_is_written(file) -> None:
     history = History()
     history.add("key-one:", [1, 2, 3, 4])
     save(file, history)
@@ -117,7 +117,7 @@ def test_tokens_that_are_none_are_refused(file) -> None:
         read(file, VOCAB)
 
 
-def test_a_place_that_cannot_be_written_to_is_refused(tmp_path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match="no file can be written in"):
         read(str(tmp_path / "nowhere" / "drafts"), VOCAB)
     with pytest.raises(ConfigurationError, match="cannot be read"):
@@ -151,7 +151,7 @@ def test_it_is_written_while_the_engine_runs(file) -> None:
     assert 0 < seen < len(read(file, running.info.vocab_size))
 
 
-def test_a_place_that_is_gone_does_not_stop_the_engine(tmp_path, caplog) -> None:
+def test_a_folder_that_is_gone_does_not_stop_the_engine(tmp_path, caplog) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with caplog.at_level(logging.WARNING), engine(str(folder / "drafts")) as running:

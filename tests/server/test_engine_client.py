@@ -195,7 +195,7 @@ async def test_requests_of_a_frozen_engine_fail_where_none_may_be_resumed(tmp_pa
                 await socket.send_json(
                     {"type": "response.create", "model": "bundled", "input": "x", "max_output_tokens": 900}
                 )
-                assert (await socket.receive_json())["type"] == "response.created"
+                assert (await socket.receive_json(timeout=180))["type"] == "response.created"
                 [process] = server.engine_processes()
                 with existing(tmp_path / "held"):
                     os.kill(process, signal.SIGSTOP)
@@ -205,7 +205,7 @@ async def test_requests_of_a_frozen_engine_fail_where_none_may_be_resumed(tmp_pa
                 with pytest.raises(openai.InternalServerError, match="hung"):
                     await whole
                 async with asyncio.timeout(60):
-                    while (event := await socket.receive_json())["type"] not in ("response.failed", "error"):
+                    while (event := await socket.receive_json(timeout=180))["type"] not in ("response.failed", "error"):
                         pass
                 assert "hung" in str(event)
             async with asyncio.timeout(SECONDS):

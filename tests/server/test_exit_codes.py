@@ -122,7 +122,7 @@ def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
     assert "choose another port with --port" in done.stderr
 
 
-def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_path: Path) -> None:
+def test_serve_distinguishes_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_path: Path) -> None:
     """Both are found by the engine, in another process; the tokenizer is none of its affairs."""
     done = foresay("serve", "--port", "0", "--max-model-len", "4000")
     assert done.returncode == 2
@@ -134,7 +134,7 @@ def test_serve_tells_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_pa
     assert "not a complete safetensors file" in said(done.stderr, "serve")
 
 
-def test_a_hub_that_cannot_be_reached_is_1_and_names_what_asked_for_it(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_1_and_names_what_needs_it(tmp_path: Path) -> None:
     away = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
     for words, flag in ((["owner/model"], "TARGET owner/model"), (["--draft", "owner/draft"], "--draft owner/draft")):
         done = foresay("serve", *words, "--port", "0", **away)

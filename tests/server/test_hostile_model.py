@@ -149,7 +149,7 @@ def test_a_hostile_target(call, ordinary, model, tmp_path, monkeypatch, capsys) 
 
 
 @pytest.mark.parametrize("call", BESIDE)
-def test_a_hostile_model_beside_the_target(call, tmp_path, monkeypatch, capsys) -> None:
+def test_a_hostile_model_next_to_the_target(call, tmp_path, monkeypatch, capsys) -> None:
     directory = tmp_path / "model"
     shutil.copytree(BUNDLED / call, directory)
     make_hostile(directory)

@@ -54,7 +54,7 @@ async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer)
     assert sorted(name[-2:] for name in engine.cancelled) == ["-0"]
 
 
-async def test_a_request_whose_own_options_leave_no_token_is_told_so_as_its_fault(tokenizer):
+async def test_a_request_whose_own_options_leave_no_token_is_at_fault(tokenizer):
     engine = ScriptedEngine(tokenizer.encode("abc"))
 
     async def say(request, sink):

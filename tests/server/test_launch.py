@@ -80,7 +80,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     ],
     ids=["gemini", "no-codex", "typo", "no-url", "no-target", "too-small", "no-server"],
 )
-def test_what_cannot_be_is_said_in_a_sentence(agent, capfd, words, status, told) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(agent, capfd, words, status, told) -> None:
     with pytest.raises(SystemExit) if words == ["cloud"] else pytest.MonkeyPatch.context():
         given = [flag for word in words for flag in (toy() if word == TOY else [word])]
         assert main(["launch", *given]) == status
@@ -119,7 +119,7 @@ def test_a_server_that_does_not_suffice_is_not_used(agent, there, capfd, words, 
     assert told in capfd.readouterr().err
 
 
-def test_the_agent_is_told_of_a_server_that_is_there(agent, there, capfd, monkeypatch) -> None:
+def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-other")
     monkeypatch.setenv("FORESAY_API_KEY", "k" * 16)
     write(agent, 'env; echo "given: $*"; exit 42')
@@ -186,8 +186,9 @@ def launching(place: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def until(there: Path, *running: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 300
     while not there.exists():
-        assert all(one.poll() is None for one in running)
+        assert all(one.poll() is None for one in running) and time.monotonic() < end
         time.sleep(0.05)
 
 

@@ -213,7 +213,7 @@ def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
         assert len(engine.generate([5], temperature=0.0).token_ids) == 1
 
 
-def test_a_stream_tells_where_its_tokens_come_from_and_may_be_decoded_plainly(engine: Engine) -> None:
+def test_a_stream_shows_where_its_tokens_come_from_and_may_be_decoded_plainly(engine: Engine) -> None:
     asked = [{"role": "user", "content": "the fox and the fox and the fox and"}]
     drafted = engine.stream_chat(asked, GREEDY, provenance=True)
     plain = engine.stream_chat(asked, GREEDY, speculate=False, provenance=True)
@@ -261,7 +261,7 @@ def test_errors_of_settings_speak_of_arguments() -> None:
         ("xyz", "xyz is not a sampling field"),
     ],
 )
-def test_an_unknown_field_is_told_with_the_one_that_was_meant(engine: Engine, given: str, said: str) -> None:
+def test_an_unknown_field_is_named_with_the_one_that_was_meant(engine: Engine, given: str, said: str) -> None:
     fields: dict[str, Any] = {given: 1}
     with pytest.raises(InvalidRequest) as caught:
         engine.generate(START, **fields)

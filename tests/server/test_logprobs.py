@@ -101,7 +101,7 @@ async def test_logprobs_of_a_long_prompt_are_the_same_streamed(tokenizer, script
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("first", [END, 40])
-async def test_nothing_is_written_where_only_the_prompt_is_asked_for(tokenizer, first, stream):
+async def test_nothing_is_written_where_only_the_prompt_is_requested(tokenizer, first, stream):
     """As lm-eval asks: ``echo``, ``logprobs``, ``max_tokens`` 0."""
     engine = ScriptedEngine([first])
     async with served(engine, tokenizer) as client:

@@ -90,7 +90,7 @@ def test_other_commands_read_past_them(toml):
         ("[models.a]\nmax_model_len = 9\nkv_tokens = 8\n", "kv_tokens (8) must be at least max_model_len (9)"),
     ],
 )
-def test_what_is_wrong_is_placed(toml, text, message):
+def test_what_is_wrong_is_located(toml, text, message):
     assert refused(toml(text)).startswith(message)
 
 

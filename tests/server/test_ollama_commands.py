@@ -155,7 +155,7 @@ def test_ps_shows_what_a_server_has_loaded(server: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "generate"])
-def test_without_a_model_one_is_told_how_to_name_a_better_one(
+def test_without_a_model_the_command_shows_how_to_name_a_better_one(
     command: str, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A running server's key is its own affair: another program may listen there."""

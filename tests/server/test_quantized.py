@@ -59,7 +59,7 @@ def test_what_the_command_writes_is_what_the_flag_makes(tmp_path, capsys, how) -
     assert (out / "tokenizer.json").exists()
 
 
-def test_a_checkpoint_asks_for_its_kv_cache(tmp_path, capsys) -> None:
+def test_a_checkpoint_sets_its_kv_cache(tmp_path, capsys) -> None:
     """kv_cache_scheme is what --kv-dtype auto is, in plan and banner; check says of activations that they stay."""
     out = tmp_path / "small"
     assert main(["quantize", "bundled", "--quantize", "fp8", "--out", str(out)]) == 0
@@ -138,7 +138,7 @@ def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, devic
         choose_activations(EngineConfig(activations="int8"), model, device)
 
 
-def test_activations_are_said(capsys) -> None:
+def test_activations_are_shown(capsys) -> None:
     for activations, words, said in (
         ("int8", "activations rounded to int8", "int8 (asked for)"),
         ("model", "activations stay", "not rounded (asked for)"),

@@ -40,7 +40,7 @@ def told_apart(path: Path) -> list[str]:
     return [name for name in named if name.endswith("Drafter")]
 
 
-def test_nobody_else_tells_their_classes_apart() -> None:
+def test_no_other_module_distinguishes_their_classes() -> None:
     folders = ("spec", "verifier", "drafters", "server", "bench")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = {str(path.relative_to(ROOT)): told_apart(path) for path in files}

@@ -211,7 +211,7 @@ def test_one_that_gets_further_each_time_is_no_suspect_but_goes_on_three_times_a
     assert not isinstance(bench.sinks["a"].error, KillsEngine)
 
 
-def test_two_that_were_new_are_told_apart() -> None:
+def test_two_that_were_new_are_distinguished() -> None:
     bench = Bench()
     bench.add("a", "b")
     bench.dies()
@@ -233,7 +233,7 @@ def test_who_ran_when_an_engine_died_of_something_else_may_be_hit_once_more() ->
     assert isinstance(bench.sinks["a"].error, KillsEngine)
 
 
-def test_who_only_waits_for_a_place_is_no_suspect() -> None:
+def test_a_request_that_only_waits_for_a_slot_is_no_suspect() -> None:
     bench = Bench()
     bench.add("a")
     for _ in range(3):
@@ -250,7 +250,7 @@ def test_of_whom_it_cannot_have_died_is_no_suspect() -> None:
         assert bench.engine() == 1
 
 
-def test_of_two_that_were_new_the_step_tells_of_which() -> None:
+def test_of_two_that_were_new_the_step_names_the_one() -> None:
     bench = Bench()
     for _ in range(2):
         bench.add("killer", "b") if bench.engines == 1 else None
@@ -284,7 +284,7 @@ def test_engines_that_never_get_ready_count() -> None:
     assert "please send it again" in str(bench.sinks["a"].error)
 
 
-def test_an_end_is_told_once() -> None:
+def test_an_end_is_reported_once() -> None:
     bench = Bench(most_losses=1)
     bench.add("a")
     bench.dies()
@@ -385,7 +385,7 @@ def test_a_sink_that_fails_at_its_end_keeps_it_from_nobody(end: str, caplog: pyt
     assert len(bench.flights) == 0 and "mistake of ours" in caplog.text
 
 
-def test_where_there_will_be_no_engine_all_are_told() -> None:
+def test_where_there_will_be_no_engine_all_get_an_error() -> None:
     bench = Bench()
     bench.add("a", "b")
     bench.dies()
@@ -416,7 +416,7 @@ def said_of(body: bytes, name: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_that_is_not_exact_tells_where_it_may_differ(path, stream, tokenizer, script):
+async def test_an_answer_that_is_not_exact_shows_where_it_may_differ(path, stream, tokenizer, script):
     engine = ScriptedEngine(script)
     engine.resumed = [3, 6]
     for exact in (True, False):

@@ -35,7 +35,7 @@ def test_a_line_for_each_stage_where_nobody_looks() -> None:
     assert list(stages.seconds) == ["reading weights", "probing exactness"]
 
 
-def test_nothing_beside_a_command_whose_output_is_its_answer() -> None:
+def test_nothing_is_shown_of_a_command_whose_output_is_its_answer() -> None:
     out = io.StringIO()
     with Stages(out) as stages:
         stages("reading weights")

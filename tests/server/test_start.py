@@ -69,14 +69,14 @@ def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
     assert printed(code).splitlines()[1:] in ([], [""])
 
 
-def test_a_process_that_nobody_asked_for_is_ended(capsys) -> None:
+def test_a_process_that_nobody_requested_is_ended(capsys) -> None:
     before = children()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
     assert "in use" in capsys.readouterr().err and children() == before
 
 
-def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_request_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Iterator[Any] = iter(("first", "second", "third"))
     monkeypatch.setattr(child, "spawn", lambda *given: next(made))
     with Spares(ahead=True) as spawn:
@@ -84,7 +84,7 @@ def test_the_first_who_asks_has_the_process_that_is_there(monkeypatch: pytest.Mo
         assert [str(spawn()), str(spawn())] == ["first", "third"]
 
 
-def test_where_none_can_be_started_it_is_tried_again_when_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_none_can_be_started_it_is_tried_again_when_one_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*given: object) -> None:
         raise OSError("too many")
 

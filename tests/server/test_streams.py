@@ -48,7 +48,7 @@ async def test_one_event_per_step_with_all_its_tokens(tokenizer):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_usage_comes_in_one_extra_chunk_only_when_asked_for(tokenizer, script, path):
+async def test_usage_comes_in_one_extra_chunk_only_on_request(tokenizer, script, path):
     fields = {"prompt": "Tell", "max_tokens": 200} if path == "completions" else ASK
     async with served(ScriptedEngine(script, 3), tokenizer) as client:
         response = await post(client, path, **fields, stream=True, stream_options={"include_usage": True})

@@ -42,7 +42,7 @@ def test_what_has_to_be_fetched(tmp_path) -> None:
         assert not nothing_to_fetch(elsewhere)
 
 
-def test_whoever_imported_torch_keeps_it() -> None:
+def test_a_process_that_imported_torch_keeps_it() -> None:
     """In one process with an engine nothing is hidden from transformers."""
     code = (
         "import torch, os; from foresay.server.host.imports import import_tokenizers; import_tokenizers();"

@@ -111,7 +111,7 @@ def test_a_body_that_is_no_request(body, param):
     assert refused(lambda: validation.decoded(body, CompletionRequest)).param == param
 
 
-def test_a_message_without_its_fields_is_named_by_its_place():
+def test_a_message_without_its_fields_is_named_by_its_index():
     error = refused(
         lambda: validation.decoded(b'{"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}', ChatRequest)
     )
@@ -234,7 +234,7 @@ def test_an_error_has_its_message_from_its_path():
     assert InvalidRequest(*error.fault).message == error.message
 
 
-def test_a_client_is_told_its_own_names():
+def test_errors_name_a_clients_own_fields():
     names = validation.FieldNames({"messages.*": "input", "max_tokens": "options.most", "tools": "offered"})
     names["tools", 0, "function"] = ("input", 2)
     found = {

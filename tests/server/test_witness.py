@@ -101,7 +101,7 @@ def test_an_engine_says_what_its_witness_knows() -> None:
     assert said.count("probing exactness") == 1 and "at an earlier start" in info.exact_reason and info.exact
 
 
-def test_it_is_tried_again_once_nobody_asks(reader) -> None:
+def test_it_is_tried_again_once_there_are_no_requests(reader) -> None:
     clock = Clock()
     start(reader, clock)
     clock.now += DAY - 100

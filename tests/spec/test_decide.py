@@ -48,7 +48,7 @@ def test_logits_are_edited_where_they_are(options) -> None:
     assert copies.made == []
 
 
-def test_a_request_that_asks_for_nothing_edits_nothing() -> None:
+def test_a_request_without_options_edits_nothing() -> None:
     assert edits_of(sequence(1.0), DraftTree.chain([30])) is None
 
 

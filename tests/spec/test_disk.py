@@ -53,7 +53,7 @@ def at_rest(made: Harness) -> None:
     """Until both of its threads have done all that they were given."""
     assert made.prefix is not None and made.prefix.disk is not None
     both = threading.Barrier(2)
-    for one in [made.prefix.disk._threads.submit(both.wait) for _ in range(both.parties)]:
+    for one in [made.prefix.disk._threads.submit(both.wait, 180) for _ in range(both.parties)]:
         one.result()
 
 
@@ -143,7 +143,7 @@ class Life:
 
 def in_common(one: list[int], other: list[int]) -> int:
     return next(
-        (slot for slot, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        (position for position, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
@@ -167,7 +167,7 @@ def test_many_random_lives(tmp_path: Path) -> None:
     live(range(1000, 1060), tmp_path)
 
 
-PROMPT = [slot % 7 + 1 for slot in range(60)]
+PROMPT = [position % 7 + 1 for position in range(60)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
 
@@ -320,7 +320,7 @@ def test_what_is_no_file_is_removed_and_not_waited_for(model: TableModel, tmp_pa
 
 def test_python_ends_while_a_thread_waits_for_ever() -> None:
     program = "from foresay.kvpaging.threads import *; BackgroundThreads(2, '', list).submit(SimpleQueue().get)"
-    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", program], timeout=300, check=True)
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:

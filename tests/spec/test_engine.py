@@ -70,7 +70,7 @@ def test_the_same_tokens_with_any_drafter(shape: str, skill: str) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 24, 6))
-def test_the_same_tokens_in_many_random_houses(first: int) -> None:
+def test_the_same_tokens_in_many_random_engines(first: int) -> None:
     for seed in range(first, first + 6):
         rng = random.Random(1000 + seed)
         model = TableModel(seed, spread=rng.choice([0.5, 2.0, 4.0]))

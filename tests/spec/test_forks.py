@@ -175,7 +175,7 @@ def test_a_queue_of_forks_gives_its_pages_to_one_who_runs() -> None:
         assert answers[name].plain == plain(model, prompt, _sampling(int(name) if name != "big" else 5, most)), name
 
 
-def test_random_choices_in_random_houses() -> None:
+def test_random_choices_in_random_engines() -> None:
     for seed in range(12):
         rng = random.Random(seed)
         model = TableModel(seed)

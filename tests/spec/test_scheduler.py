@@ -127,7 +127,7 @@ def test_a_mixed_step_has_no_more_prefill_rows_than_the_cost_allows(shape: tuple
         assert harness.answers[str(number)].plain == expected
 
 
-def test_a_prediction_beside_a_prompt_makes_nobody_wait_longer() -> None:
+def test_a_prediction_next_to_a_prompt_makes_nothing_wait_longer() -> None:
     """Room for 32 drafts is no reason to read more of the prompt: how many there will be is not known yet."""
     read = []
     for prediction in (None, [1, 2, 3] * 20):

@@ -70,7 +70,7 @@ def test_what_a_grammar_forced_shows_nothing(free: Steps, forced: int) -> None:
     assert (free.model.brings == begun) == bool(forced)
 
 
-def test_beside_found_nodes_a_tree_shows_nothing_of_how_it_does_alone(free: Steps) -> None:
+def test_next_to_found_nodes_a_tree_shows_nothing_of_how_it_does_alone(free: Steps) -> None:
     free.step([3, 6, 1], 2)
     known, before = free.model.brings, kept(free)
     free.looked.tree = replace(LOOKED, drafter="looked")

@@ -87,7 +87,7 @@ def test_a_tree_is_as_large_as_usual_or_smaller_where_rows_are_dear() -> None:
     assert many.tokens > 4 + 4 * 1.2 / 4, "the likeliest nodes are kept"
 
 
-def test_a_model_beside_what_was_found_helps_where_that_is_wrong() -> None:
+def test_a_model_next_to_found_nodes_helps_where_they_are_wrong() -> None:
     tree = {"small": ExpectedTree(1.0, 2.0, 2.0)}
     unsure = Estimate([0.5, 0.45], tree, 0.5)
     sure = Estimate([0.98, 0.96], tree, 0.02)

@@ -156,7 +156,7 @@ LINE = re.compile(
 )
 
 
-def test_the_log_tells_the_same(seen: Seen) -> None:
+def test_the_log_agrees(seen: Seen) -> None:
     lines = [found.groupdict() for found in LINE.finditer(seen.log)]
     assert len(lines) == seen.log.count("Speculation: ")
     assert lines

@@ -44,7 +44,7 @@ def client_of(service: Service) -> TestClient:
     return TestClient(TestServer(create_app(alone(service), AuthMiddleware(KEYS))))
 
 
-async def test_metrics_need_a_key_and_tell_no_text(service: Service) -> None:
+async def test_metrics_need_a_key_and_hold_no_text(service: Service) -> None:
     async with client_of(service) as client:
         assert (await client.get("/metrics")).status == 401
         assert (await client.get("/metrics", headers=bearer("sk-eve-0123456789abcdef"))).status == 401

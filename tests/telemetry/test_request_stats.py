@@ -99,7 +99,7 @@ def summed(lists: object) -> list[int]:
     return total
 
 
-def test_the_places_of_a_tree() -> None:
+def test_the_positions_of_a_tree() -> None:
     #      0
     #    1   2
     #   3 4  5

@@ -62,7 +62,7 @@ def only_session(path: Path) -> Session:
     return session
 
 
-def test_a_trace_tells_what_the_answers_tell(tmp_path: Path, traced: Traced) -> None:
+def test_a_trace_agrees_with_the_answers(tmp_path: Path, traced: Traced) -> None:
     harness = traced()
     for number in range(6):
         harness.add(str(number), [number, 1, 2], SamplingParams(max_tokens=9 + number, seed=number))
@@ -163,7 +163,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pyt
     lines.close()
 
 
-def test_events_are_told_in_order_and_after_the_tokens() -> None:
+def test_events_come_in_order_and_after_the_tokens() -> None:
     harness = Harness(TableModel(5), observers=[order := Order()])
     harness.engine.add(Request(id="a", prompt=[1, 2], params=SamplingParams(max_tokens=9, seed=1)))
     deltas = harness.engine.step()

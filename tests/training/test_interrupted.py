@@ -18,6 +18,7 @@ from tests.training.forking import attempt
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 300.0
 GO_ON = "once that is fixed, run the same command to continue"
 
 
@@ -116,12 +117,13 @@ def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
+    end = time.monotonic() + SECONDS
     while not (tmp_path / "draft.work" / "text-0000.pt").exists():
-        assert going.poll() is None, going.communicate()
+        assert going.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     other = foresay(longer)
     going.send_signal(signal.SIGINT)
-    out, err = going.communicate()
+    out, err = going.communicate(timeout=SECONDS)
     assert going.returncode == 130
     assert out == ""
     kept = f"{tmp_path}/draft.work keeps the work so far; run the same command to continue"

@@ -159,7 +159,7 @@ def test_rope_in_both_spellings(read, scaling, parameters):
     assert config.dtype == "bfloat16"
 
 
-def test_original_positions_beside_the_scaling_win(read):
+def test_original_positions_next_to_the_scaling_win(read):
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 77}
     config = read(LLAMA2_7B, rope_scaling=scaling, original_max_position_embeddings=2048)
     assert config.rope.parameters == YarnScaling(2.0, 2048)

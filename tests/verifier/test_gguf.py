@@ -398,7 +398,7 @@ def test_what_the_decoder_does_not_compute_is_refused(tmp_path, key, value) -> N
         resolve(file)
 
 
-def test_nowhere_to_write_is_said(tmp_path, monkeypatch) -> None:
+def test_nowhere_to_write_is_reported(tmp_path, monkeypatch) -> None:
     whole(tmp_path)
     (tmp_path / "no folder").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no folder"))

@@ -189,7 +189,7 @@ def test_what_is_not_known_is_refused(tmp_path, changes, words) -> None:
         made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2") | changes)
 
 
-def test_a_tokenizer_beside_the_file_is_taken(tmp_path) -> None:
+def test_a_tokenizer_next_to_the_file_is_taken(tmp_path) -> None:
     tokens = tokens_of(BUNDLED / "target", "whisper")
     (tmp_path / "tokenizer.json").write_bytes((BUNDLED / "target" / "tokenizer.json").read_bytes())
     assert_same_ids(made_of(tmp_path, tokens), Tokenizer.load(BUNDLED / "target"))

@@ -84,7 +84,7 @@ def test_a_file_of_llama_cpp_is_fetched_with_all_its_parts(hub, unpacked, monkey
     assert cached("owner/model:Q8_0") is None
 
 
-def test_a_repository_without_the_file_that_is_asked_for(hub):
+def test_a_repository_without_the_requested_file(hub):
     refused("owner/model:Q8_0", "owner/model:Q8_0 has no GGUF file")
 
 

@@ -61,7 +61,7 @@ def test_of_a_model_of_texts_and_images_the_texts_part_is_loaded(wrapped) -> Non
         assert (found - _logits(other, tokens)).abs().max() < 5e-4
 
 
-def test_the_layer_that_attends_is_every_fourth_unless_it_is_said(tmp_path) -> None:
+def test_the_layer_that_attends_is_every_fourth_by_default(tmp_path) -> None:
     values = Qwen3_5TextConfig(**TEXT).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"], "layer_types": None}
     kinds = [layer.mixer for layer in ModelConfig.of(Fields(values, "")).stack.layers]
     assert [hasattr(kind, "taps") for kind in kinds] == [True, True, True, False]
@@ -224,7 +224,7 @@ def test_the_kernel_that_commits_is_close_to_its_reference(family, name) -> None
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", RECURRENT)
-def test_ten_thousand_steps_beside_plain_decoding(family, name) -> None:
+def test_ten_thousand_steps_against_plain_decoding(family, name) -> None:
     rng, steps, reader = random.Random(0), 0, Reader(family(name).decoder(torch.float32), pages=60)
     while steps < 10_000:
         steps += drafted_beside_plain(reader, rng, rng.choice((0, 5, 40, 300)), (1, 2, 8, 32))
