@@ -63,7 +63,7 @@ class Terminal:
         self.server: subprocess.Popen[bytes] | None = None
 
     def run(self, command: str) -> str:
-        """What it prints; one that fails is told with all that it said."""
+        """What it prints; a failure shows all of that."""
         state = self.home / "state"
         script = f'set -e\n{self.local(command)}\nprintf \'%s\\n%s\' "$PWD" "$PATH" > {state}'
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300, **self.where)  # type: ignore[call-overload]

@@ -89,9 +89,9 @@ def asked(length: int, forced: list[int] | None = None) -> Request:
 
 
 def stepwise(
-    engines: dict[str, Engine], requests: dict[str, list[Request]], told: list[tuple[str, float]]
+    engines: dict[str, Engine], requests: dict[str, list[Request]], progress: list[tuple[str, float]]
 ) -> list[Taken]:
-    """What engines write in turns. told: which one came how far, step by step."""
+    """What engines write in turns. progress: which one came how far, step by step."""
 
     def variant(name: str) -> Variant:
         def measure(case: Case, turn: int) -> Generator[float, None, Sample]:
@@ -101,7 +101,7 @@ def stepwise(
                     reached = next(steps)
                 except StopIteration as end:
                     return Sample({"speed": 1.0}, [run.tokens for run in end.value], end.value)
-                told.append((name, reached))
+                progress.append((name, reached))
                 yield reached
 
         return Variant(name, measure)
@@ -112,10 +112,10 @@ def stepwise(
 
 def test_the_engine_that_has_come_least_far_goes_next_and_first_tokens_are_not_counted() -> None:
     engines = {name: Harness(TableModel(3)).engine for name in ("one", "other", "third")}
-    told: list[tuple[str, float]] = []
-    taken = stepwise(engines, {name: [asked(12), asked(5)] for name in engines}, told)
+    progress: list[tuple[str, float]] = []
+    taken = stepwise(engines, {name: [asked(12), asked(5)] for name in engines}, progress)
     reached = dict.fromkeys(engines, 0.0)
-    for name, now in told:
+    for name, now in progress:
         assert reached[name] == min(reached.values())
         reached[name] = now
     runs = taken[0].sample.detail

@@ -206,7 +206,7 @@ def test_acceptance_is_cumulative_and_conditional() -> None:
 
 
 def test_a_text_that_was_over_with_its_prompt_does_not_count_as_the_slowest() -> None:
-    """Its speed cannot be told."""
+    """Its speed cannot be measured."""
     whole, alone = statistics([3], 0.0), statistics([0] * 4, 10.0)
     usual = statistics([0, 3, 3], 40.0), statistics([0] * 9, 20.0)
     assert Speeds.of([(whole, alone), usual]) == Speeds.of([usual]) == Speeds(

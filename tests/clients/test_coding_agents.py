@@ -169,7 +169,7 @@ def test_claude_code_edits_a_file(agent, work):
         assert "Mended." in claude(url, work, "--model", "toy")
     assert (work / "hello.py").read_text() == RIGHT
     first, second, third, _ = engine.prompts
-    assert TASK in first and "<|system|># Environment" in first, "its system message in the middle is told"
+    assert TASK in first and "<|system|># Environment" in first, "its system message in the middle is rendered"
     assert '"Edit"' in first and "DeferredToolPlaceholder" not in first
     assert '"name": "WebFetch"' not in first and '"name": "WebFetch"' in second, "found, and told of from then on"
     assert "print('helo')" in third

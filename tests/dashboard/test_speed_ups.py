@@ -1,4 +1,4 @@
-"""Whether speculation pays is told in five ways: by Compare and in the header of the page, by ``foresay bench``, by
+"""Whether speculation pays is shown in five ways: by Compare and in the header of the page, by ``foresay bench``, by
 ``foresay check --probe``, and in the log. Of a machine whose times are known all of them must say the truth, in one
 word."""
 

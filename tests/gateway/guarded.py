@@ -28,7 +28,7 @@ def append(path: Path, name: str, key: str) -> None:
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

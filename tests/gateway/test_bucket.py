@@ -1,4 +1,4 @@
-"""Token buckets and guesses at how long to wait, with time that passes when told to."""
+"""Token buckets and guesses at how long to wait, on a clock that a test moves."""
 
 from __future__ import annotations
 

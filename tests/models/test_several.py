@@ -1,4 +1,4 @@
-"""Several models behind every API: routed by name, waited for, told of."""
+"""Several models behind every API: routed by name, waited for, listed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Local:
         self._spares = spares
         self.hosted: dict[str, Hosted] = {}
         self.coming: dict[str, Hosted] = {}
-        self.wrong: dict[str, Address] = {}  # told beside them
+        self.wrong: dict[str, Address] = {}  # listed with them
 
     async def __aenter__(self) -> Self:
         return self

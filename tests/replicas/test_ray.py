@@ -34,7 +34,7 @@ def test_nothing_is_lost_where_replicas_are_killed_scaled_and_updated():
 
 
 async def test_streams_outlive_rays_head(tmp_path: Path) -> None:
-    """Ray ends whatever spoke to its head a minute later; whoever serves starts it again."""
+    """Ray ends whatever spoke to its head a minute later; the server starts it again."""
 
     async def ask() -> object:
         while isinstance(answer := await answered(client, REQUESTS[2]), str) and answer.startswith("503"):

@@ -1,4 +1,4 @@
-"""What whoever asks for replicas without Ray is told."""
+"""The error where replicas are requested without Ray."""
 
 from __future__ import annotations
 

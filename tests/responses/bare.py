@@ -1,4 +1,4 @@
-"""A WebSocket client that does as it is told, right or wrong: it may stop reading, break frames, or vanish."""
+"""A WebSocket client that does what a test requires, right or wrong: it may stop reading, break frames, or vanish."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def known() -> Costs:
 
 def give(patch: pytest.MonkeyPatch) -> None:
     """Engines in this process, and those of clients in it, are given them; and leave no KV on disk for each other,
-    unless they are told to."""
+    unless they are set to."""
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
     patch.setattr(EngineProcess, "__init__", _forgetful(EngineProcess.__init__))

@@ -102,12 +102,12 @@ class LiveServer:
 
 
 def openai_client(url: str) -> openai.AsyncOpenAI:
-    """The official client, told not to hide errors by trying again."""
+    """The official client, set not to hide errors by trying again."""
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 async def steps(url: str) -> float:
-    """How many the engine has taken, as the server tells it."""
+    """How many the engine has taken, by the server's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
         found = re.findall(r"^foresay:engine_steps_total\S* (\S+)$", await response.text(), re.MULTILINE)
     return sum(map(float, found))

@@ -1,4 +1,4 @@
-"""Long texts are read beside the event loop, or not at all where their length alone says that they do not fit."""
+"""Long texts are read outside the event loop, or not at all where their length alone says that they do not fit."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_cannot_fit_is_refused_unread(path, tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr(tokenizer, "encode_after", None)  # whoever calls it fails
+    monkeypatch.setattr(tokenizer, "encode_after", None)  # every call fails
     async with served(ScriptedEngine([END]), tokenizer) as client:
         response = await client.post(path, json={"model": "toy", **BODIES[path]})
         assert response.status == 400

@@ -76,7 +76,7 @@ class Bench:
 
 
 class Failing(Kept):
-    """A sink that raises: at this delta, and if it is told of its end."""
+    """A sink that raises: at this delta, and if it gets its end."""
 
     def __init__(self, at: int, deaf: bool = False) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def test_of_what_it_died_may_be_known_later(known: Collection[str] | None, refus
     for _ in range(2):
         bench.dies(())
         assert bench.sinks["a"].error is None
-        for _ in range(2):  # told twice it counts once
+        for _ in range(2):  # reported twice it counts once
             bench.dies(known)
         bench.engine()
     assert isinstance(bench.sinks["a"].error, KillsEngine) == refused

@@ -1,4 +1,4 @@
-"""Processes until an engine is ready and beside it: what is imported and started when, who becomes the next engine."""
+"""Processes until an engine is ready and after it: what is imported and started when, which is the next engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
 
 
 def test_a_command_with_an_engine_of_its_own_imports_none_either() -> None:
-    """Where transformers finds torch it imports the compiler, and more, beside a tokenizer."""
+    """Where transformers finds torch it imports the compiler, and more, with a tokenizer."""
     code = (
         "import sys; from foresay.server.cli.main import main\n"
         "assert main(['generate', '--prompt', 'Once', '--max-tokens', '2', '--json']) == 0\n"
@@ -105,7 +105,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def over(processes: list[int]) -> bool:
-    """Whether all have ended; whoever adopted them may not have buried them yet."""
+    """Whether all have ended; the process that adopted them may not have reaped them yet."""
     return all(state_of(process) in "ZX" for process in processes)
 
 

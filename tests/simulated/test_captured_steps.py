@@ -45,7 +45,7 @@ def expected(pair: Pair) -> dict[str, Text]:
 
 @pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
-    """Beside plain decoding there: where products differ in their last bit a number may be rounded to its neighbour."""
+    """Against plain decoding there: where products differ in a last bit a number may be rounded to its neighbour."""
     moved = replace(elsewhere[1], kv=kv)
     jobs = jobs_of(moved.vocab_size, LENGTHS, MAX_TOKENS)
     with simulated():

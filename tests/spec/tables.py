@@ -304,6 +304,6 @@ class Guesser:
         assert sequence.constraint is not None or own == path
 
     def finished(self, sequence: SequenceState) -> None:
-        """Told once at the end, and at each preemption."""
+        """Called once at the end, and at each preemption."""
         self.over.append(sequence.id)
         self._trees.pop(sequence.id, None)

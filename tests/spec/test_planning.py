@@ -240,7 +240,7 @@ def test_next_to_found_nodes_levels_and_rows_cost_more() -> None:
 
 
 def test_what_is_checked_has_room_in_the_draft() -> None:
-    """Beside a text that goes on, one of which two tokens are left, and for which two disagree on them."""
+    """Together with a text that goes on, one of which two tokens are left, and for which two disagree on them."""
     names = ("one", 3), ("two", 4)
     looked = [Member.looking(Parrot(name, DraftTree.chain([7, t, t], name, (1.0, 0.5, 0.4)))) for name, t in names]
     member = Member.model(Checking("model", MODEL), DraftCost(0.0, 0.05, 0.0, 0.1))

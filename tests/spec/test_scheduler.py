@@ -271,7 +271,7 @@ def test_cancelling_at_any_stage() -> None:
         harness.engine.cancel(name)
         harness.engine.cancel(name)
         harness.engine.check()
-    assert harness.engine.has_work  # the last deltas are still to be told
+    assert harness.engine.has_work  # the last deltas are still to be sent
     passes = len(harness.verifier.passes)
     answers = harness.run()
     assert len(harness.verifier.passes) == passes

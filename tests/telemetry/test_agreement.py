@@ -1,4 +1,4 @@
-"""Numbers that are told in several places: in /metrics, by responses, token by token, in the trace, on the page, in the
+"""Numbers that are shown in several views: in /metrics, by responses, token by token, in the trace, on the page, in the
 log. Each is one number."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
         bodies = [await posted(session, url, ask) for ask in ASKS]
         bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
         drafted = of_metrics(await scraped(url))[0]
-        async with asyncio.timeout(120):  # until the log has told of the last of them
+        async with asyncio.timeout(120):  # until the log has the last of them
             while sum(int(line["drafted"].replace(",", "")) for line in LINE.finditer(live.output)) < drafted:
                 await asyncio.sleep(0.1)
         state, listed = [await (await session.get(f"{url}/dashboard/{name}")).json() for name in ("state", "requests")]

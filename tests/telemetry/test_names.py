@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, trace: Path, slow_target: s
 
 
 class Told:
-    """What a server told: the answers, what it says of itself, its page, its metrics."""
+    """What a server returned: the answers, its health, its page, its metrics."""
 
     def __init__(self, bodies: list[Json], health: Json, state: Json, listed: list[Json], scrape: Scrape) -> None:
         self.bodies, self.health, self.state, self.listed, self.scrape = bodies, health, state, listed, scrape

@@ -33,7 +33,7 @@ class Engine:
 
 
 class Run:
-    """A server's telemetry whose clock stands still unless told."""
+    """A server's telemetry whose clock stands still unless a test moves it."""
 
     def __init__(self) -> None:
         self.now = 5_000.0
@@ -164,7 +164,7 @@ async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCap
     verdict = run.telemetry.verdict()
     assert (verdict.pays, verdict.sentence) == (None, f"Cannot tell whether speculation pays: {CHANGED}.")
     run.report()
-    [line] = [record.getMessage() for record in caplog.records]  # nobody is told to change flags
+    [line] = [record.getMessage() for record in caplog.records]  # no advice to change flags
     found = LINE.fullmatch(line)
     assert found is not None, line
     assert found["known"] == f"cannot tell: {CHANGED}"

@@ -63,7 +63,7 @@ def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, r
 
 
 def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path) -> None:
-    """Beside other programs, spinning takes most of the time. OpenMP reads the variable as torch is imported."""
+    """With other programs running, spinning takes most of the time. OpenMP reads the variable as torch is imported."""
     words = f"train draft --target {target} --prompts {prompts} --out {tmp_path}/d --depth 3"  # refused, after torch
     code = (
         f"import os, sys; from foresay.server.cli.main import main; assert 'torch' not in sys.modules; "

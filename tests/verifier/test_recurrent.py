@@ -144,7 +144,7 @@ def _fp64(mixed: Tensor, rates: Tensor, weights: Any, heads: int, dim: int) -> T
 @pytest.mark.parametrize("shift", [0.0, 6.0], ids=["slow", "e^-20"])
 @pytest.mark.parametrize("name", ["qwen3_5", "granite_hybrid", "falcon_h1"])
 def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
-    """Beside fp64, in the size of what it puts out: the kernel and the reference."""
+    """Against fp64, in the size of what it puts out: the kernel and the reference."""
     reader = Reader(family(name).decoder(torch.float32))
     first = reader.model.decoder.layers[0]
     store, before, rows = reader.model.store.states, (first.scan or first).delta, 100
