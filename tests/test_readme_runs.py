@@ -103,7 +103,7 @@ class Terminal:
 def stop(server: subprocess.Popen[bytes]) -> None:
     """As Ctrl-C does; make says by its status that it was interrupted, unless the server is gone before it looks."""
     os.killpg(server.pid, signal.SIGINT)
-    assert server.wait(60) in ((0, 2, -signal.SIGINT) if "make " in str(server.args) else (0,))
+    assert server.wait(180) in ((0, 2, -signal.SIGINT) if "make " in str(server.args) else (0,))
 
 
 def cached(hub: Path, name: str, source: Path) -> None:

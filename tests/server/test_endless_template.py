@@ -143,7 +143,7 @@ def test_a_server_is_stopped_while_it_renders_a_template(tmp_path) -> None:
             time.sleep(0.1)
         time.sleep(2)
         server.terminate()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(180) == 0
         assert "in render" not in server.output
 
 

@@ -167,7 +167,7 @@ def test_a_hostile_target_is_served_or_refused(ordinary, model, tmp_path) -> Non
         if ordinary:
             server.wait_for_url()
         else:
-            assert server.process.wait(60) == 1
+            assert server.process.wait(180) == 1
             assert REFUSED in server.output.splitlines()[-1]
     assert not code_that_ran(directory)
 
