@@ -55,19 +55,19 @@ def rates(auto: list[float], **fixed: list[float]) -> dict[str, list[float]]:
 
 def test_the_best_fixed_choice_is_made_on_one_half_and_scored_on_the_other() -> None:
     """The first is better in the even rounds, which choose; the odd ones score."""
-    told = judged("edits", rates([30.0, 20.0] * 4, early=[31.0, 25.0] * 4, late=[12.0, 40.0] * 4))
-    assert [verdict.what for verdict in told] == ["auto / none", "auto / early"]
-    assert (told[0].ratio, told[0].holds) == (2.5, True)
-    assert told[1].ratio == pytest.approx(0.8)
-    assert not told[1].holds
+    verdicts = judged("edits", rates([30.0, 20.0] * 4, early=[31.0, 25.0] * 4, late=[12.0, 40.0] * 4))
+    assert [verdict.what for verdict in verdicts] == ["auto / none", "auto / early"]
+    assert (verdicts[0].ratio, verdicts[0].holds) == (2.5, True)
+    assert verdicts[1].ratio == pytest.approx(0.8)
+    assert not verdicts[1].holds
 
 
 def test_no_draft_is_one_of_the_fixed_choices() -> None:
-    told = judged("fresh", rates([9.9] * 6, bad=[5.0] * 6))
-    assert [(verdict.what, verdict.holds) for verdict in told] == [("auto / none", True), ("auto / none", True)]
+    verdicts = judged("fresh", rates([9.9] * 6, bad=[5.0] * 6))
+    assert [(verdict.what, verdict.holds) for verdict in verdicts] == [("auto / none", True), ("auto / none", True)]
 
 
 def test_a_median_that_holds_with_an_interval_that_does_not_fails() -> None:
-    told = judged("fresh", rates([10.0, 10.0, 10.0, 10.0, 5.0, 5.0, 5.0]))
-    assert told[0].ratio == 1.0
-    assert not told[0].holds
+    verdicts = judged("fresh", rates([10.0, 10.0, 10.0, 10.0, 5.0, 5.0, 5.0]))
+    assert verdicts[0].ratio == 1.0
+    assert not verdicts[0].holds

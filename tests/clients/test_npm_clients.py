@@ -42,8 +42,8 @@ def test_openai_for_node(agent, tmp_path):
 def test_the_ai_sdk(agent, tmp_path):
     said = run(agent, "ai_sdk.mjs", tmp_path)
     for name, thought in (("chat", "Where?"), ("responses", "")):  # of responses it shows summaries only
-        told = said[name]
-        assert (told["text"], told["streamed"]) == ("Take an umbrella.", "Take an umbrella.")
-        assert (told["steps"], told["errors"], told["reasoning"]) == (2, 0, thought)
-        assert told["usage"]["inputTokens"] > 0 and told["usage"]["outputTokens"] > 0
+        found = said[name]
+        assert (found["text"], found["streamed"]) == ("Take an umbrella.", "Take an umbrella.")
+        assert (found["steps"], found["errors"], found["reasoning"]) == (2, 0, thought)
+        assert found["usage"]["inputTokens"] > 0 and found["usage"]["outputTokens"] > 0
     assert said["asked"] == ["Ulm"] * 4

@@ -83,8 +83,8 @@ async def test_what_failed_is_no_part_of_the_conversation(tokenizer: Tokenizer) 
 class Chosen(ScriptedEngine):
     """All its drafts are those of the drafter that the last request names."""
 
-    def origin(self, said: int, run: list[int]) -> Origin:
-        return msgspec.structs.replace(super().origin(said, run), drafter=self.requests[-1].draft_method or "ngram")
+    def origin(self, emitted: int, run: list[int]) -> Origin:
+        return msgspec.structs.replace(super().origin(emitted, run), drafter=self.requests[-1].draft_method or "ngram")
 
 
 async def test_the_drafter_that_is_chosen_drafts(tokenizer: Tokenizer) -> None:

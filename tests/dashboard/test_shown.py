@@ -48,8 +48,8 @@ async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
         labels = page.locator("#by-depth .below")
         await expect(labels).to_have_text(["1", "2", "3", "4", "5", "6", "7", "8", "9+"])
         await page.locator("#by-depth svg").press("End")
-        told = page.locator("#by-depth .when")
-        await expect(told).to_have_text(re.compile(r"^token 9\+: right in \d+ % of the drafts, \d+ % of those"))
+        when = page.locator("#by-depth .when")
+        await expect(when).to_have_text(re.compile(r"^token 9\+: right in \d+ % of the drafts, \d+ % of those"))
         await expect(page.locator("#tree .node")).to_have_count(10)
         await page.locator("#tree svg").press("End")
         await expect(page.locator("#tree .readout")).to_have_text(re.compile(r"^token 9\+: drafted \d+ times, right"))
@@ -84,9 +84,9 @@ async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Token
         assert [(one["temperature"], one["seed"]) for one in listed[3:]] == [(1.0, 12), (0.7, 11)]
         assert await (await client.get("/dashboard/requests", headers=bearer(BOB))).json() == []
         for path in ("state", f"requests/{listed[0]['id']}"):
-            told = await (await client.get(f"/dashboard/{path}", headers=key)).text()
-            assert "secret" not in told
-            assert "fox" not in told
+            body = await (await client.get(f"/dashboard/{path}", headers=key)).text()
+            assert "secret" not in body
+            assert "fox" not in body
 
 
 async def test_a_server_that_drains_says_so(tokenizer: Tokenizer) -> None:
@@ -128,8 +128,8 @@ async def test_a_request_says_what_was_reused_and_where_its_prompt_differs(token
             await posted(visit, "/v1/chat/completions", messages=said, prompt=None)
         row = visit.page.locator("#requests tr[data-id]").first
         await expect(row.locator("[data-head='prompt tokens']")).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
-        told = re.compile(r"^prompt differs at token \d+ of [\d,]+, in message 1 \(user\)$")
-        await expect(row.locator("small").last).to_have_text(told)
+        differs = re.compile(r"^prompt differs at token \d+ of [\d,]+, in message 1 \(user\)$")
+        await expect(row.locator("small").last).to_have_text(differs)
 
 
 OF_DRAFTS = ("by-depth", "tree", "drafters")
@@ -254,7 +254,7 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
 class Even(ScriptedEngine):
     """Each step is of three tokens: the seconds in which an answer was written are alike."""
 
-    def run_length(self, request: Request, said: int) -> int:
+    def run_length(self, request: Request, emitted: int) -> int:
         return 3
 
 

@@ -79,15 +79,15 @@ def test_bench_says_the_truth(case, capsys, monkeypatch) -> None:
 def test_the_probe_says_the_truth(case) -> None:
     script, _, truth = case
     report = check(EngineConfig(draft="ngram"), probe_seconds=20)
-    told = plain(report)
-    print(told)
+    text = plain(report)
+    print(text)
     said = {
         "writes faster than the target alone": PAYS,
         "slower than the target alone": COSTS,
         "no faster than the target alone": EQUAL,
         "Cannot tell how much it gains": UNKNOWN,
     }
-    assert [one for words, one in said.items() if words in told] == [truth]
+    assert [one for words, one in said.items() if words in text] == [truth]
     if truth != UNKNOWN:
         for one in report.probe:
             assert one.speedup == pytest.approx(script.speed_up, rel=CLOSE)
@@ -133,9 +133,9 @@ async def test_the_log_and_the_verdict_say_the_truth(case, tokenizer, caplog) ->
         assert verdict.sentence.startswith("Cannot tell whether speculation pays: ")
         assert re.search(r"\(estimated; cannot tell: .*\)$", line)
         return
-    [told] = re.findall(r"([\d.]+)x the speed of plain decoding \(estimated; [\d.]+ s (?:lost|saved)\)", line)
-    assert float(told) == pytest.approx(script.speed_up, rel=CLOSE)
-    assert live.speed_up == pytest.approx(float(told), abs=0.006)
+    [shown] = re.findall(r"([\d.]+)x the speed of plain decoding \(estimated; [\d.]+ s (?:lost|saved)\)", line)
+    assert float(shown) == pytest.approx(script.speed_up, rel=CLOSE)
+    assert live.speed_up == pytest.approx(float(shown), abs=0.006)
     assert {"pays: ": PAYS, "is not paying": COSTS, "neither pays nor": EQUAL}[
         next(words for words in ("pays: ", "is not paying", "neither pays nor") if words in verdict.sentence)
     ] == truth
@@ -153,8 +153,8 @@ async def test_the_page_says_the_truth(case, tokenizer) -> None:
         if truth == UNKNOWN:
             await expect(speed).to_contain_text("cannot tell")
         else:
-            told = float((await speed.locator("b").inner_text()).rstrip("×"))
-            assert told == pytest.approx(script.speed_up, rel=CLOSE)
+            shown = float((await speed.locator("b").inner_text()).rstrip("×"))
+            assert shown == pytest.approx(script.speed_up, rel=CLOSE)
             assert "estimated" in await speed.inner_text()
         times = [await both(url, letter, number) for number, letter in enumerate("abcd")]
         script_of_page = "async times => (await import('/dashboard/static/compare.js')).verdict(times)"

@@ -60,16 +60,16 @@ class Server:
 
     async def socket(self, *turns: Json) -> list[list[Json]]:
         """The events of each turn; ``previous`` stands for the id of the first turn's response."""
-        told: list[list[Json]] = []
+        events: list[list[Json]] = []
         async with self._http.ws_connect("/v1/responses") as socket:
             for turn in turns:
                 if turn.get("previous_response_id") == "previous":
-                    turn = turn | {"previous_response_id": told[0][-1]["response"]["id"]}
+                    turn = turn | {"previous_response_id": events[0][-1]["response"]["id"]}
                 await socket.send_json({"type": "response.create", "model": "bundled", "store": False, **turn})
-                told.append([])
-                while not told[-1] or told[-1][-1]["type"] not in LAST:
-                    told[-1].append(await socket.receive_json(timeout=180))
-        return told
+                events.append([])
+                while not events[-1] or events[-1][-1]["type"] not in LAST:
+                    events[-1].append(await socket.receive_json(timeout=180))
+        return events
 
 
 @pytest.fixture(params=["url", pytest.param("smollm2_url", marks=pytest.mark.slow)], ids=["bundled", "smollm2"])
@@ -119,8 +119,8 @@ async def check_case(server: Server, case: Json) -> None:
     asked = {"max_output_tokens": 400, "seed": 1, **case}
     whole = await server.whole(**asked)
     assert wrong("response", whole) == []
-    streamed, (told,) = await server.stream(**asked), await server.socket(asked)
-    for response in (whole, valid(streamed), valid(told)):
+    streamed, (over_socket,) = await server.stream(**asked), await server.socket(asked)
+    for response in (whole, valid(streamed), valid(over_socket)):
         assert (response["status"], response["error"]) == ("completed", None)
         assert [item["type"] for item in response["output"]] == (["function_call"] if "tools" in asked else ["message"])
     kinds = {event["type"] for event in streamed}
@@ -185,9 +185,9 @@ async def test_a_window_lacks_what_it_says_and_is_gone_on_with(server, name):
     items, lacks = WINDOWS[name]
     window = await server.whole("/v1/responses/compact", input=items)
     assert window.get("status_code") == 200 and wrong("compaction_of_items", window) == []
-    told = " ".join(warning["message"] for warning in window.get("warnings", ()))
+    warned = " ".join(warning["message"] for warning in window.get("warnings", ()))
     said_so = "input: {} results of tools, {} thoughts and {} earlier items were left out".format(*lacks)
-    assert told == (said_so if any(lacks) else "")
+    assert warned == (said_so if any(lacks) else "")
     shown = json.dumps(window["output"])
     assert shown.count("[This result was left out") == lacks[0] and ("earlier items" in shown) == bool(lacks[2])
     assert len(shown) < 3000 and ("Be brief." in shown) == (RULE in items) and "Go on." in shown
@@ -229,8 +229,8 @@ OTHERS: list[Json] = [
 async def test_schemas(server, others):
     for shape, tools in itertools.product(FORMATS, TOOLS):
         asked = {"input": "Tell", **SHORT, **shape, **tools, **others}
-        streamed, (told,) = await server.stream(**asked), await server.socket(asked)
-        for response in (await server.whole(**asked), valid(streamed), valid(told)):
+        streamed, (over_socket,) = await server.stream(**asked), await server.socket(asked)
+        for response in (await server.whole(**asked), valid(streamed), valid(over_socket)):
             assert wrong("response", response) == []
             for field in ("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"):
                 assert response[field] == asked.get(field, 0 if field.endswith("penalty") else None)

@@ -76,8 +76,8 @@ async def test_the_model_sees_the_tools_and_the_client_which_ones_are_left_out(a
     async with asking(engine, agent) as client:
         response = await client.responses.with_raw_response.create(model="toy", input="Go", tools=TOOLS)
     prompt = prompt_of(engine, agent)
-    for told in ('"look"', '"files.look"', "(files: On disk)", '"files.patch"', "Mends", "(lark)", "start: /.+/"):
-        assert told in prompt
+    for part in ('"look"', '"files.look"', "(files: On disk)", '"files.patch"', "Mends", "(lark)", "start: /.+/"):
+        assert part in prompt
     assert "web_search" not in prompt
     warnings = json.loads(response.text)["warnings"]
     assert [(one["code"], one["param"]) for one in warnings] == [
@@ -225,16 +225,16 @@ async def test_hints_that_the_model_has_no_word_for_are_named(agent):
     hints: Any = {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}}
     effort = byte_level_tokenizer(AGENT_TEMPLATE + "{{ reasoning_effort }}{{ verbosity }}")
     nothing: Any = {"reasoning": {"effort": "none"}, "text": {"verbosity": "medium"}}
-    told = []
+    answers = []
     for tokenizer, fields in ((agent, hints), (agent, nothing), (effort, hints)):
         engine = roomy(tokenizer, "Yes")
         async with serving(engine, tokenizer) as (http, _):
             body = await (await http.post("/v1/responses", json={"input": "Go", **fields})).json()
-        told.append((body.get("warnings", []), prompt_of(engine, tokenizer)))
-    assert [one["param"] for one in told[0][0]] == ["reasoning.effort", "text.verbosity"]
-    assert {one["code"] for one in told[0][0]} == {"hint_left_out"}
-    assert (told[1][0], told[2][0]) == ([], [])
-    assert told[2][1].endswith("<|assistant|>highlow")
+        answers.append((body.get("warnings", []), prompt_of(engine, tokenizer)))
+    assert [one["param"] for one in answers[0][0]] == ["reasoning.effort", "text.verbosity"]
+    assert {one["code"] for one in answers[0][0]} == {"hint_left_out"}
+    assert (answers[1][0], answers[2][0]) == ([], [])
+    assert answers[2][1].endswith("<|assistant|>highlow")
 
 
 def test_what_a_custom_tool_gets():

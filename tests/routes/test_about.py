@@ -13,27 +13,27 @@ from tests.server.scripted import INFO, ScriptedEngine, served
 from tests.server.wire import until
 
 
-async def told(client, path):
+async def answer(client, path):
     response = await client.get(path)
     return response.status, await response.json()
 
 
 async def test_version_and_ping(tokenizer):
     async with served(ScriptedEngine([5]), tokenizer) as client:
-        assert await told(client, "/version") == (200, {"version": foresay.__version__})
-        assert await told(client, "/ping") == await told(client, "/health")
+        assert await answer(client, "/version") == (200, {"version": foresay.__version__})
+        assert await answer(client, "/ping") == await answer(client, "/health")
         assert (await client.head("/ping")).status == 200
 
 
 async def test_the_index_lists_every_door(tokenizer):
     async with served(ScriptedEngine([5]), tokenizer) as client:
-        _, body = await told(client, "/")
+        _, body = await answer(client, "/")
     assert {"/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize", "/openapi.json"} <= set(body["routes"])
 
 
 async def test_server_info_shows_settings_and_engine(tokenizer):
     async with served(ScriptedEngine([5]), tokenizer, max_seqs=3) as client:
-        _, body = await told(client, "/server_info")
+        _, body = await answer(client, "/server_info")
     assert body["config"]["max_seqs"] == 3
     assert body["engine"] == msgspec.json.decode(msgspec.json.encode(INFO))
     assert (body["model"], body["status"], body["version"]) == ("toy", "ok", foresay.__version__)
@@ -52,15 +52,15 @@ async def test_keys_are_not_shown(tokenizer):
 async def test_load_counts_who_runs_and_who_waits(tokenizer):
     engine = ScriptedEngine([5], hold_after=9)
     async with served(engine, tokenizer) as client:
-        assert await told(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})
+        assert await answer(client, "/load") == (200, {"running": 0, "waiting": 0, "server_load": 0})
         ask = {"prompt": ["a"] * (INFO.max_seqs + 2), "max_tokens": 50, "ignore_eos": True}
         running = asyncio.create_task(client.post("/v1/completions", json=ask))
         await until(lambda: len(engine.requests) == INFO.max_seqs + 2)
-        assert await told(client, "/load") == (
+        assert await answer(client, "/load") == (
             200,
             {"running": INFO.max_seqs, "waiting": 2, "server_load": INFO.max_seqs + 2},
         )
         running.cancel()
         async with asyncio.timeout(180):
-            while await told(client, "/load") != (200, {"running": 0, "waiting": 0, "server_load": 0}):
+            while await answer(client, "/load") != (200, {"running": 0, "waiting": 0, "server_load": 0}):
                 await asyncio.sleep(0.01)

@@ -64,9 +64,11 @@ async def asked(client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]
 async def test_a_header_is_left_out_and_named(agent, engine, name):
     path, body, system, field = ASKED[name]
     async with served(engine, agent) as client:
-        (told,) = await asked(client, path, body)
-    assert (told["code"], told["param"]) == ("client_noise_left_out", field)
-    assert "Claude Code's x-anthropic-billing-header" in told["message"] and "--keep-client-noise" in told["message"]
+        (warning,) = await asked(client, path, body)
+    assert (warning["code"], warning["param"]) == ("client_noise_left_out", field)
+    assert (
+        "Claude Code's x-anthropic-billing-header" in warning["message"] and "--keep-client-noise" in warning["message"]
+    )
     (prompt,) = (agent.decode(request.prompt, False) for request in engine.requests)
     assert prompt.startswith(f"<|system|>{system}<|end|><|user|>Tell")
     async with served(engine, agent, keep_client_noise=True) as client:
@@ -86,8 +88,10 @@ async def test_tokens_left_are_left_out_where_a_template_writes_them_first(agent
     kept = ("system", "It rains.")
     hoisting = byte_level_tokenizer(HOISTING)
     async with served(engine, hoisting) as client:
-        (told,) = await asked(client, "/v1/chat/completions", messages(*turns, kept))
-    assert told["param"] == "messages[2].content" and "tokens left" in told["message"], "once, however many there are"
+        (warning,) = await asked(client, "/v1/chat/completions", messages(*turns, kept))
+    assert warning["param"] == "messages[2].content" and "tokens left" in warning["message"], (
+        "once, however many there are"
+    )
     assert hoisting.decode(engine.requests[0].prompt, False).startswith("<|system|>Be brief.It rains.<|end|><|user|>")
     async with served(engine, agent) as client:
         assert await asked(client, "/v1/chat/completions", messages(*turns)) == []
@@ -146,7 +150,7 @@ async def test_the_page_says_where_a_long_prompt_differs(agent, engine, place):
 def test_prompts_are_compared_with_their_owners_last_ones():
     prompts, long = LastPrompts(), list(range(LONG))
     other = [*long[:-FEW], *long[:FEW]]
-    told = [
+    positions = [
         prompts.compare(prompt, owner)
         for prompt, owner in (
             (long, "a"),
@@ -157,7 +161,7 @@ def test_prompts_are_compared_with_their_owners_last_ones():
             (long[:100], "a"),  # short
         )
     ]
-    assert told == [None, None, None, None, 100, None]
+    assert positions == [None, None, None, None, 100, None]
     for begin in range(MOST_PROMPTS):
         prompts.compare([begin + 1] * LONG, "a")
     assert prompts.compare([*long[:100], 9, *long], "a") == 0, "what was long ago is not kept"

@@ -32,7 +32,7 @@ def engine(agent) -> ScriptedEngine:
     return ScriptedEngine([*agent.encode("Yes", False), END])
 
 
-async def told(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+async def warned(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """The warnings of an answer, streamed or whole, and those of its header."""
     response = await client.post(path, json=body)
     text = await response.text()
@@ -56,9 +56,9 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
     api = APIS[name]
     async with served(engine, agent) as client:
         with caplog.at_level(logging.WARNING, "foresay.server"):
-            (warning,), header = await told(client, api.path, api.request(stream, tools=api.tools))
-        assert await told(client, api.path, api.request(stream, tools=api.tools[:1])) == ([], [])
-        everything = await told(client, api.path, api.request(stream, tools=api.tools[1:]))
+            (warning,), header = await warned(client, api.path, api.request(stream, tools=api.tools))
+        assert await warned(client, api.path, api.request(stream, tools=api.tools[:1])) == ([], [])
+        everything = await warned(client, api.path, api.request(stream, tools=api.tools[1:]))
     assert (warning["code"], warning["param"]) == ("tool_left_out", "tools[1]")
     assert warning["message"].startswith("tools[1]: tools of type 'web_search")
     assert header == [warning["message"]]
@@ -75,10 +75,10 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
 async def test_more_output_than_there_is_room_for_is_clamped_with_a_warning(agent, engine, name, stream):
     api = APIS[name]
     async with served(engine, agent) as client:
-        (warning,), header = await told(client, api.path, api.request(stream, max_tokens=32_000))
+        (warning,), header = await warned(client, api.path, api.request(stream, max_tokens=32_000))
         [request] = engine.requests
         room = INFO.max_model_len - len(request.prompt)
-        exact = await told(client, api.path, api.request(stream, max_tokens=room))
+        exact = await warned(client, api.path, api.request(stream, max_tokens=room))
     assert (warning["code"], warning["param"], header) == ("max_tokens_clamped", api.most, [warning["message"]])
     assert warning["message"].startswith(f"{api.most}: 32,000 tokens") and f"at most {room} " in warning["message"]
     assert request.params.max_tokens == room
@@ -116,7 +116,7 @@ async def test_a_default_is_clamped_without_a_warning(agent, engine):
     """A completion has 16 tokens unless it says otherwise; nobody is misled by fewer."""
     body = {"prompt": [40] * (INFO.max_model_len - 5)}
     async with served(engine, agent) as client:
-        assert await told(client, "/v1/completions", body) == ([], [])
+        assert await warned(client, "/v1/completions", body) == ([], [])
     assert engine.requests[0].params.max_tokens == 5
 
 
@@ -133,7 +133,7 @@ async def test_a_prompt_that_is_cut_for_the_output_is_not_cut_to_nothing(agent, 
 async def test_every_prompt_has_one_warning_of_its_own_room(agent, engine):
     body = {"prompt": ["a", "a b c d", "a"], "max_tokens": 600, "n": 2}
     async with served(engine, agent) as client:
-        warnings, _ = await told(client, "/v1/completions", body)
+        warnings, _ = await warned(client, "/v1/completions", body)
     rooms = {INFO.max_model_len - len(request.prompt) for request in engine.requests}
     assert len(warnings) == len(rooms) == 2
     assert all(any(f"at most {room} " in one["message"] for one in warnings) for room in rooms)
@@ -144,8 +144,8 @@ async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine)
     turns = [TURN | {"content": "fox " * 40} for _ in range(15)]
     async with served(engine, agent) as client:
         body = {"input": turns, "truncation": "auto"}
-        assert await told(client, "/v1/responses", body | {"max_output_tokens": 300}) == ([], [])
-        (warning,), _ = await told(client, "/v1/responses", body | {"max_output_tokens": 32_000})
+        assert await warned(client, "/v1/responses", body | {"max_output_tokens": 300}) == ([], [])
+        (warning,), _ = await warned(client, "/v1/responses", body | {"max_output_tokens": 32_000})
     roomy, clamped = engine.requests
     assert len(roomy.prompt) + 300 <= 512
     assert warning["code"] == "max_tokens_clamped" and len(clamped.prompt) > len(roomy.prompt)
@@ -160,11 +160,11 @@ async def test_any_name_is_served_and_answers_have_the_real_one(agent, engine, n
     async with served(engine, agent, aliases=("gpt-4o",)) as client:
         assert (await client.post(api.path, json=api.request(False, model="claude"))).status == 404
         for known in ("toy", "toy:latest", "gpt-4o", "gpt-4o:latest"):
-            assert await told(client, api.path, api.request(False, model=known)) == ([], [])
+            assert await warned(client, api.path, api.request(False, model=known)) == ([], [])
     async with served(engine, agent, any_model=True) as client:
         response = await client.post(api.path, json=api.request(False, model="claude"))
         answer = await response.json()
-        (warning,), header = await told(client, api.path, api.request(True, model="claude"))
+        (warning,), header = await warned(client, api.path, api.request(True, model="claude"))
     assert answer["model"] == ("claude" if name.startswith("ollama") else "toy"), "Ollama's clients see their own word"
     assert (warning["code"], warning["param"]) == ("model_renamed", "model")
     assert [warning["message"]] == header == ["model: 'claude' is served by 'toy'"]
@@ -228,9 +228,9 @@ LATE = [TURN, {"role": "system", "content": "Be kind"}, {"role": "user", "conten
 async def test_system_messages_in_the_middle_are_rendered_as_the_template_can(agent, strict_template, engine, name):
     api = APIS[name]
     async with served(engine, agent) as client:
-        assert await told(client, api.path, api.request(False, messages=LATE)) == ([], [])
+        assert await warned(client, api.path, api.request(False, messages=LATE)) == ([], [])
     async with served(engine, strict_template) as client:
-        (warning,), header = await told(client, api.path, api.request(False, messages=LATE))
+        (warning,), header = await warned(client, api.path, api.request(False, messages=LATE))
     assert (warning["code"], warning["param"], len(header)) == ("system_moved", "messages[1]", 1)
     free, strict = (agent.decode(request.prompt, False) for request in engine.requests)
     assert "<|user|>Tell<|end|><|system|>Be kind<|end|><|user|>Now<|end|>" in free

@@ -105,11 +105,11 @@ ASKED: list[tuple[str, Any, Json]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "body", "told"), ASKED, ids=[path for path, _, _ in ASKED])
-async def test_what_is_found(http, path, body, told):
+@pytest.mark.parametrize(("path", "body", "expected"), ASKED, ids=[path for path, _, _ in ASKED])
+async def test_what_is_found(http, path, body, expected):
     status, found = await answer(http, path, body)
     assert (status < 400) == ("error" not in found or found["error"] is None), found
-    for place, value in told.items():
+    for place, value in expected.items():
         there = at(found, place)
         assert there is not ... if value is any else there == value, (place, found)
 
@@ -156,7 +156,7 @@ REAL: list[tuple[str, Json, str]] = [
 async def test_a_real_model_says_the_same_through_every_api(smollm2_url):
     async with aiohttp.ClientSession(smollm2_url) as http:
         _, rendered = await answer(http, "/v1/chat/completions/render", CHAT)
-        told = []
+        texts = []
         for path, body, place in REAL:
             body = (
                 {"temperature": 0}
@@ -165,8 +165,8 @@ async def test_a_real_model_says_the_same_through_every_api(smollm2_url):
             )
             status, found = await answer(http, path, body | {"stream": False})
             assert status == 200, found
-            told.append(at(found, place))
-    assert len(set(told)) == 1 and told[0].strip(), told
+            texts.append(at(found, place))
+    assert len(set(texts)) == 1 and texts[0].strip(), texts
 
 
 async def events(http: aiohttp.ClientSession, path: str, **body: Any) -> list[Any]:
@@ -192,8 +192,8 @@ async def test_streams_of_llama_cpps_clients(http):
 )
 async def test_usage_of_chunks(http, asked, has):
     chunks = await events(http, "/v1/chat/completions", **CHAT, stream_options=asked)
-    told = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
-    assert tuple(dict.fromkeys(told)) == has
+    counts = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
+    assert tuple(dict.fromkeys(counts)) == has
 
 
 async def test_the_chosen_token_leads(http):

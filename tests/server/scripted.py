@@ -104,24 +104,24 @@ class ScriptedEngine:
     async def _say(self, request: Request, sink: Sink) -> None:
         trace = SequenceTrace(resumed=list(self.resumed))
         limit = request.params.max_tokens or 200
-        said = 0
+        emitted = 0
         while True:
-            await (asyncio.sleep(self.pause) if said < self.hold_after else asyncio.Event().wait())
-            if self.fail_after is not None and said >= self.fail_after:
+            await (asyncio.sleep(self.pause) if emitted < self.hold_after else asyncio.Event().wait())
+            if self.fail_after is not None and emitted >= self.fail_after:
                 self._tasks.pop(request.id)
                 sink.fail(EngineFailed("the script breaks here"))
                 return
-            before, origin = said, None
-            run, reason, stop_token = self._next_run(request, said, limit)
+            before, origin = emitted, None
+            run, reason, stop_token = self._next_run(request, emitted, limit)
             if reason is None or run:
-                said += len(run)
+                emitted += len(run)
                 origin = self.origin(before, run)
                 trace.record(depths_of(origin.parents)[1:], len(origin.path), len(run))
             else:
-                trace.cut(said - self._finish[request.id])
-                said = self._finish[request.id]
+                trace.cut(emitted - self._finish[request.id])
+                emitted = self._finish[request.id]
             self.emitted += len(run)
-            last = trace.statistics(len(request.prompt), 3, said, self.run - 1) if reason else None
+            last = trace.statistics(len(request.prompt), 3, emitted, self.run - 1) if reason else None
             if reason is not None:
                 self._tasks.pop(request.id)
             sink.put(
@@ -141,9 +141,9 @@ class ScriptedEngine:
             if reason is not None:
                 return
 
-    def origin(self, said: int, run: list[int]) -> Origin:
+    def origin(self, emitted: int, run: list[int]) -> Origin:
         """Where a run comes from: a chain was drafted, and accepted but for the last token of the run."""
-        drafted = self.run - 1 if said or len(run) > 1 else 0
+        drafted = self.run - 1 if emitted or len(run) > 1 else 0
         self.steps += 1
         return Origin(self.steps, "script" if drafted else "", [*range(-1, drafted)], 0, [*range(1, len(run))], SECONDS)
 
@@ -151,29 +151,31 @@ class ScriptedEngine:
         """What to say to this request, over and over."""
         return self.tokens
 
-    def run_length(self, request: Request, said: int) -> int:
-        """The tokens of the step after ``said`` tokens."""
-        return self.run if said else 1
+    def run_length(self, request: Request, emitted: int) -> int:
+        """The tokens of the step after ``emitted`` tokens."""
+        return self.run if emitted else 1
 
-    def _next_run(self, request: Request, said: int, limit: int) -> tuple[list[int], FinishReason | None, int | None]:
+    def _next_run(
+        self, request: Request, emitted: int, limit: int
+    ) -> tuple[list[int], FinishReason | None, int | None]:
         if request.id in self._finish:
             return [], "stop", None
         run: list[int] = []
         script = self.script_of(request)
-        while len(run) < self.run_length(request, said):
-            token = script[(said + len(run)) % len(script)]
+        while len(run) < self.run_length(request, emitted):
+            token = script[(emitted + len(run)) % len(script)]
             run.append(token)
             if (token == END and not request.params.ignore_eos) or token in request.params.stop_token_ids:
                 return run, "stop", token
-            if said + len(run) >= limit:
+            if emitted + len(run) >= limit:
                 return run, "length", None
         return run, None, None
 
 
-def logprobs_of(request: Request, run: list[int], said: int) -> list[TokenLogprobs] | None:
+def logprobs_of(request: Request, run: list[int], emitted: int) -> list[TokenLogprobs] | None:
     """A made-up entry for each token that tells it and its place."""
     count = request.params.logprobs
-    return None if count is None else [entry(token, said + place, count) for place, token in enumerate(run)]
+    return None if count is None else [entry(token, emitted + place, count) for place, token in enumerate(run)]
 
 
 def prompt_logprobs_of(request: Request) -> list[TokenLogprobs | None] | None:

@@ -40,16 +40,16 @@ def shown(config: ServeConfig, out: io.StringIO) -> str:
 def test_the_banner_says_what_runs_why_and_where() -> None:
     text = shown(ServeConfig(), io.StringIO())
     lines = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line.strip())
-    told = {name.strip(): value.strip() for name, value in lines.items()}
-    assert told["drafter"] == "bundled/draft, 4 tokens ahead (comes with the bundled target)"
-    assert told["dtype"] == "bfloat16 on cpu (the processor multiplies bf16)"
-    assert told["exact"] == "yes: rows are bit-equal in any batch (probed)"
-    assert told["KV cache"].startswith("4,096 tokens")
-    assert told["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
-    assert told["context"] == "1,024 tokens"
-    assert (told["page"], told["API"]) == ("http://127.0.0.1:8123/", "http://127.0.0.1:8123/v1")
-    assert told["access"] == "this machine only"
-    assert not {"warning", "start-up"} & set(told)
+    fields = {name.strip(): value.strip() for name, value in lines.items()}
+    assert fields["drafter"] == "bundled/draft, 4 tokens ahead (comes with the bundled target)"
+    assert fields["dtype"] == "bfloat16 on cpu (the processor multiplies bf16)"
+    assert fields["exact"] == "yes: rows are bit-equal in any batch (probed)"
+    assert fields["KV cache"].startswith("4,096 tokens")
+    assert fields["memory"] == "target 28.0 MiB, KV cache of 4,096 tokens 35.0 MiB"
+    assert fields["context"] == "1,024 tokens"
+    assert (fields["page"], fields["API"]) == ("http://127.0.0.1:8123/", "http://127.0.0.1:8123/v1")
+    assert fields["access"] == "this machine only"
+    assert not {"warning", "start-up"} & set(fields)
 
 
 def test_the_banner_says_how_long_it_took_and_what_the_engine_warns_of() -> None:

@@ -244,21 +244,21 @@ def test_chat_remembers_resets_and_ends_with_its_input(
     assert main(["chat", "--seed", "1", *QUICK]) == 0
     captured = capsys.readouterr()
     assert len(captured.out) > 0
-    told = [line for line in captured.err.splitlines() if "prompt tokens were in the KV cache" in line]
+    lines = [line for line in captured.err.splitlines() if "prompt tokens were in the KV cache" in line]
     assert "nothing to tell yet" in captured.err
-    for line in told:
+    for line in lines:
         assert re.search(r"\| (of \d+ drafts?, \d+% had .*|no draft was accepted|nothing was drafted)$", line)
-    assert told[0].startswith("0 of ")
-    assert not told[1].startswith("0 of ")
+    assert lines[0].startswith("0 of ")
+    assert not lines[1].startswith("0 of ")
     assert captured.err.splitlines()[-1] == "unknown command /what (/help lists them, /bye leaves)"
 
 
 def test_bench_shows_its_progress() -> None:
-    told: list[int] = []
+    progress: list[int] = []
     config = BenchConfig(rounds=1, max_tokens=4, temperature=0.0)
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
-        measure({"ngram": engine, "none": engine}, config, [Prompt("Once", "here")], told.append)
-    assert told == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
+        measure({"ngram": engine, "none": engine}, config, [Prompt("Once", "here")], progress.append)
+    assert progress == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
 def test_generate_reports_what_a_shadow_would_have_done_and_traces(
@@ -269,4 +269,4 @@ def test_generate_reports_what_a_shadow_would_have_done_and_traces(
     assert main(["generate", "--prompt", "the fox and the fox and the fox and", *flags]) == 0
     assert re.search(r"with ngram \(shadow\): \d\.\d\d tokens per step, \d+% of \d+ drafted", capsys.readouterr().err)
     (session,) = read(trace).sessions
-    assert [told.kept for told in session.requests.values()] == [30]
+    assert [request.kept for request in session.requests.values()] == [30]

@@ -64,7 +64,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("words", "status", "message"),
     [
         (["gemini"], 2, "Gemini CLI cannot be used: it speaks only Google's API"),
         (["codex"], 1, "codex is not installed; to install Codex CLI: npm install -g @openai/codex"),
@@ -80,12 +80,12 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     ],
     ids=["gemini", "no-codex", "typo", "no-url", "no-target", "too-small", "no-server"],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(agent, capfd, words, status, told) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(agent, capfd, words, status, message) -> None:
     with pytest.raises(SystemExit) if words == ["cloud"] else pytest.MonkeyPatch.context():
         given = [flag for word in words for flag in (toy() if word == TOY else [word])]
         assert main(["launch", *given]) == status
     err = capfd.readouterr().err
-    assert told in err and err.splitlines()[-1].startswith("foresay launch: ")
+    assert message in err and err.splitlines()[-1].startswith("foresay launch: ")
 
 
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}"])
@@ -104,7 +104,7 @@ def test_a_port_that_something_else_has_is_named(says: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["smollm2"], "serves Qwen/Qwen3-8B already: leave out smollm2 to use it"),
         (["--model", "huge"], "--model huge: http://127.0.0.1:8000 serves coder, small"),
@@ -114,9 +114,9 @@ def test_a_port_that_something_else_has_is_named(says: bytes) -> None:
         ),
     ],
 )
-def test_a_server_that_does_not_suffice_is_not_used(agent, there, capfd, words, told) -> None:
+def test_a_server_that_does_not_suffice_is_not_used(agent, there, capfd, words, message) -> None:
     assert main(["launch", "claude", *words]) == 2
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch) -> None:
@@ -125,10 +125,10 @@ def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch)
     write(agent, 'env; echo "given: $*"; exit 42')
     assert main(["launch", "claude", "Qwen/Qwen3-8B", "--", "--print", "What is $HOME?", "--url"]) == 42
     said = capfd.readouterr().out.splitlines()
-    told = dict(line.split("=", 1) for line in said if "=" in line)
-    assert said[-1] == "given: --print What is $HOME? --url" and "ANTHROPIC_API_KEY" not in told
-    assert (told["ANTHROPIC_BASE_URL"], told["ANTHROPIC_AUTH_TOKEN"]) == ("http://127.0.0.1:8000", "k" * 16)
-    assert (told["ANTHROPIC_MODEL"], told["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("coder", "40960")
+    variables = dict(line.split("=", 1) for line in said if "=" in line)
+    assert said[-1] == "given: --print What is $HOME? --url" and "ANTHROPIC_API_KEY" not in variables
+    assert (variables["ANTHROPIC_BASE_URL"], variables["ANTHROPIC_AUTH_TOKEN"]) == ("http://127.0.0.1:8000", "k" * 16)
+    assert (variables["ANTHROPIC_MODEL"], variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("coder", "40960")
     assert os.environ["ANTHROPIC_API_KEY"] == "sk-ant-other" and "ANTHROPIC_MODEL" not in os.environ
 
 
@@ -193,7 +193,7 @@ def until(there: Path, *running: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "sent", "status", "told"),
+    ("script", "sent", "status", "message"),
     [
         ("exit 5", None, 5, USES),
         pytest.param("kill -TERM $$", None, 128 + signal.SIGTERM, USES, marks=pytest.mark.soak),
@@ -210,7 +210,7 @@ def until(there: Path, *running: subprocess.Popen[str]) -> None:
     ],
     ids=["ends", "is-killed", "ctrl-c", "terminated", "server-dies"],
 )
-def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, told) -> None:
+def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, message) -> None:
     write(agent, f"{SERVER}; echo $server > pid; {script}")
     with launching(tmp_path, *toy("--anyway")) as launcher:
         if sent is not None:
@@ -218,7 +218,7 @@ def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, tol
             # Ctrl-C goes to all that are in the foreground.
             os.killpg(launcher.pid, sent) if sent == signal.SIGINT else launcher.send_signal(sent)
         _, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == status and told in err, err
+    assert launcher.returncode == status and message in err, err
     assert not alive(int((tmp_path / "pid").read_text())), "nothing is left"
     assert list((tmp_path / "temporary").iterdir()) == []
 

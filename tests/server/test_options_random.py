@@ -30,8 +30,8 @@ class Random(ScriptedEngine):
     def script_of(self, request: Request) -> Sequence[int]:
         return words(self.tokens, request.params.seed or 0)
 
-    def run_length(self, request: Request, said: int) -> int:
-        return self.runs[((request.params.seed or 0) + said) % len(self.runs)]
+    def run_length(self, request: Request, emitted: int) -> int:
+        return self.runs[((request.params.seed or 0) + emitted) % len(self.runs)]
 
 
 def words(tokens: Sequence[int], seed: int) -> list[int]:

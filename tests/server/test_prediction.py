@@ -110,8 +110,8 @@ class Predicting(ScriptedEngine):
 
     forced = 0
 
-    def origin(self, said: int, run: list[int]) -> Origin:
-        plain = super().origin(said, run)
+    def origin(self, emitted: int, run: list[int]) -> Origin:
+        plain = super().origin(emitted, run)
         plain.parents.extend([0, 0])
         forced = min(self.forced, len(run) - 1)
         predicted = len(plain.parents) - 1 - forced
@@ -144,9 +144,9 @@ async def test_accepted_and_rejected_tokens_are_counted(tokenizer, path, streame
     engine.forced = forced
     limit = {"max_output_tokens" if "responses" in path else "max_tokens": 9}
     async with served(engine, tokenizer) as client:
-        told = await details_of(client, path, streamed, **limit, **of("abc"))
+        details = await details_of(client, path, streamed, **limit, **of("abc"))
         untold = await details_of(client, path, streamed, **limit)
-    assert told == {
+    assert details == {
         "reasoning_tokens": 0,
         "accepted_prediction_tokens": accepted,
         "rejected_prediction_tokens": 6,
@@ -159,15 +159,15 @@ async def test_what_lies_behind_a_stop_string_was_not_accepted(tokenizer):
     engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
     async with served(engine, tokenizer) as client:
         path = "/v1/completions"
-        told = await details_of(client, path, False, max_tokens=9, stop="c", **of("abc"))
-    assert told == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2 + 2 + 1}
+        details = await details_of(client, path, False, max_tokens=9, stop="c", **of("abc"))
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2 + 2 + 1}
 
 
 async def test_all_choices_are_counted_together(tokenizer):
     engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
     async with served(engine, tokenizer) as client:
-        told = await details_of(client, "/v1/completions", False, max_tokens=9, n=3, **of("abc"))
-    assert told == {"reasoning_tokens": 0, "accepted_prediction_tokens": 18, "rejected_prediction_tokens": 18}
+        details = await details_of(client, "/v1/completions", False, max_tokens=9, n=3, **of("abc"))
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 18, "rejected_prediction_tokens": 18}
 
 
 # -- the real model -----------------------------------------------------------------------------------------------
@@ -216,15 +216,15 @@ async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engin
     assert text_of(answer) == text
     usage = answer["usage"]
     details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
-    told = provenance_of(answer)
-    accepted = sum(token.get("drafter") == "prediction" for token in told["tokens"])
-    drafted = sum(step["drafted"] for step in told["steps"] if step["drafter"] == "prediction")
+    provenance = provenance_of(answer)
+    accepted = sum(token.get("drafter") == "prediction" for token in provenance["tokens"])
+    drafted = sum(step["drafted"] for step in provenance["steps"] if step["drafter"] == "prediction")
     assert details["accepted_prediction_tokens"] == accepted
     assert details["rejected_prediction_tokens"] == drafted - accepted
-    assert len(told["tokens"]) == 60 == usage.get("completion_tokens", usage.get("output_tokens"))
+    assert len(provenance["tokens"]) == 60 == usage.get("completion_tokens", usage.get("output_tokens"))
     assert (accepted >= 40) if edit == "none" else (accepted >= 20 if edit == "words" else accepted < 20)
     if edit == "none":  # with five of them accepted a step, eleven; how many a draft model takes hangs on the processor
-        assert len(told["steps"]) <= 13 and len(told["steps"]) < len(provenance_of(plain)["steps"])
+        assert len(provenance["steps"]) <= 13 and len(provenance["steps"]) < len(provenance_of(plain)["steps"])
 
 
 @pytest.mark.parametrize("edit", [False, True])
@@ -242,9 +242,9 @@ async def test_where_a_budget_chooses_it_is_one_of_several(edit, monkeypatch):
         predicted = text.replace(" the ", " a ") if edit else text
         answer = await (await client.post(path, json=ask | of(predicted))).json()
     assert text_of(answer) == text
-    told, details = provenance_of(answer), answer["usage"]["completion_tokens_details"]
-    accepted = sum(token.get("drafter") == "prediction" for token in told["tokens"])
+    provenance, details = provenance_of(answer), answer["usage"]["completion_tokens_details"]
+    accepted = sum(token.get("drafter") == "prediction" for token in provenance["tokens"])
     assert details["accepted_prediction_tokens"] == accepted >= (10 if edit else 30)
-    drafted = sum(step["drafted"] for step in told["steps"] if "prediction" in (step["drafter"] or ""))
+    drafted = sum(step["drafted"] for step in provenance["steps"] if "prediction" in (step["drafter"] or ""))
     assert 0 <= details["rejected_prediction_tokens"] <= drafted - accepted
-    assert len(told["steps"]) < len(provenance_of(plain)["steps"])
+    assert len(provenance["steps"]) < len(provenance_of(plain)["steps"])

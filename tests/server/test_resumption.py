@@ -336,8 +336,8 @@ def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
     last = bench.sinks["a"].deltas[-1]
     assert (last.tokens, last.finish_reason, last.seed) == ([], "stop", 9)
     assert last.statistics is not None
-    told = last.statistics
-    assert (told.completion_tokens, told.discarded, told.per_step_accepted) == (2, 2, [2])
+    statistics = last.statistics
+    assert (statistics.completion_tokens, statistics.discarded, statistics.per_step_accepted) == (2, 2, [2])
     if when == "before it has anything of the next":
         assert frames.Cancel("a") in bench.sent
     else:
@@ -425,10 +425,10 @@ async def test_an_answer_that_is_not_exact_shows_where_it_may_differ(path, strea
             response = await client.post(path, json=BODIES[path] | {"model": "toy", "stream": stream})
             body = await response.read()
         assert list(said_of(body, "metrics"))[-1]["resumed"] == 2
-        told = list(said_of(body, "warnings"))
+        warnings = list(said_of(body, "warnings"))
         assert ("X-Foresay-Warnings" in response.headers) == (not (exact or stream))
         if exact:
-            assert told == []
+            assert warnings == []
             continue
-        assert [warning["code"] for warning in told[-1]] == ["resumed", "resumed"]
-        assert told[-1][0]["message"].startswith("choices[0]: the engine was replaced after output token 3;")
+        assert [warning["code"] for warning in warnings[-1]] == ["resumed", "resumed"]
+        assert warnings[-1][0]["message"].startswith("choices[0]: the engine was replaced after output token 3;")

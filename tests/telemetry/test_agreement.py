@@ -47,13 +47,13 @@ class Seen:
         self.state, self.listed, self.log = state, listed, log
 
     @property
-    def told(self) -> list[TracedRequest]:
+    def requests(self) -> list[TracedRequest]:
         return asked(self.session)
 
 
 def asked(session: Session) -> list[TracedRequest]:
     """The requests that came from clients."""
-    return [told for told in session.requests.values() if not told.begin.aside]
+    return [request for request in session.requests.values() if not request.begin.aside]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
         while True:  # the last line is written behind the last answer
             trace = read(trace_file)
             (lived,) = trace.sessions
-            told = asked(lived)
-            if len(told) == choices(bodies) and all(one.end for one in told):
+            traced = asked(lived)
+            if len(traced) == choices(bodies) and all(one.end for one in traced):
                 assert trace.broken == 0
                 return Seen(bodies, scrape, lived, state, listed, live.output)
             await asyncio.sleep(0.05)
@@ -98,13 +98,13 @@ def test_four_tellings_of_one_number(seen: Seen) -> None:
         sums.add(body, len(body["choices"]))
     sums.check(seen.scrape)
     steps = [step for body in seen.bodies for choice in body["choices"] for step in choice["provenance"]["steps"]]
-    counts = [told.counts() for told in seen.told]
+    counts = [request.counts() for request in seen.requests]
     responses = (sums.drafted, sums.accepted)
     wire = (sum(step["drafted"] for step in steps), sum(step["accepted"] for step in steps))
     traced = (sum(sum(c.per_step_drafted) for c in counts), sum(sum(c.per_step_accepted) for c in counts))
     assert (responses, wire, traced) == (of_metrics(seen.scrape)[:2],) * 3
     assert sums.accepted > 100
-    assert of_metrics(seen.scrape)[2] == sum(told.emitted - told.kept for told in seen.told) > 10, (
+    assert of_metrics(seen.scrape)[2] == sum(request.emitted - request.kept for request in seen.requests) > 10, (
         "stop strings cut runs"
     )
 
@@ -122,20 +122,22 @@ def test_tokens_per_step_is_one_number(seen: Seen) -> None:
     assert seen.scrape.sum(f"{histogram}_sum") / seen.scrape.sum(f"{histogram}_count") == wanted
     points = seen.state["history"]["seconds"]
     assert sum(point["tokens"] for point in points) / sum(point["runs"] for point in points) == wanted
-    assert sum(told.kept for told in seen.told) / sum(len(told.parts) for told in seen.told) == wanted
+    assert (
+        sum(request.kept for request in seen.requests) / sum(len(request.parts) for request in seen.requests) == wanted
+    )
     assert sum(one["output_tokens"] for one in seen.listed) / sum(one["steps"] for one in seen.listed) == wanted
     for body in seen.bodies:
         own = sum(steps[body["id"], choice["index"]] for choice in body["choices"])
         assert body["metrics"]["tokens_per_step"] == round(body["usage"]["completion_tokens"] / own, 4)
     each = sorted(round(one["tokens_per_step"], 4) for one in seen.listed)
-    assert each == sorted(round(told.kept / len(told.parts), 4) for told in seen.told)
+    assert each == sorted(round(request.kept / len(request.parts), 4) for request in seen.requests)
     plain = [body for body in seen.bodies if body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0]
     assert any(body["metrics"]["tokens_per_step"] == 1 for body in plain), "steps without drafts count"
 
 
 def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
     page = ByDepth(**seen.state["snapshot"]["accepted_by_depth_hour"])
-    traced = [told.counts() for told in seen.told]
+    traced = [request.counts() for request in seen.requests]
     of_trace = ByDepth.of(
         summed(counts.accepted_per_depth for counts in traced),
         sum(drafted > 0 for counts in traced for drafted in counts.per_step_drafted),
@@ -170,15 +172,15 @@ def test_the_log_agrees(seen: Seen) -> None:
 
 def test_the_trace_holds_the_texts(seen: Seen) -> None:
     said = sorted(choice["token_ids"] for body in seen.bodies for choice in body["choices"])
-    assert sorted(output for told in seen.told if (output := told.output()) is not None) == said
+    assert sorted(output for request in seen.requests if (output := request.output()) is not None) == said
 
 
 def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) -> None:
-    tokens = sum(told.kept for told in seen.told if told.begin.speculate and not told.begin.grammar)
+    tokens = sum(request.kept for request in seen.requests if request.begin.speculate and not request.begin.grammar)
     by = {name: seen.scrape.sum(f"foresay:shadow_{name}_total", drafter="ngram") for name in ("tokens", "steps")}
-    late = sum(told.emitted - told.kept for told in seen.told)
+    late = sum(request.emitted - request.kept for request in seen.requests)
     assert tokens <= by["tokens"] <= tokens + late, "a cut in a run that has ended already comes too late"
     # A stop string may be found when a step behind it is walked already; of that step no token counts.
-    assert 0 < by["steps"] <= by["tokens"] + len(seen.told)
+    assert 0 < by["steps"] <= by["tokens"] + len(seen.requests)
     drafted = seen.scrape.sum("foresay:shadow_draft_tokens_total")
     assert 0 < seen.scrape.sum("foresay:shadow_accepted_tokens_total") <= drafted

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, trace: Path, slow_target: s
         yield server
 
 
-class Told:
+class Answers:
     """What a server returned: the answers, its health, its page, its metrics."""
 
     def __init__(self, bodies: list[Json], health: Json, state: Json, listed: list[Json], scrape: Scrape) -> None:
@@ -70,11 +70,11 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(server: LiveServer, trace: Path) -> Told:
-    return asyncio.run(_told(server.wait_for_url(), trace))
+def answers(server: LiveServer, trace: Path) -> Answers:
+    return asyncio.run(_answers(server.wait_for_url(), trace))
 
 
-async def _told(url: str, trace: Path) -> Told:
+async def _answers(url: str, trace: Path) -> Answers:
     async with aiohttp.ClientSession() as session:
 
         async def page(name: str) -> Any:
@@ -95,7 +95,7 @@ async def _told(url: str, trace: Path) -> Told:
                 await asyncio.sleep(0.2)
                 state = await page("state")
         health, listed = await (await session.get(f"{url}/health")).json(), await page("requests")
-    return Told(bodies, health, state, listed, await scraped(url))
+    return Answers(bodies, health, state, listed, await scraped(url))
 
 
 def one_of_them(name: str) -> bool:
@@ -104,10 +104,10 @@ def one_of_them(name: str) -> bool:
     return set(parts) <= set(DRAFTERS) and together(parts) == name
 
 
-def test_every_name_is_one_of_the_list(told: Told, trace: Path, server: LiveServer) -> None:
-    snapshot = told.state["snapshot"]
-    steps = {step["drafter"] for step in told.steps("steps") if step["drafted"]}
-    tokens = {token["drafter"] for token in told.steps("tokens") if "drafter" in token}
+def test_every_name_is_one_of_the_list(answers: Answers, trace: Path, server: LiveServer) -> None:
+    snapshot = answers.state["snapshot"]
+    steps = {step["drafter"] for step in answers.steps("steps") if step["drafted"]}
+    tokens = {token["drafter"] for token in answers.steps("tokens") if "drafter" in token}
     (session,) = read(trace).sessions
     assert all(one.end for one in session.requests.values())
     parts = [part for step in session.steps for part in step.parts]
@@ -115,38 +115,38 @@ def test_every_name_is_one_of_the_list(told: Told, trace: Path, server: LiveServ
     weighed = {name for step in session.steps if step.choice for name, *_ in step.choice.weighed} - {NONE}
     chosen = {step.choice.drafter for step in session.steps if step.choice}
     page = {rates["drafter"] for rates in snapshot["drafters_hour"]}
-    listed = set(chain.from_iterable(one["drafters"] for one in told.listed))
-    metrics = set(told.scrape.by("foresay:spec_decode_num_drafts_total", "drafter"))
-    assert steps == traced == page == listed == metrics, "trees are told by the same names everywhere"
+    listed = set(chain.from_iterable(one["drafters"] for one in answers.listed))
+    metrics = set(answers.scrape.by("foresay:spec_decode_num_drafts_total", "drafter"))
+    assert steps == traced == page == listed == metrics, "trees have the same names everywhere"
     assert {DRAFT_MODEL, NGRAM, GRAMMAR, PREDICTION} <= set("+".join(steps).split("+"))
     for name in steps | tokens | weighed | {rates["drafter"] for rates in snapshot["shadows"]}:
         assert one_of_them(name), name
     assert all("+" not in name for name in tokens), "a token is one drafter's"
     assert chosen - {NONE} <= weighed
-    assert set(told.scrape.by("foresay:spec_decode_num_choices_total", "choice")) == chosen | {NONE}
+    assert set(answers.scrape.by("foresay:spec_decode_num_choices_total", "choice")) == chosen | {NONE}
     for line in re.findall(r"(?:Drafting with|Nothing is drafted) .*", server.output):
         assert all(one_of_them(name) for name in re.findall(r"(?:Drafting with|drafted by) ([^\s,:]+)", line)), line
 
 
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
-def test_a_drafter_requested_by_name_drafts(told: Told, method: str) -> None:
+def test_a_drafter_requested_by_name_drafts(answers: Answers, method: str) -> None:
     (body,) = (
-        body for body, ask in zip(told.bodies, ASKS, strict=True) if ask.get("speculation") == {"method": method}
+        body for body, ask in zip(answers.bodies, ASKS, strict=True) if ask.get("speculation") == {"method": method}
     )
     steps = [step for choice in body["choices"] for step in choice["provenance"]["steps"]]
     assert {step["drafter"] for step in steps if step["drafted"]} == {method}
 
 
-def test_drafters_have_the_same_name_everywhere(told: Told, server: LiveServer) -> None:
+def test_drafters_have_the_same_name_everywhere(answers: Answers, server: LiveServer) -> None:
     names = ["draft_model", "suffix", "ngram"]
     listed, placed = ", ".join(names), "draft_model:bundled/draft, suffix, ngram"
-    shown = told.state["snapshot"]["server"]
+    shown = answers.state["snapshot"]["server"]
     assert (shown["drafters"], shown["drafter"], shown["draft"]) == (names, listed, placed)
-    assert (told.health["drafter"], told.health["draft"]) == (listed, placed)
-    (info,) = [dict(labels) for labels in told.scrape.samples["foresay:build_info"]]
+    assert (answers.health["drafter"], answers.health["draft"]) == (listed, placed)
+    (info,) = [dict(labels) for labels in answers.scrape.samples["foresay:build_info"]]
     assert (info["drafter"], info["draft"]) == (listed, placed)
     assert f"drafter   {placed}" in server.output
-    assert told.labels("drafter") - {listed} >= {"draft_model", "suffix"}
+    assert answers.labels("drafter") - {listed} >= {"draft_model", "suffix"}
 
 
 def test_names_of_several_are_in_one_order() -> None:

@@ -65,18 +65,18 @@ def without_process(text: bytes) -> list[bytes]:
 
 def test_a_scrape_has_what_changed(working: Working) -> None:
     exposition = Exposition(working.telemetry)
-    told = []
+    scrapes = []
     for _ in range(3):
-        told.append(Scrape(driven(exposition.text(""))[0][0].decode()))
+        scrapes.append(Scrape(driven(exposition.text(""))[0][0].decode()))
         working.second()
-        working.telemetry.connections.answered(200 + len(told))
+        working.telemetry.connections.answered(200 + len(scrapes))
         with working.telemetry.connections.connected():
             working.now += 5.0
     for name in ("engine_steps_total", "step_seconds_count", "websocket_connection_duration_seconds_sum"):
-        values = [scrape.sum(f"foresay:{name}") for scrape in told]
+        values = [scrape.sum(f"foresay:{name}") for scrape in scrapes]
         assert values == sorted(set(values)), name
-    assert set(told[2].by("foresay:http_responses_total", "status")) == {"201", "202"}
-    assert told[2].sum("vllm:websocket_connection_duration_seconds_count") == 2
+    assert set(scrapes[2].by("foresay:http_responses_total", "status")) == {"201", "202"}
+    assert scrapes[2].sum("vllm:websocket_connection_duration_seconds_count") == 2
 
 
 @pytest.mark.parametrize("escaping", ["", ";q=0.5,text/plain;version=0.0.4;q=0.3", ";escaping=values"])
@@ -127,12 +127,12 @@ def test_points_are_made_once_and_stay_the_same(working: Working) -> None:
     telemetry, history = working.telemetry, working.telemetry._history
     for _ in range(3):
         report, _ = driven(telemetry.history())
-        for told, windows, seconds in (
+        for points, windows, seconds in (
             (report.seconds, history.seconds(working.now), 1),
             (report.minutes, history.minutes(working.now), 60),
         ):
             expected = [views.point(window, seconds) for window in windows]
-            assert msgspec.json.decode(msgspec.json.encode(told), type=list[Point]) == expected
+            assert msgspec.json.decode(msgspec.json.encode(points), type=list[Point]) == expected
         again, _ = driven(telemetry.history())
         assert [id(point) for point in again.seconds] == [id(point) for point in report.seconds]
         working.second()

@@ -71,10 +71,10 @@ def test_a_trace_agrees_with_the_answers(tmp_path: Path, traced: Traced) -> None
     assert session.start.cost == [(1, 0.01), (64, 0.02)]
     assert [step.number for step in session.steps] == [trace.number for trace in harness.traces]
     for id, answer in answers.items():
-        told, counts = session.requests[id], session.requests[id].counts()
-        assert told.output() == answer.tokens
-        assert told.begin.tokens == [int(id), 1, 2]
-        assert told.end is not None and told.end.reason == "length"
+        record, counts = session.requests[id], session.requests[id].counts()
+        assert record.output() == answer.tokens
+        assert record.begin.tokens == [int(id), 1, 2]
+        assert record.end is not None and record.end.reason == "length"
         assert counts.per_step_drafted == answer.statistics.per_step_drafted
         assert counts.per_step_accepted == answer.statistics.per_step_accepted
         assert counts.accepted_per_depth == answer.statistics.accepted_per_depth
@@ -104,9 +104,9 @@ def test_without_text_no_line_holds_a_token(tmp_path: Path, traced: Traced) -> N
     harness.answer([1, 2, 3], SamplingParams(max_tokens=12, seed=1))
     content = (tmp_path / "trace").read_text()
     assert '"tokens":[' not in content and '"draws":[' not in content
-    told = only_session(tmp_path / "trace").requests["only"]
-    assert told.output() is None
-    assert told.kept == 12
+    record = only_session(tmp_path / "trace").requests["only"]
+    assert record.output() is None
+    assert record.kept == 12
 
 
 def test_engines_of_one_file_come_one_after_the_other(tmp_path: Path, traced: Traced) -> None:
@@ -167,7 +167,7 @@ def test_events_come_in_order_and_after_the_tokens() -> None:
     harness = Harness(TableModel(5), observers=[order := Order()])
     harness.engine.add(Request(id="a", prompt=[1, 2], params=SamplingParams(max_tokens=9, seed=1)))
     deltas = harness.engine.step()
-    assert order.seen == ["begun a"], "the step is told when its tokens are on their way"
+    assert order.seen == ["begun a"], "the step is reported when its tokens are on their way"
     assert deltas[0].tokens
     harness.engine.step()
     assert order.seen == ["begun a", "step 1"]
