@@ -1,4 +1,4 @@
-"""The five APIs that write a text behind one interface: their requests, answers, streams and errors."""
+"""All APIs that write a text behind one interface: their requests, answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -124,7 +124,6 @@ def error_in(chunk: dict[str, Any]) -> str | None:
 
 
 CHAT = {"messages": [TURN]}
-NEW_NAME = {"max_tokens": "max_completion_tokens"}
 OLLAMA = {
     "max_tokens": "options.num_predict",
     "tools": "tools",
