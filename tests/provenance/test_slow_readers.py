@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
 from tests.responses.bare import STUCK, Bare
 from tests.responses.serving import serving
 from tests.server.scripted import END
+from tests.server.wire import until
 
 STORY = "Once upon a time there was a fox. " * 20
 
@@ -78,8 +78,7 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
     ):
         create: Json = {"input": "x", "provenance": True, "spec_decode_metrics": "detailed", "max_output_tokens": 400}
         await bare.create(**create, **STUCK)
-        while engine._tasks or not engine.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.requests and not engine._tasks)
         events: list[Json] = []
         while not events or events[-1]["type"] != "response.completed":
             events.append(json.loads((await bare.read())[1]))
@@ -102,8 +101,7 @@ async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> lis
     )
     answer = CompletionAnswer(AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
     async with Generation(engine, requests) as generation:
-        while engine._tasks:
-            await asyncio.sleep(0.001)
+        await until(lambda: not engine._tasks)
         batch = await delivery(answer, generation)(None)
     chunks: list[Json] = msgspec.to_builtins([one for index, piece in batch for one in answer.chunks(index, piece)])
     return chunks

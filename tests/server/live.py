@@ -121,12 +121,12 @@ async def steps_of(url: str, work: Awaitable[object]) -> float:
 
 
 async def _at_rest(url: str) -> float:
-    found = await steps(url)
-    while True:
-        await asyncio.sleep(1.0)  # a machine may stall
-        before, found = found, await steps(url)
-        if found == before:
-            return found
+    before, found = -1.0, await steps(url)
+    async with asyncio.timeout(300):
+        while found != before:
+            await asyncio.sleep(1.0)  # a machine may stall
+            before, found = found, await steps(url)
+    return found
 
 
 def send_signal(engine: EngineClient, number: signal.Signals) -> None:
