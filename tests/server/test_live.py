@@ -90,7 +90,7 @@ async def read_on(iterator: AsyncIterator[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where a file holds engines that load."""
+    """Where a file makes engines slow, or holds them."""
     return tmp_path_factory.mktemp("serve")
 
 
@@ -118,13 +118,13 @@ LONG: dict[str, Any] = {
 async def test_an_engine_killed_in_a_stream_is_started_again(slow_server, folder):
     url = slow_server.wait_for_url()
     async with openai_client(url) as client:
-        stream = await client.completions.create(**LONG, stream=True)
-        whole = asyncio.create_task(client.completions.create(**LONG))
-        iterator = aiter(stream)
-        for _ in range(3):
-            await anext(iterator)
-        [engine] = slow_server.engine_processes()
-        with existing(folder / "held"):
+        with existing(folder / "slow"), existing(folder / "held"):
+            stream = await client.completions.create(**LONG, stream=True)
+            whole = asyncio.create_task(client.completions.create(**LONG))
+            iterator = aiter(stream)
+            for _ in range(3):
+                await anext(iterator)
+            [engine] = slow_server.engine_processes()
             os.kill(engine, signal.SIGKILL)
             with pytest.raises(openai.APIError, match=r"signal 9.*please send it again"):
                 await read_on(iterator)
@@ -152,20 +152,21 @@ async def closed(socket: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.slow
-async def test_sigterm_lets_running_requests_finish(slow_server):
+async def test_sigterm_lets_running_requests_finish(slow_server, folder):
     url = slow_server.wait_for_url()
     async with openai_client(url) as client, client.responses.connect() as busy, client.responses.connect() as idle:
-        stream = aiter(await client.completions.create(**LONG, stream=True, stream_options={"include_usage": True}))
-        await anext(stream)
-        await busy.response.create(model=MODEL, input="Tell me a story.", max_output_tokens=60)
-        assert (await busy.recv()).type == "response.created"
-        slow_server.terminate()
-        assert await closed(idle) == (1012, None)
-        async with asyncio.timeout(60):
-            while await status_of(url, "/ready") != 503:
-                await asyncio.sleep(0.01)
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
-            await client.completions.create(model=MODEL, prompt="x")
+        with existing(folder / "slow"):
+            stream = aiter(await client.completions.create(**LONG, stream=True, stream_options={"include_usage": True}))
+            await anext(stream)
+            await busy.response.create(model=MODEL, input="Tell me a story.", max_output_tokens=60)
+            assert (await busy.recv()).type == "response.created"
+            slow_server.terminate()
+            assert await closed(idle) == (1012, None)
+            async with asyncio.timeout(60):
+                while await status_of(url, "/ready") != 503:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(openai.InternalServerError, match="shutting down"):
+                await client.completions.create(model=MODEL, prompt="x")
         *_, last = [chunk async for chunk in stream]
         assert last.usage.completion_tokens == 500
         code, ended = await closed(busy)
