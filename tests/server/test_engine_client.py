@@ -184,7 +184,10 @@ async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch
 @pytest.mark.slow
 async def test_requests_of_a_frozen_engine_fail_where_none_may_be_resumed(tmp_path, slow_target):
     flags = (slow_target, "--served-model-name", "bundled", "--engine-timeout", "3", "--max-resumes", "0")
-    with LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server:
+    with (
+        LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server,
+        existing(tmp_path / "slow"),
+    ):
         url = server.wait_for_url()
         async with openai_client(url) as client:
             ask: dict[str, Any] = {"model": "bundled", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
