@@ -146,7 +146,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """SmolLM2 in the place of the bundled pair: by its name, with a context as short."""
+    """SmolLM2 instead of the bundled pair: by its name, with a context as short."""
     flags = ("--draft", "auto", "--served-model-name", "bundled", "--max-model-len", "1024", "--max-seqs", "4")
     with LiveServer(tmp_path_factory.mktemp("smollm2") / "log", str(smollm2), *flags) as server:
         yield server.wait_for_url()

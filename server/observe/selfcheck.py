@@ -196,6 +196,8 @@ QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.
 MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
+#: Not the module's own generator, which a caller may have seeded.
+_CHANCE = random.Random()
 
 
 class SelfCheck:
@@ -209,7 +211,7 @@ class SelfCheck:
         counts: SelfCheckCounts,
         idle: asyncio.Event,
         taking: Callable[[], bool],
-        chance: Callable[[], float] = random.Random().random,
+        chance: Callable[[], float] = _CHANCE.random,
     ) -> None:
         self.backlog = Backlog()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance

@@ -103,7 +103,7 @@ def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
     [pytest.param(n, marks=pytest.mark.soak if n != 17 else ()) for n in random.Random(40).sample(range(1, 25), 3)],
 )
 def test_a_call_that_is_killed_has_delivered_all_its_output(after: int, tmp_path: Path) -> None:
-    """Whatever was said is in the file, whole."""
+    """All of the output is in the file, whole."""
     asked = [sys.executable, "-m", "bench.gpu", "A", "--rehearse", "--only", "smoke", "bandwidth", "compile"]
     asked.append("8B passes")
     said: list[str] = []

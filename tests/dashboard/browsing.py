@@ -32,7 +32,7 @@ needs_chromium = pytest.mark.usefixtures("browser")
 
 
 class Visit:
-    """One open page. tried: addresses beyond the server that it asked for; complaints: what its console said."""
+    """One open page. tried: addresses beyond the server that it requested; complaints: errors of its console."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url

@@ -1,4 +1,4 @@
-"""Two answers that race: how they are measured, how they are shown, what is said of them, and the picture."""
+"""Two answers that race: how they are measured, how they are shown, the verdict, and the picture."""
 
 from __future__ import annotations
 

@@ -203,5 +203,5 @@ class Stepping:
 
 
 def building(script: Script, clock: Clock) -> Callable[..., Engine]:
-    """In the place of :func:`foresay.server.engine.build.build_engine`."""
+    """A stand-in for :func:`foresay.server.engine.build.build_engine`."""
     return lambda config, *rest, **named: engine(script, clock, config.draft != "none")

@@ -1,4 +1,4 @@
-"""How much a key may ask for, through every route: rates, places, time, and the queue."""
+"""How much a key may use, through every route: rates, slots, time, and the queue."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_without_keys_the_limits_are_everybodys_together(tokenizer, letter
         assert (await client.post("/v1/completions", json=ASK)).status == 429
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- slots -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -238,7 +238,7 @@ async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_the_en
             assert response.status == 504
             assert response.headers["X-Should-Retry"] == "false"
         async with asyncio.timeout(60):
-            while (await post(client, max_tokens=1)).status != 200:  # 429 as long as the place is not free
+            while (await post(client, max_tokens=1)).status != 200:  # 429 as long as the slot is not free
                 await asyncio.sleep(0.01)
 
 

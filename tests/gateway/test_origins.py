@@ -1,4 +1,4 @@
-"""Web pages of other origins: let in when asked for, otherwise shut out, over HTTP and WebSocket alike."""
+"""Web pages of other origins: let in where configured, otherwise shut out, over HTTP and WebSocket alike."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def choice(tokenizer, id: str, prompt: list[int], **params: Any) -> Choice:
 
 
 async def test_a_client_that_does_not_read_holds_no_model(tokenizer):
-    """The engine has no more to do for it, so another model may have its place."""
+    """The engine has no more to do for it, so another model may have its memory."""
     async with serving(tokenizer, TEXTS) as server, server.models.lease("fox") as service:
         resident = server.models.find("fox")
         async with service.generation([choice(tokenizer, "deaf", [5, 6], max_tokens=20)]) as generation:

@@ -1,4 +1,4 @@
-"""What clients put into prompts that changes each time is left out, and said; where prompts differ is said too."""
+"""What clients put into prompts that changes each time is left out with a warning; where prompts differ is shown."""
 
 from __future__ import annotations
 

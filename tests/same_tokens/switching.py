@@ -1,6 +1,6 @@
 """Drafters in turns: several over one target and pool, another one used at every step of every sequence.
 
-All are told what was committed. Only the one that proposed is told which nodes of its tree were; the others rested.
+All are notified of what was committed. Only the one that proposed learns which nodes of its tree were; others rested.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class ScriptedEngine:
 
 
 def logprobs_of(request: Request, run: list[int], emitted: int) -> list[TokenLogprobs] | None:
-    """A made-up entry for each token that tells it and its place."""
+    """A made-up entry for each token, from which it and its position can be read."""
     count = request.params.logprobs
     return None if count is None else [entry(token, emitted + place, count) for place, token in enumerate(run)]
 

@@ -1,4 +1,4 @@
-"""``foresay bench``: what is measured, in which words a model gets it, and what is said of several ways of drafting. On
+"""``foresay bench``: what is measured, in which words a model gets it, and the verdict on several ways of drafting. On
 an engine whose times are known."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what is said of wrong ones, and durations."""
+"""Settings: where they come from, the errors of wrong ones, and durations."""
 
 from __future__ import annotations
 

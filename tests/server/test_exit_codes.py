@@ -1,4 +1,4 @@
-"""2 where what was asked for is wrong, 1 for the rest: of every command, each in a process of its own."""
+"""2 where what was requested is wrong, 1 for the rest: of every command, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def streams(
 def test_streams_go_on_in_the_next_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, draft: str
 ) -> None:
-    """With drafts of its own layer and of what was said before; and what those leave is found by prompts after it."""
+    """With drafts of its own layer and of earlier text; and what those leave is found by prompts after it."""
 
     async def heard() -> None:
         config = ServeConfig(target=str(tmp_path), draft=draft, max_seqs=COUNT, max_model_len=512, engine_timeout=2.0)

@@ -14,7 +14,7 @@ from foresay.server.host.notebook import loading
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """What the kernel of a notebook was asked to show in one place, in order."""
+    """What the kernel of a notebook was given to show in one cell, in order."""
     found: list[dict[str, str]] = []
 
     def display(data: dict[str, str], **how: Any) -> SimpleNamespace:

@@ -71,7 +71,7 @@ class Bench:
 
     @property
     def added(self) -> list[Request]:
-        """What the engine that is there now was asked for."""
+        """Requests of the engine that is there now."""
         return [frame.request for frame in self.sent if isinstance(frame, frames.Add)]
 
 

@@ -38,7 +38,7 @@ async def posted(session: aiohttp.ClientSession, url: str, ask: Json) -> Json:
 
 
 class Seen:
-    """What a server was asked, and what was found in each of the places. state, listed: of the page."""
+    """The requests of a server, and what each of its views shows. state, listed: of the page."""
 
     def __init__(
         self, bodies: list[Json], scrape: Scrape, session: Session, state: Json, listed: list[Json], log: str

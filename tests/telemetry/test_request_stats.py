@@ -90,7 +90,7 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
 
 
 def summed(lists: object) -> list[int]:
-    """Lists added up place by place; the longest one sets the length."""
+    """Lists added up index by index; the longest one sets the length."""
     total: list[int] = []
     for one in lists:  # type: ignore[attr-defined]
         total.extend([0] * (len(one) - len(total)))
