@@ -89,7 +89,7 @@ async def read_on(iterator: AsyncIterator[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a file makes engines slow, or holds them."""
     return tmp_path_factory.mktemp("serve")
 
