@@ -1,6 +1,6 @@
 """Threads that work in the background and hold nobody up, even if a file that they read never arrives.
 
-Python waits at its end for the threads of a :class:`concurrent.futures.ThreadPoolExecutor`, however long they take.
+Python waits at its end for the threads of concurrent.futures' ThreadPoolExecutor, however long they take.
 """
 
 from __future__ import annotations
