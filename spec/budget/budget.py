@@ -32,6 +32,8 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
+#: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
+_FIRST_TRIES, _IN_A_TEXT = 8, 4
 #: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
@@ -185,7 +187,7 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs)
+        chosen = self._explored(ways, costs, cases)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
@@ -216,8 +218,16 @@ class Budget(Observer):
         pace = sum([case.pace(seconds[1]) for case in cases])
         return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
-    def _explored(self, ways: Sequence[CandidatePlan], costs: StepCosts) -> CandidatePlan:
+    def _explored(
+        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
+    ) -> CandidatePlan:
         """The best plan, or one that is explored."""
+        if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
+            for way in ways:
+                if way.model and self._models[way.model].costs.learnt < _FIRST_TRIES:
+                    for case in cases:
+                        case.explored += 1
+                    return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}
