@@ -144,7 +144,9 @@ class Spans:
         """A head's key or value in a slot."""
         k, slot = self.k, self.k.integer(self.k.load(slots, I32, lane), I64)
         numbers = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
-        return Line(numbers, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head))
+        return Line(
+            numbers, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head)
+        )
 
     def _floats(self, line: Line, at: Any) -> Value:
         """16 numbers of a line as fp32."""
