@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {
         "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 256,
         "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "first_k_dense_replace": 4,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 256,
     },
 }  # fmt: skip
 #: The drafter, the tree, captured or not, requests at once. The copy is the target itself, so all its drafts are right.

@@ -200,8 +200,7 @@ log = logging.getLogger("foresay.selfcheck")
 
 class SelfCheck:
     """engine: generates the texts, and the re-runs. share: of requests that are re-run. idle: set while no request
-    runs.
-    taking: whether requests are taken."""
+    runs. taking: whether requests are taken. chance: numbers from 0 to 1."""
 
     def __init__(
         self,
@@ -210,7 +209,7 @@ class SelfCheck:
         counts: SelfCheckCounts,
         idle: asyncio.Event,
         taking: Callable[[], bool],
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = random.Random().random,
     ) -> None:
         self.backlog = Backlog()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance
@@ -235,7 +234,7 @@ class SelfCheck:
                     self._keep(follows, RecordedAnswer.of(choice))
 
     def _picks(self, request: Request) -> bool:
-        return request.forced is None and self._chance() < self._share
+        return self._share > 0 and request.forced is None and self._chance() < self._share
 
     def follow(self, engine: ServedEngine, taking: Callable[[], bool], same_texts: bool = False) -> None:
         """Use another engine from now on. Unless it writes the same texts, earlier answers can no longer be checked."""
