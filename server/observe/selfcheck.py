@@ -196,6 +196,7 @@ QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.
 MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
+_random = random.Random()  # apart from the global one, which others may seed
 
 
 class SelfCheck:
@@ -209,7 +210,7 @@ class SelfCheck:
         counts: SelfCheckCounts,
         idle: asyncio.Event,
         taking: Callable[[], bool],
-        chance: Callable[[], float] = random.Random().random,
+        chance: Callable[[], float] = _random.random,
     ) -> None:
         self.backlog = Backlog()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance
