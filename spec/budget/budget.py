@@ -124,6 +124,7 @@ class Budget(Observer):
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
+        self._undrafted = [], []
         if not self._cases:  # with other texts running, a new one is looked at soon enough
             self._looks.begin()
 
@@ -144,18 +145,19 @@ class Budget(Observer):
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
         self._kept += 1
-        looks = self._looks.due()
-        if not looks and sequences == self._undrafted[0]:
+        repeated = bool(sequences) and sequences == self._undrafted[0]
+        if repeated and not self._looks.due():
             return self._undrafted[1]
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         if not able:
-            self.why, self._plans = None, {}
-        else:
-            looks = looks or not self.timed or any(sequence.prediction for sequence in able)
-            if looks or not self._lasts(able):
-                self._decide(able, looks)
+            self.why, self._plans, self._undrafted, self._looks.now = None, {}, ([], []), False
+            return [NO_PLAN] * len(sequences)
+        predicted = any(sequence.prediction for sequence in able)
+        looks = (self._looks.now if repeated else self._looks.due()) or not self.timed or predicted
+        if looks or not self._lasts(able):
+            self._decide(able, looks)
         plans = [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
-        repeats = self.timed and not any(plan.shares for plan in plans) and not any(s.prediction for s in able)
+        repeats = self.timed and not predicted and not any(plan.shares for plan in plans)
         self._undrafted = (list(sequences), plans) if repeats else ([], [])
         return plans
 
