@@ -306,7 +306,7 @@ class DiskPages:
 def _read(path: Path, file: _File, text: Text, data: Tensor) -> bool:
     """Fill data, uint8, a piece at a time; whether it is what was written."""
     found, room = sha256(), data.numpy()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as source:
+    with open(path, "rb", buffering=0, opener=_opened) as source:
         about = os.fstat(source.fileno())
         if not S_ISREG(about.st_mode):  # others may never arrive
             return False
@@ -317,6 +317,10 @@ def _read(path: Path, file: _File, text: Text, data: Tensor) -> bool:
             found.update(room[at : at + _PIECE].data)
             _yield()
     return head == file.header(text, found.hexdigest())
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _copied(views: Sequence[Tensor], parts: Sequence[Tensor]) -> Iterator[None]:

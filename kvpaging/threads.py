@@ -1,6 +1,6 @@
 """Threads that work in the background and hold nobody up, even if a file that they read never arrives.
 
-Python waits at its end for the threads of a :class:`concurrent.futures.ThreadPoolExecutor`, however long they take.
+Python waits at its end for the threads of concurrent.futures' ThreadPoolExecutor, however long they take.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class BackgroundThreads:
 
 def _work(jobs: _Jobs, threads: list[Thread], begun: Callable[[], object]) -> None:
     begun()
-    while current_thread() in threads and (job := jobs.get()) is not None:
+    while current_thread() in threads:
+        if (job := jobs.get()) is None:
+            jobs.put(None)  # for the next one: those that were replaced wait too
+            return
         future, call = job
         if future.set_running_or_notify_cancel():
             try:
@@ -56,8 +59,7 @@ def _work(jobs: _Jobs, threads: list[Thread], begun: Callable[[], object]) -> No
 
 
 def _end(jobs: _Jobs, threads: list[Thread]) -> None:
-    for _ in threads:
-        jobs.put(None)
+    jobs.put(None)
     for thread in threads:
         if thread is not current_thread():
             thread.join(_FINISHING)

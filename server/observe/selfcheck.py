@@ -48,28 +48,28 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     def of(cls, choice: Choice) -> RecordedAnswer:
         """The answer of a finished choice."""
         params = msgspec.structs.replace(choice.request.params, seed=choice.seed)
-        asked = msgspec.structs.replace(choice.request, params=params)
-        return cls(asked, choice.tokens, CONTEXT.get().id)
+        request = msgspec.structs.replace(choice.request, params=params)
+        return cls(request, choice.tokens, CONTEXT.get().id)
 
     def plainly(self, id: str) -> Request:
         """The request, with id ``id``, that generates these tokens again: one per step, without cached KV.
 
         A fork is repeated with its own seed. Logprobs are not requested.
         """
-        asked, length = self.request, len(self.tokens)
+        request, length = self.request, len(self.tokens)
         params = msgspec.structs.replace(
-            asked.params,
+            request.params,
             max_tokens=length,
-            min_tokens=min(asked.params.min_tokens, length),
+            min_tokens=min(request.params.min_tokens, length),
             logprobs=None,
             prompt_logprobs=None,
         )
         return Request(
             id=id,
-            prompt=asked.prompt,
+            prompt=request.prompt,
             params=params,
-            salt=asked.salt,  # grammars compiled for it stay within the tenant
-            grammar=asked.grammar,
+            salt=request.salt,  # grammars compiled for it stay within the tenant
+            grammar=request.grammar,
             speculate=False,
             aside=True,
         )
@@ -196,8 +196,7 @@ QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.
 MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
-#: Not the module's own generator, which a caller may have seeded.
-_CHANCE = random.Random()
+_random = random.Random()  # apart from the global one, which others may seed
 
 
 class SelfCheck:
@@ -211,7 +210,7 @@ class SelfCheck:
         counts: SelfCheckCounts,
         idle: asyncio.Event,
         taking: Callable[[], bool],
-        chance: Callable[[], float] = _CHANCE.random,
+        chance: Callable[[], float] = _random.random,
     ) -> None:
         self.backlog = Backlog()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance

@@ -32,6 +32,8 @@ from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
+#: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
+_FIRST_TRIES, _IN_A_TEXT = 8, 4
 #: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
 #: The least share of its tokens that a tree is taken to contribute next to others.
@@ -122,6 +124,7 @@ class Budget(Observer):
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
+        self._undrafted = [], []
         if not self._cases:  # with other texts running, a new one is looked at soon enough
             self._looks.begin()
 
@@ -142,18 +145,19 @@ class Budget(Observer):
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
         self._kept += 1
-        looks = self._looks.due()
-        if not looks and sequences == self._undrafted[0]:
+        repeated = bool(sequences) and sequences == self._undrafted[0]
+        if repeated and not self._looks.due():
             return self._undrafted[1]
         able = [s for s in sequences if s.speculate and s.most_levels > 0]
         if not able:
-            self.why, self._plans = None, {}
-        else:
-            looks = looks or not self.timed or any(sequence.prediction for sequence in able)
-            if looks or not self._lasts(able):
-                self._decide(able, looks)
+            self.why, self._plans, self._undrafted, self._looks.now = None, {}, ([], []), False
+            return [NO_PLAN] * len(sequences)
+        predicted = any(sequence.prediction for sequence in able)
+        looks = (self._looks.now if repeated else self._looks.due()) or not self.timed or predicted
+        if looks or not self._lasts(able):
+            self._decide(able, looks)
         plans = [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
-        repeats = self.timed and not any(plan.shares for plan in plans) and not any(s.prediction for s in able)
+        repeats = self.timed and not predicted and not any(plan.shares for plan in plans)
         self._undrafted = (list(sequences), plans) if repeats else ([], [])
         return plans
 
@@ -185,7 +189,7 @@ class Budget(Observer):
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        chosen = self._explored(ways, costs)
+        chosen = self._explored(ways, costs, cases)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
@@ -216,8 +220,16 @@ class Budget(Observer):
         pace = sum([case.pace(seconds[1]) for case in cases])
         return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
 
-    def _explored(self, ways: Sequence[CandidatePlan], costs: StepCosts) -> CandidatePlan:
+    def _explored(
+        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
+    ) -> CandidatePlan:
         """The best plan, or one that is explored."""
+        if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
+            for way in ways:
+                if way.model and self._models[way.model].costs.learnt < _FIRST_TRIES:
+                    for case in cases:
+                        case.explored += 1
+                    return way
         rows = {name: of.row for name, of in costs.drafts.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}

@@ -199,13 +199,14 @@ NOTHING = Found()
 @dataclass(slots=True, eq=False)
 class SequenceStats:
     """One text. members: its possible drafters, by name; claims: of each. found: of the step planned; length: of the
-    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. came,
-    spent: tokens and seconds of the last steps."""
+    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. explored: how
+    often models were only explored. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
+    explored: int = 0
     seconds: float = 0.0
     looked: bool = False
     came: float = 0.0

@@ -21,6 +21,7 @@ import pytest
 from safetensors import safe_open
 
 from foresay.kvpaging import DiskPages, prefix
+from foresay.kvpaging.threads import BackgroundThreads
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -318,9 +319,29 @@ def test_what_is_no_file_is_removed_and_not_waited_for(model: TableModel, tmp_pa
     assert not first.exists()
 
 
+def test_a_directory_instead_of_a_file_leaves_nothing_open(model: TableModel, tmp_path: Path) -> None:
+    written(model, tmp_path)
+    for path in (tmp_path / "a").iterdir():
+        path.unlink()
+        path.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    assert found(model, tmp_path, PROMPT) == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_python_ends_while_a_thread_waits_for_ever() -> None:
     program = "from foresay.kvpaging.threads import *; BackgroundThreads(2, '', list).submit(SimpleQueue().get)"
     subprocess.run([sys.executable, "-c", program], timeout=300, check=True)
+
+
+def test_threads_that_were_replaced_end_with_the_others() -> None:
+    made = BackgroundThreads(2, "replaced", list)
+    made.replace()
+    ran = [thread for thread in threading.enumerate() if thread.name == "replaced"]
+    del made
+    for thread in ran:
+        thread.join(60)
+    assert len(ran) == 4 and not any(thread.is_alive() for thread in ran)
 
 
 def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path) -> None:

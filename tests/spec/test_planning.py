@@ -152,7 +152,7 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     """And it is again as soon as another text begins."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
     one.limit, whys = 10_000, []
-    budget.members["model"].costs.learnt = 16  # or it would be timed first
+    budget.members["model"].costs.learnt = 16  # or it would be tried first
     for _ in range(2000):
         (plan,) = budget.plan([one])
         assert (plan.shape.levels, plan.why, budget.choice) == (0, budget.why, "none")
@@ -171,6 +171,20 @@ def test_a_step_in_which_no_text_may_draft_may_be_the_first() -> None:
     (plan,) = budget.plan([one])
     budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
     assert plan is NO_PLAN and not budget.failed
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_steps_in_which_no_text_may_draft_teach_nothing_of_looks(others: int) -> None:
+    budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), timed=True), sequence()
+    one.limit, looked = 10_000, 0
+    for text, steps in ((one, 1000), (replace(one, id="other", speculate=False), others), (one, 500)):
+        looked = 0
+        for _ in range(steps):
+            (plan,) = budget.plan([text])
+            looked += budget.looks
+            took = 0.3 if budget.looks and text is one else 0.003
+            budget.stepped(*came(text, plan, DraftTree.chain([7]), [9], 0, plan=took, forward=1.0))
+    assert looked < 20
 
 
 def test_of_lookups_alone_a_vain_look_weighs_nothing_and_what_is_found_is_weighed() -> None:

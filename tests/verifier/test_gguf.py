@@ -133,6 +133,7 @@ AS_FILES_HAVE_IT = {
         "moe_intermediate_size": 256,
         "moe_shared_expert_intermediate_size": 256,
         "num_experts_per_tok": 8,
+        "topk_group": 4,
     },
     "falcon_h1": {"mamba_d_ssm": 512},
     "falcon_h1_norm": {"mamba_d_ssm": 512},

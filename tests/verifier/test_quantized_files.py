@@ -417,15 +417,19 @@ def test_modelopts_own_file_says_the_same(tmp_path) -> None:
     assert expected.scheme("model.layers.0.mlp.gate", 32) is None is not expected.scheme("mlp.gate_proj", 32)
 
 
-def test_each_module_of_modelopts_may_have_its_own_kind(tmp_path) -> None:
-    """Attention in fp8, experts in NVFP4, routers in neither, as its own file lists them by the outer model's names."""
+@pytest.mark.parametrize("family", ["glm4_moe", "nemotron_h_moe"])
+def test_each_module_of_modelopts_may_have_its_own_kind(tmp_path, family) -> None:
+    """Attention in fp8, experts in NVFP4, routers in neither, as its own file lists them by the outer model's names, or
+    by the family's own."""
     files, algorithms = dict[tuple[str, str], dict[str, Tensor]](), {"modelopt": "NVFP4", "fp8 of modelopt": "FP8"}
     for kind in algorithms:
-        published(tmp_path / kind, kind, "glm4_moe")
+        published(tmp_path / kind, kind, family)
         attends = kind != "modelopt"
         for copy in ("plain", "quantized"):
             found = load_file(tmp_path / kind / copy / SINGLE)
-            files[kind, copy] = {name: each for name, each in found.items() if ("self_attn" in name) == attends}
+            files[kind, copy] = {
+                name: each for name, each in found.items() if bool(re.search(r"\.[qkvo]_proj", name)) == attends
+            }
     layers = {
         name.removesuffix(".weight_scale").replace("model.", "model.language_model."): {"quant_algo": algorithm}
         for kind, algorithm in algorithms.items()

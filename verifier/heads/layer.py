@@ -152,7 +152,7 @@ class PagedHead:
                 if not len(rows.logits_indices):
                     return x[:0], x[:0]
                 x, seen = take_rows(x, rows.logits_indices), take_rows(seen, rows.logits_indices)
-                slots = slots[rows.logits_indices]
+                slots = slots if layer.experts is None else take_rows(slots, rows.logits_indices)
             inner = add_norm(x, layer.output.unfinished(seen), layer.before_mlp)
             if layer.experts is not None:
                 mixed = add_norm(x, experts(layer, layer.experts, inner, None, slots), above)

@@ -68,7 +68,7 @@ class EagleHead(PagedHead):
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
-        """fp32[W, V'] logits of the rows with logits and the states to continue from, [W, H]; see :meth:`states`."""
+        """The logits, fp32[W, V'], and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
         if not len(normed):
             return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import CONFIGURATION, PREDICTED, PREDICTS, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
+from foresay.verifier.model.names import tensor_name
 from foresay.verifier.model.predicting import prefixes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -32,41 +32,9 @@ E4M3 = "F8_E4M3"
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 #: GGUF's block types: bytes per number, including scales.
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
-#: Prefixes of tensor names in models of texts and images, and the corresponding ones in text models; and the prefixes
-#: of image tensors, which are not read.
-_INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
+#: Prefixes of the names of image tensors, which are not read.
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
            "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
-#: Tensor names of LFM2's and Granite 4's checkpoints that differ from all others'.
-_CALLED = {
-    "model.embedding_norm.": "model.norm.",
-    ".operator_norm.": ".input_layernorm.",
-    ".ffn_norm.": ".post_attention_layernorm.",
-    ".feed_forward.w1.": ".mlp.gate_proj.",
-    ".feed_forward.w3.": ".mlp.up_proj.",
-    ".feed_forward.w2.": ".mlp.down_proj.",
-    ".self_attn.out_proj.": ".self_attn.o_proj.",
-    ".self_attn.q_layernorm.": ".self_attn.q_norm.",
-    ".self_attn.k_layernorm.": ".self_attn.k_norm.",
-    ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
-    ".shared_mlp.output_linear.": ".mlp.down_proj.",
-}
-#: And Nemotron-H's, whose layers have one of these each; and Falcon-H1's.
-_ALONE = tuple(
-    (re.compile(pattern), ours)
-    for pattern, ours in (
-        (r"^backbone\.", "model."),
-        (r"^model\.embeddings\.", "model.embed_tokens."),
-        (r"^model\.norm_f\.", "model.norm."),
-        (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
-        (r"\.mixer\.(?=[qkvo]_proj\.)", ".self_attn."),
-        (r"\.mixer\.(?=(?:(?:up|down)_proj|gate|experts|shared_experts)\.)", ".mlp."),
-        (r"\.mixer\.", ".mamba."),
-        (r"^model\.final_layernorm\.", "model.norm."),
-        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
-        (r"\.feed_forward\.(?=(?:gate|up|down)_proj\.)", ".mlp."),
-    )
-)
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers of old checkpoints that every decoder computes itself; scales for rounding activations, which are not rounded
@@ -197,13 +165,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
     """A file's tensor names, by their names here."""
     found: dict[str, str] = {}
     for name in stored:
-        begun = next((prefix for prefix in _INSIDE if name.startswith(prefix)), None)
-        own = name if begun is None else _INSIDE[begun] + name.removeprefix(begun)
-        for pattern, most in _ALONE:
-            own = pattern.sub(most, own)
-        called = next((part for part in _CALLED if part in own), None)
-        own = own if called is None else own.replace(called, _CALLED[called])
-        if own in found:
+        if (own := tensor_name(name)) in found:
             raise WeightsError(f"{found[own]} and {name} are one tensor by two names")
         found[own] = name
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.names import module_name
 from foresay.verifier.model.quantization import (
     AWQ,
     BLOCKS,
@@ -76,7 +77,7 @@ class _Section:
         if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
             raise self.fields.error(f"{key} must be a list of names")
         self.check(key, found)
-        return tuple(one if one.startswith("re:") else _ours(one) for one in found)
+        return tuple(one if one.startswith("re:") else module_name(one) for one in found)
 
     def check(self, key: str, names: Sequence[str]) -> None:
         """Raise ConfigError for invalid patterns."""
@@ -87,11 +88,6 @@ class _Section:
                 pattern(each.removeprefix("re:"))
             except ValueError as error:
                 raise self.fields.error(f"{key}: {each[:200]!r} {error}") from error
-
-
-def _ours(name: str) -> str:
-    """A module's name, without that of the text model inside a model of images too."""
-    return name.replace("language_model.", "", 1)
 
 
 def _compressed(section: _Section) -> Quantization:
@@ -216,7 +212,7 @@ def _modelopt(section: _Section) -> Quantization:
         return Quantization(MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
     if layers is None:
         raise section.fields.error("quantized_layers is missing")
-    own = {_ours(name): _of_modelopt(layers.section(name) or Fields({}, name)) for name in layers.values}
+    own = {module_name(name): _of_modelopt(layers.section(name) or Fields({}, name)) for name in layers.values}
     rounded = ", ".join(dict.fromkeys(each for _, each in own.values() if each))
     named = {name: scheme for name, (scheme, _) in own.items()}
     return Quantization(MODELOPT, (), kept, rounded, "fp8" if kv else _kv(section), named)

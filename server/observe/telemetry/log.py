@@ -42,15 +42,15 @@ def line(window: Window) -> str:
     drafted, accepted = window.drafted, window.accepted
     return (
         f"Speculation: {tokens_per_step(window.tokens, window.runs) or 0.0:.2f} tokens per step, {accepted:,} of "
-        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window), window.doubt)}"
+        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window))}"
     )
 
 
-def _speed(verdict: Verdict, doubt: str) -> str:
+def _speed(verdict: Verdict) -> str:
     if verdict.speed_up is None:
         return ""
     saved = verdict.saved_seconds
-    known = f"cannot tell: {doubt}" if doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
+    known = f"cannot tell: {verdict.doubt}" if verdict.doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
     return f", {verdict.speed_up:.2f}x the speed of plain decoding (estimated; {known})"
 
 

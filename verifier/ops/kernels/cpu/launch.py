@@ -249,12 +249,12 @@ class Compiled:
         """The kernel from code compiled from these sources before, or now."""
         processor, write = Processor.here(), self.write
         described = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
-        index = processor.key_of("kernel", described, kept.sources())
-        name, _, key = (kept.find(index) or b"").decode().partition(" ")
+        source = processor.key_of("kernel", described, kept.sources())
+        name, _, key = (kept.find(source) or b"").decode().partition(" ")
         if key and (code := Code.of(key, processor)) is not None:
             return Launcher(name, code)
         launcher, known_as = self._written(constants)
-        kept.keep(index, known_as.encode())
+        kept.keep(source, known_as.encode())
         return launcher
 
     def _written(self, constants: tuple[object, ...]) -> tuple[Launcher, str]:

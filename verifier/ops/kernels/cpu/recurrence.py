@@ -150,8 +150,8 @@ class _Window:
 
     def _tail(self, at: Value) -> Value:
         """A row of the tail."""
-        index = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
-        return self.k.select(self.it.fresh, self._nothing, index)
+        kept = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
+        return self.k.select(self.it.fresh, self._nothing, kept)
 
     def rows(self, row: Value) -> list[Value]:
         """Their addresses, the row's own last."""
@@ -162,8 +162,8 @@ class _Window:
             above = k.select(it.text, row - it.begin - back, it.top(word.value))
             missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
             before = k.select(above < 0, k.constant(0), it.begin + above)
-            index = k.at(self._raw, before * self.stride, F32)
-            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), index))
+            inside = k.at(self._raw, before * self.stride, F32)
+            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), inside))
             bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
             word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
         return window[::-1]
@@ -186,8 +186,8 @@ def _convolved(
 ) -> Value:
     """16 channels of a row."""
     total = k.constant(0.0, _VECTOR) if bias is None else k.load(bias, _VECTOR, at)
-    for tap, index in enumerate(window):
-        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(index, _VECTOR, at), total)
+    for tap, row in enumerate(window):
+        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(row, _VECTOR, at), total)
     return total
 
 

@@ -45,7 +45,7 @@ class StoredKV:
 class Line:
     """A head of a slot: the address of its numbers, and its scale, if it has one."""
 
-    place: Value
+    numbers: Value
     scale: Value | None
 
 
@@ -143,20 +143,22 @@ class Spans:
     def _line(self, stored: StoredKV, slots: Value, lane: Any, head: Value) -> Line:
         """A head's key or value in a slot."""
         k, slot = self.k, self.k.integer(self.k.load(slots, I32, lane), I64)
-        index = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
-        return Line(index, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head))
+        numbers = k.at(stored.numbers, (slot * self.groups + head) * self.dim, self.kept)
+        return Line(
+            numbers, None if stored.scales is None else k.load(stored.scales, F32, slot * 2 * self.groups + head)
+        )
 
     def _floats(self, line: Line, at: Any) -> Value:
         """16 numbers of a line as fp32."""
-        value = self.read(line.place, self.kept, at)
+        value = self.read(line.numbers, self.kept, at)
         return value if line.scale is None else value * line.scale
 
     def _halves(self, line: Line, at: Any, of: Any) -> Value:
         """32 numbers of a line as bf16, seen as a vector of another type."""
         k = self.k
         if line.scale is None:
-            return k.load(k.at(line.place, at, self.kept), of)
-        return k.bits(k.narrowed(k.read(line.place, self.kept, at, 2 * LANES) * line.scale, BF16), of)
+            return k.load(k.at(line.numbers, at, self.kept), of)
+        return k.bits(k.narrowed(k.read(line.numbers, self.kept, at, 2 * LANES) * line.scale, BF16), of)
 
     def read(self, row: Value, of: Any, at: int | Value) -> Value:
         """A vector of a head from ``at`` on, as fp32, with zeros after its end."""
@@ -177,7 +179,7 @@ class Spans:
             lines = [self._line(stored, slots, lane, piece.heads[0]) for lane in range(LANES)]
             with k.loop(0, (piece.heads[1] - piece.heads[0]) * size, _LINE) as index:
                 for line in lines:
-                    k.prefetch(k.bytes_at(line.place, index), near=2)
+                    k.prefetch(k.bytes_at(line.numbers, index), near=2)
 
     def _arrange_keys(self, keys: StoredKV, slots: Value, head: Value, turned: Value) -> None:
         """A head's keys of 16 positions."""
@@ -213,7 +215,7 @@ class Spans:
                     position = at + lane + index
                     seen = (position >= piece.begin) & (position < piece.end)
                     line = self._line(values, slots, lane + index, head)
-                    lines.append(Line(k.select(seen, line.place, self.zeros), line.scale))
+                    lines.append(Line(k.select(seen, line.numbers, self.zeros), line.scale))
                 self._put(lines, self._paired(piece, head, at + lane))
 
     def _together(self) -> int:
@@ -224,16 +226,16 @@ class Spans:
         index = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
         return self.k.at(self.paired, index * self.width, F32)
 
-    def _put(self, lines: list[Line], index: Value) -> None:
+    def _put(self, lines: list[Line], pair: Value) -> None:
         k = self.k
         if not self.dot:
             for at in range(0, self.value_dim, LANES):
-                k.store(self._floats(lines[0], at), index, at)
+                k.store(self._floats(lines[0], at), pair, at)
             return
         for at in range(0, self.value_dim, 2 * LANES):
             first, second = (self._halves(line, at, vector(I16, 2 * LANES)) for line in lines)
             for half, both in enumerate(k.zipped(first, second)):
-                k.store(both, k.at(index, at + half * LANES, F32))
+                k.store(both, k.at(pair, at + half * LANES, F32))
 
     # -- products ---------------------------------------------------------------------------------------------------
 
@@ -257,8 +259,8 @@ class Spans:
                 self._ask(keys, piece, at + LANES * max(_AHEAD, self.blocks))
             slots = [self._block(piece, at, number) for number, at in enumerate(ats)]
             with k.loop(*piece.heads) as head:
-                for those, index in zip(slots, turned, strict=True):
-                    self._arrange_keys(keys, those, head, index)
+                for those, room in zip(slots, turned, strict=True):
+                    self._arrange_keys(keys, those, head, room)
                 before = (head - piece.heads[0]) * piece.all
                 for first, number in self._tiles(piece.first, piece.first + piece.count):
                     for query, totals in enumerate(self._scored(before + first, number, turned)):
@@ -320,8 +322,8 @@ class Spans:
     ) -> None:
         """Some vectors of some queries. which: the kv head, and the end of the positions that they attend to."""
         k, together, (head, end) = self.k, self._together(), which
-        indices = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
-        sums = [[k.variable(k.load(index, vector(F32), at)) for at in vectors] for index in indices]
+        parts = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
+        sums = [[k.variable(k.load(own, vector(F32), at)) for at in vectors] for own in parts]
         weights = [self.scores_of(first + query) for query in queries]
 
         def add(position: Value, half: bool = False) -> None:
@@ -340,6 +342,6 @@ class Spans:
         if together > 1:
             with k.when((whole < end) & (whole >= piece.low)):
                 add(whole, half=True)
-        for index, mine in zip(indices, sums, strict=True):
+        for own, mine in zip(parts, sums, strict=True):
             for at, total in zip(vectors, mine, strict=True):
-                k.store(total.value, index, at)
+                k.store(total.value, own, at)

@@ -121,11 +121,11 @@ class _Planner:
                     nodes.value = nodes.value + 1
         return nodes.value, last.value
 
-    def _describe(self, row: Value, info: tuple[Value, ...], index: tuple[Value, Value]) -> None:
+    def _describe(self, row: Value, info: tuple[Value, ...], where: tuple[Value, Value]) -> None:
         k = self.k
         for number, value in enumerate(info):
             k.store(k.integer(value, I32), self.info, row * INFO + number)
-        for array, value in zip((self.positions, self.own), index, strict=True):
+        for array, value in zip((self.positions, self.own), where, strict=True):
             k.store(value, array, row)
 
     # -- units ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""The names of tensors and modules here, which are Llama's, by those in files of other families."""
+
+from __future__ import annotations
+
+import re
+
+#: Prefixes in models of texts and images, and the corresponding ones in text models.
+_INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
+#: Tensor names of LFM2's and Granite 4's checkpoints that differ from all others'.
+_CALLED = {
+    "model.embedding_norm.": "model.norm.",
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".self_attn.q_layernorm.": ".self_attn.q_norm.",
+    ".self_attn.k_layernorm.": ".self_attn.k_norm.",
+    ".shared_mlp.input_linear.": ".mlp.gate_up_proj.",
+    ".shared_mlp.output_linear.": ".mlp.down_proj.",
+}
+#: And Nemotron-H's, whose layers have one of these each; and Falcon-H1's.
+_ALONE = tuple(
+    (re.compile(pattern), ours)
+    for pattern, ours in (
+        (r"^backbone\.", "model."),
+        (r"^model\.embeddings\.", "model.embed_tokens."),
+        (r"^model\.norm_f\.", "model.norm."),
+        (r"^(model\.layers\.\d+)\.norm\.", r"\1.input_layernorm."),
+        (r"\.mixer\.(?=[qkvo]_proj\.)", ".self_attn."),
+        (r"\.mixer\.(?=(?:(?:up|down)_proj|gate|experts|shared_experts)\.)", ".mlp."),
+        (r"\.mixer\.", ".mamba."),
+        (r"^model\.final_layernorm\.", "model.norm."),
+        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+        (r"\.feed_forward\.(?=(?:gate|up|down)_proj\.)", ".mlp."),
+    )
+)
+
+
+def tensor_name(stored: str) -> str:
+    """A tensor's name here. stored: its name in a file."""
+    begun = next((prefix for prefix in _INSIDE if stored.startswith(prefix)), None)
+    own = stored if begun is None else _INSIDE[begun] + stored.removeprefix(begun)
+    for pattern, ours in _ALONE:
+        own = pattern.sub(ours, own)
+    called = next((part for part in _CALLED if part in own), None)
+    return own if called is None else own.replace(called, _CALLED[called])
+
+
+def module_name(stored: str) -> str:
+    """A module's name here, or of a part of it. stored: its name in a configuration, which may begin anywhere."""
+    return tensor_name(f"{stored.replace('language_model.', '', 1)}.").removesuffix(".")
