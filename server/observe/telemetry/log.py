@@ -50,7 +50,9 @@ def _speed(verdict: Verdict) -> str:
     if verdict.speed_up is None:
         return ""
     saved = verdict.saved_seconds
-    known = f"cannot tell: {verdict.doubt}" if verdict.doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
+    known = (
+        f"cannot tell: {verdict.doubt}" if verdict.doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
+    )
     return f", {verdict.speed_up:.2f}x the speed of plain decoding (estimated; {known})"
 
 
