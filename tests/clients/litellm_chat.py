@@ -28,13 +28,13 @@ def told(message: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Print what each provider's answers come to."""
-    said: dict[str, Any] = {}
+    output: dict[str, Any] = {}
     for provider, base in PROVIDERS.items():
         ask = ASK | {"model": f"{provider}/toy", "api_base": base, "api_key": "none"}
         whole = litellm.completion(**ask)
         streamed = litellm.stream_chunk_builder(list(litellm.completion(**ask, stream=True)))
-        said[provider] = [told(answer.choices[0].message) for answer in (whole, streamed)]
-    print(json.dumps(said))
+        output[provider] = [told(answer.choices[0].message) for answer in (whole, streamed)]
+    print(json.dumps(output))
 
 
 main()

@@ -54,5 +54,5 @@ def script(name: str, url: str, home: Path) -> dict[str, object]:
         (home / "node_modules").symlink_to(MODULES)
     done = node(str(at), home=home, FORESAY_URL=url)
     assert done.returncode == 0, done.stdout + done.stderr
-    said: dict[str, object] = json.loads(done.stdout)
-    return said
+    output: dict[str, object] = json.loads(done.stdout)
+    return output

@@ -57,7 +57,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[tuple[str, bytearray]]:
     """Another address of a server, and what the server says there."""
-    said = bytearray()
+    output = bytearray()
 
     async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
         while piece := await source.read(1 << 16):
@@ -67,11 +67,11 @@ async def relay(url: str) -> AsyncIterator[tuple[str, bytearray]]:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far, back = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-        await asyncio.gather(copy(reader, back, bytearray()), copy(far, writer, said), return_exceptions=True)
+        await asyncio.gather(copy(reader, back, bytearray()), copy(far, writer, output), return_exceptions=True)
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", said
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", output
 
 
 def ask_llm(url: str, work: Path, *words: str) -> tuple[int, str]:
@@ -87,11 +87,11 @@ def ask(name: str, url: str, work: Path, question: str, again: bool) -> None:
     agent = AGENTS[name]
     words = [agent.command] * bool(agent.command) + [*(agent.again if again else ()), *agent.words, question]
     if name == "llm":
-        status, said = ask_llm(url, work, *words)
+        status, output = ask_llm(url, work, *words)
     else:
         done = launched(name, url, work, *words)
-        status, said = done.returncode, done.stdout + done.stderr
-    assert status == 0 and "There is one." in said, said
+        status, output = done.returncode, done.stdout + done.stderr
+    assert status == 0 and "There is one." in output, output
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -103,9 +103,9 @@ async def test_two_turns_stream_and_the_second_is_found_again(url, tmp_path, nam
     work.mkdir()
     counts = []
     for question, again in ((QUESTION, False), ("And an owl?", True)):
-        async with relay(url) as (address, said):
+        async with relay(url) as (address, output):
             await asyncio.to_thread(ask, name, address, work, question, again)
-        assert b"text/event-stream" in said
+        assert b"text/event-stream" in output
         read = await scraped(url)
         counts.append((read.sum("foresay:prompt_tokens_total"), read.sum("foresay:prompt_tokens_cached_total")))
     (before, cached_before), (after, cached_after) = counts

@@ -30,6 +30,6 @@ def test_litellm_calls_tools_through_three_apis(agent):
             [str(PYTHON), str(SCRIPT)], env=os.environ | variables, capture_output=True, text=True, timeout=240
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    output = json.loads(done.stdout.splitlines()[-1])
     expected = {"content": "Let me look.", "name": "weather", "arguments": {"city": "Ulm"}}
-    assert said == {provider: [expected, expected] for provider in ("openai", "anthropic", "ollama_chat")}
+    assert output == {provider: [expected, expected] for provider in ("openai", "anthropic", "ollama_chat")}

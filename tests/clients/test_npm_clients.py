@@ -25,25 +25,25 @@ def run(agent: Tokenizer, name: str, home: Path) -> Any:
 
 @needs_npm
 def test_openai_for_node(agent, tmp_path):
-    said = run(agent, "openai.mjs", tmp_path)
-    for message in (said["whole"], said["streamed"]):
+    result = run(agent, "openai.mjs", tmp_path)
+    for message in (result["whole"], result["streamed"]):
         assert message["content"] == "Let me look."
         assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    assert said["models"] == ["toy", "gpt-4o"]
-    assert said["refused"] == {"status": 404, "code": "model_not_found", "name": "NotFoundError"}
-    assert said["last"] == "response.completed"
-    for output in (said["response"], said["events"]):
+    assert result["models"] == ["toy", "gpt-4o"]
+    assert result["refused"] == {"status": 404, "code": "model_not_found", "name": "NotFoundError"}
+    assert result["last"] == "response.completed"
+    for output in (result["response"], result["events"]):
         assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
         assert output[2]["arguments"] == '{"city": "Ulm"}'
-    assert [one["code"] for one in said["warnings"]] == ["tool_left_out"]
+    assert [one["code"] for one in result["warnings"]] == ["tool_left_out"]
 
 
 @needs_npm
 def test_the_ai_sdk(agent, tmp_path):
-    said = run(agent, "ai_sdk.mjs", tmp_path)
+    result = run(agent, "ai_sdk.mjs", tmp_path)
     for name, thought in (("chat", "Where?"), ("responses", "")):  # of responses it shows summaries only
-        found = said[name]
+        found = result[name]
         assert (found["text"], found["streamed"]) == ("Take an umbrella.", "Take an umbrella.")
         assert (found["steps"], found["errors"], found["reasoning"]) == (2, 0, thought)
         assert found["usage"]["inputTokens"] > 0 and found["usage"]["outputTokens"] > 0
-    assert said["asked"] == ["Ulm"] * 4
+    assert result["asked"] == ["Ulm"] * 4

@@ -98,18 +98,18 @@ async def test_requests_and_their_text_are_shown_to_their_own_key_only(tokenizer
         assert (others.status, (await others.json())["error"]["code"]) == (404, "request_not_found")
         for shared in ("state", "feed?since=0"):
             async with client.get(f"/dashboard/{shared}", headers=bearer(BOB)) as response:
-                told = await response.content.readuntil(b"}}") if "feed" in shared else await response.read()
-            assert b"secret" not in told
-            assert one["id"].encode() not in told
+                reported = await response.content.readuntil(b"}}") if "feed" in shared else await response.read()
+            assert b"secret" not in reported
+            assert one["id"].encode() not in reported
 
 
 @pytest.mark.parametrize("store", [False, True, None])
 async def test_text_that_is_not_to_be_stored_is_not_kept(tokenizer, store):
-    asked = {"input": "Tell", "max_output_tokens": 12, "ignore_eos": True, "store": store}
+    requested = {"input": "Tell", "max_output_tokens": 12, "ignore_eos": True, "store": store}
     async with served(ScriptedEngine(tokenizer.encode("the fox is secret"), run=3), tokenizer) as client:
-        http = await client.post("/v1/responses", json=asked)
+        http = await client.post("/v1/responses", json=requested)
         async with client.ws_connect("/v1/responses") as socket:
-            await socket.send_json({"type": "response.create", **asked})
+            await socket.send_json({"type": "response.create", **requested})
             while (await socket.receive_json(timeout=60))["type"] != "response.incomplete":
                 pass
         assert (http.status, (await http.json())["store"]) == (200, store is not False)
@@ -126,12 +126,12 @@ async def test_text_that_is_not_to_be_stored_is_not_kept(tokenizer, store):
 async def test_a_server_that_drains_says_so(tokenizer):
     engine, services = ScriptedEngine(tokenizer.encode("abc"), pause=0.1), []
     async with served(engine, tokenizer, services.append) as client, client.get("/dashboard/feed") as response:
-        told = events(response)
+        reported = events(response)
         running = asyncio.create_task(client.post("/v1/completions", json=ASK))
         await until(lambda: engine.requests)
-        assert (await anext(told))["snapshot"]["server"]["status"] == "ready"
+        assert (await anext(reported))["snapshot"]["server"]["status"] == "ready"
         draining = asyncio.create_task(services[0].drain(60))
-        while (server := (await anext(told))["snapshot"]["server"])["status"] == "ready":
+        while (server := (await anext(reported))["snapshot"]["server"])["status"] == "ready":
             pass
         assert (server["status"], server["message"]) == ("draining", "running requests finish, new ones are refused")
         state = await (await client.get("/dashboard/state")).json()

@@ -86,14 +86,14 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         await visit.go("/dashboard")
         await visit.ready()
         await visit.run(max_output_tokens=40, temperature=0.8, seed=4)
-        said = await visit.tokens(page.locator(".answer"))
+        output = await visit.tokens(page.locator(".answer"))
         row = page.locator("#requests tr[data-id]").first
         (count, _, _) = await visit.counts(page.locator(".answer"))
         await expect(row.locator("td").nth(3)).to_have_text(str(count))
         await row.locator("button").press("Enter")
         detail = page.locator("#request-detail")
         await detail.locator(".coloured span").first.wait_for()
-        assert await visit.tokens(detail) == said
+        assert await visit.tokens(detail) == output
         await detail.locator(".strip .step").first.wait_for()
         steps = await detail.locator(".strip .step").count()
         await visit.show("playground")
@@ -101,7 +101,7 @@ async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_
         await expect(page.locator(".answer .strip .step")).to_have_count(steps)
         await visit.show("dashboard")
         await detail.locator(".coloured").press("ArrowRight")
-        first = re.escape(json.dumps(said[0][0], ensure_ascii=False))
+        first = re.escape(json.dumps(output[0][0], ensure_ascii=False))
         await expect(detail.locator(".readout").last).to_have_text(re.compile(f"^{first}:"))
         await visit.keep_picture("request", tmp_path)
         await page.keyboard.press("Escape")
@@ -214,8 +214,8 @@ async def test_a_key_is_requested_once_and_a_wrong_one_refused(guarded_url, tmp_
 
 async def test_a_note_replaces_text_that_was_not_to_be_stored(url):
     async with aiohttp.ClientSession() as session:
-        asked = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
-        async with session.post(f"{url}/v1/responses", json=asked) as response:
+        requested = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
+        async with session.post(f"{url}/v1/responses", json=requested) as response:
             assert response.status == 200
     async with visiting(url) as visit:
         detail = visit.page.locator("#request-detail")

@@ -195,5 +195,5 @@ async def test_a_verdict_on_speculation_takes_several_races_and_a_quiet_machine(
     async with writing("", tokenizer) as visit:
         script = "async ([times, crowded]) => (await import('/dashboard/static/compare.js')).verdict(times, crowded)"
         for times, crowded, expected in VERDICTS:
-            said = await visit.page.evaluate(script, [times, crowded])
-            assert all(one.startswith(start) for one, start in zip(said, expected, strict=False)), said
+            output = await visit.page.evaluate(script, [times, crowded])
+            assert all(one.startswith(start) for one, start in zip(output, expected, strict=False)), output

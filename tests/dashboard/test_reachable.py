@@ -144,10 +144,10 @@ async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> N
         assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
         await why.tap()
         await expect(page.locator(".why:popover-open")).to_have_count(0)
-        depth, told = page.locator("#by-depth svg"), page.locator("#by-depth .when")
+        depth, reported = page.locator("#by-depth svg"), page.locator("#by-depth .when")
         await depth.tap(position={"x": 80, "y": 60})
-        await expect(told).to_have_text(re.compile("^token 1: right in"))
+        await expect(reported).to_have_text(re.compile("^token 1: right in"))
         await posted(visit)
         await expect(page.locator("[data-total=requests] b")).to_have_text("2")  # and all of it is drawn again
-        await expect(told).to_have_text(re.compile("^token 1: right in"))
+        await expect(reported).to_have_text(re.compile("^token 1: right in"))
         await expect(page.locator("#by-depth .bar").first).to_have_class("bar chosen")

@@ -32,18 +32,18 @@ async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, t
     engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
     engine.differs_at = 1000
     async with shown(engine, tokenizer, self_check=1.0) as (_, visit):
-        said = visit.page.locator("[data-fact=check] button")
-        await expect(said).to_have_text("self-check: no answers yet")
+        button = visit.page.locator("[data-fact=check] button")
+        await expect(button).to_have_text("self-check: no answers yet")
         await posted(visit, max_tokens=12)
-        await expect(said).to_have_text("self-check: 1 answer, 0 differ")
-        await said.click()
+        await expect(button).to_have_text("self-check: 1 answer, 0 differ")
+        await button.click()
         await expect(visit.page.locator(".why:popover-open")).to_have_text(
             re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
         )
         good = await shade(visit.page)
         engine.differs_at = 5
         await posted(visit, max_tokens=12)
-        await expect(said).to_have_text("self-check: 2 answers, 1 differs")
+        await expect(button).to_have_text("self-check: 2 answers, 1 differs")
         assert await shade(visit.page) != good
         assert await visit.page.locator("#facts .bad[data-fact=check]").count() == 1
         await visit.keep_picture("self-check", tmp_path)

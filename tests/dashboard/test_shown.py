@@ -58,11 +58,11 @@ async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
 async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Tokenizer) -> None:
     engine, key = ScriptedEngine([5], run=3), bearer(ALICE)
     async with guarded(engine, tokenizer, AuthMiddleware(KeyStore([ALICE, BOB]))) as client:
-        said = {"role": "user", "content": "What does\n the fox say? " * 20}
+        turn = {"role": "user", "content": "What does\n the fox say? " * 20}
         asks: list[tuple[str, dict[str, Any]]] = [
             ("/v1/completions", {"prompt": "Tell me of the fox", "temperature": 0.7, "seed": 11}),
             ("/v1/completions", {"prompt": tokenizer.encode("once upon a time"), "seed": 12}),
-            ("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, said]}),
+            ("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, turn]}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": []}]}),
             ("/v1/responses", {"input": "a secret of mine", "store": False}),
         ]
@@ -101,8 +101,8 @@ async def test_the_page_says_that_something_else_keeps_the_machine_busy(tokenize
     async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
         for _ in range(30):
             service.telemetry.step(msgspec.structs.replace(step(), crowded=0.5))
-        said = re.compile("^Other programs keep this machine busy: the engine spends 50 % of its time")
-        await expect(visit.page.locator("#notice")).to_have_text(said)
+        busy = re.compile("^Other programs keep this machine busy: the engine spends 50 % of its time")
+        await expect(visit.page.locator("#notice")).to_have_text(busy)
 
 
 @pytest.mark.parametrize("width", [1280, 1501, 1920])
@@ -124,8 +124,8 @@ async def test_a_request_says_what_was_reused_and_where_its_prompt_differs(token
     engine.info = msgspec.structs.replace(INFO, max_model_len=4000)
     async with shown(engine, tokenizer) as (_, visit):
         for word in ("fox", "owl"):
-            said = [{"role": "user", "content": f"A {word}{' hides' * 400}"}]
-            await posted(visit, "/v1/chat/completions", messages=said, prompt=None)
+            turns = [{"role": "user", "content": f"A {word}{' hides' * 400}"}]
+            await posted(visit, "/v1/chat/completions", messages=turns, prompt=None)
         row = visit.page.locator("#requests tr[data-id]").first
         await expect(row.locator("[data-head='prompt tokens']")).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
         differs = re.compile(r"^prompt differs at token \d+ of [\d,]+, in message 1 \(user\)$")
@@ -229,17 +229,17 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
             "perPass": metrics["tokens_per_step"],
             "right": metrics["speculative_decoding"]["draft_acceptance_rate"],
         }
-        said = {name: await page.evaluate(SAY, [name, value]) for name, value in of_response.items()}
-        await expect(page.locator("[data-tile='Tokens per pass'] .value")).to_have_text(said["perPass"])
-        assert said["rate"] == "61.3" == await seen.cell("tokens per second")
+        spoken = {name: await page.evaluate(SAY, [name, value]) for name, value in of_response.items()}
+        await expect(page.locator("[data-tile='Tokens per pass'] .value")).to_have_text(spoken["perPass"])
+        assert spoken["rate"] == "61.3" == await seen.cell("tokens per second")
         first = await seen.tile("First token after")
-        assert first == said["first"] == await seen.cell("first token after")
+        assert first == spoken["first"] == await seen.cell("first token after")
         assert first == await seen.legend("speed-over-time", "first token after")
         per_pass = await seen.tile("Tokens per pass")
-        assert per_pass == said["perPass"] == await seen.cell("tokens per pass")
+        assert per_pass == spoken["perPass"] == await seen.cell("tokens per pass")
         assert per_pass == await seen.legend("tokens-per-step", "tokens per pass")
-        assert await seen.tile("Drafts right") == said["right"] == await seen.cell("drafts right")
-        assert await page.locator("#drafters tbody td").nth(1).inner_text() == said["right"]
+        assert await seen.tile("Drafts right") == spoken["right"] == await seen.cell("drafts right")
+        assert await page.locator("#drafters tbody td").nth(1).inner_text() == spoken["right"]
         total = await seen.tile("Speed, all requests")
         assert total == await seen.legend("speed-over-time", "speed, all requests")
         speed_up = await page.locator("#speed b").inner_text()

@@ -81,13 +81,13 @@ def test_the_probe_says_the_truth(case) -> None:
     report = check(EngineConfig(draft="ngram"), probe_seconds=20)
     text = plain(report)
     print(text)
-    said = {
+    output = {
         "writes faster than the target alone": PAYS,
         "slower than the target alone": COSTS,
         "no faster than the target alone": EQUAL,
         "Cannot tell how much it gains": UNKNOWN,
     }
-    assert [one for words, one in said.items() if words in text] == [truth]
+    assert [one for words, one in output.items() if words in text] == [truth]
     if truth != UNKNOWN:
         for one in report.probe:
             assert one.speedup == pytest.approx(script.speed_up, rel=CLOSE)
@@ -158,14 +158,14 @@ async def test_the_page_says_the_truth(case, tokenizer) -> None:
             assert "estimated" in await speed.inner_text()
         times = [await both(url, letter, number) for number, letter in enumerate("abcd")]
         script_of_page = "async times => (await import('/dashboard/static/compare.js')).verdict(times)"
-        said = " ".join((await visit.page.evaluate(script_of_page, times))[:-1])
+        output = " ".join((await visit.page.evaluate(script_of_page, times))[:-1])
     words = {
         "does not pay": COSTS,
         "of the time saved": PAYS,
         "s fast as each other": EQUAL,
         "differ too much": UNKNOWN,
     }
-    assert [one for phrase, one in words.items() if phrase in said] == [truth], said
+    assert [one for phrase, one in words.items() if phrase in output] == [truth], output
 
 
 async def both(url: str, prompt: str, number: int) -> list[float]:

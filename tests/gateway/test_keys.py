@@ -267,8 +267,8 @@ async def test_a_file_is_read_when_its_writer_is_done(file, monkeypatch):
 def test_keys_new_shows_the_key_once_and_prints_what_goes_into_the_file(tmp_path, capsys):
     path = tmp_path / "keys.toml"
     assert main(["keys", "new", "alice"]) == 0
-    entry, told = capsys.readouterr()
-    made = told.split()[-1]
+    entry, reported = capsys.readouterr()
+    made = reported.split()[-1]
     path.write_text(entry)
     assert holder(KeyStore(file=str(path)), made).name == "alice"
     assert made not in entry
@@ -283,11 +283,11 @@ def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, ca
     path.write_text(path.read_text() + "max_requests_per_minute = 60\nmax_tokens_per_minute = 0\n")
     append(path, "bob", BOB)
     assert main(["keys", "list", "--api-key-file", str(path)]) == 0
-    listed, told = capsys.readouterr()
+    listed, reported = capsys.readouterr()
     ids = [entry.id for entry in keys.read(path) or ()]
     limits = "max_requests_per_minute 60, max_tokens_per_minute none"
     assert listed.splitlines() == [f"al   {ids[0]}  {limits}", f"bob  {ids[1]}"]
-    assert told == f"2 keys in {path}\n"
+    assert reported == f"2 keys in {path}\n"
 
 
 def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys):

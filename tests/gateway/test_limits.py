@@ -128,13 +128,13 @@ async def test_the_tokens_of_all_choices_are_charged(tokenizer, letters):
 
 
 async def test_forks_of_one_prompt_take_a_slot_each_and_charge_their_prompt_once(tokenizer, letters):
-    asked = {"prompt": [5] * 30, "n": 3, "max_tokens": 10}
+    requested = {"prompt": [5] * 30, "n": 3, "max_tokens": 10}
     limited = auth(max_tokens_per_minute=100, max_concurrent_requests=3)
     async with guarded(ScriptedEngine(letters), tokenizer, limited) as client:
-        response = await post(client, **asked)
+        response = await post(client, **requested)
         assert response.status == 200
         assert 40 <= int(response.headers["x-ratelimit-remaining-tokens"]) < 60
-        assert (await post(client, **asked | {"n": 4})).status == 429
+        assert (await post(client, **requested | {"n": 4})).status == 429
 
 
 async def test_a_wrong_key_costs_nobody_anything(tokenizer, letters):

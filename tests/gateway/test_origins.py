@@ -38,8 +38,8 @@ async def test_no_page_is_let_in_by_default(tokenizer, engine):
                 assert response.status == 403, (origin, path)
                 assert (await response.json())["error"]["code"] == "origin_not_allowed"
                 assert not any(name.startswith("Access-Control") for name in response.headers)
-            asked = await client.options("/v1/completions", headers=preflight(origin))
-            assert asked.status == 403
+            requested = await client.options("/v1/completions", headers=preflight(origin))
+            assert requested.status == 403
     assert engine.requests == []
 
 
@@ -52,13 +52,13 @@ async def test_a_page_that_is_let_in_may_ask_and_read_even_errors(tokenizer, eng
                 "Access-Control-Request-Private-Network": "true",
             },
         )
-        asked = await client.options("/v1/chat/completions", headers=headers)
-        assert asked.status == 204
-        assert asked.headers["Access-Control-Allow-Origin"] == PAGE
-        assert asked.headers["Access-Control-Allow-Headers"] == "authorization, content-type, x-stainless-os"
-        assert {"GET", "POST", "DELETE"} <= set(asked.headers["Access-Control-Allow-Methods"].split(", "))
-        assert asked.headers["Access-Control-Allow-Private-Network"] == "true"
-        assert asked.headers["Vary"] == "Origin"
+        requested = await client.options("/v1/chat/completions", headers=headers)
+        assert requested.status == 204
+        assert requested.headers["Access-Control-Allow-Origin"] == PAGE
+        assert requested.headers["Access-Control-Allow-Headers"] == "authorization, content-type, x-stainless-os"
+        assert {"GET", "POST", "DELETE"} <= set(requested.headers["Access-Control-Allow-Methods"].split(", "))
+        assert requested.headers["Access-Control-Allow-Private-Network"] == "true"
+        assert requested.headers["Vary"] == "Origin"
         for body, status in ((ASK, 200), (ASK | {"stream": True}, 200), ({"prompt": 3}, 400)):
             response = await client.post("/v1/completions", json=body, headers={"Origin": PAGE.upper()})
             assert response.status == status
@@ -75,9 +75,9 @@ async def test_a_page_that_is_let_in_may_ask_and_read_even_errors(tokenizer, eng
 async def test_every_page_may_be_let_in_but_never_with_its_cookies(tokenizer, engine):
     async with guarded(engine, tokenizer, let_in("*")) as client:
         for origin in (PAGE, "null"):
-            asked = await client.options("/v1/completions", headers=preflight(origin))
+            requested = await client.options("/v1/completions", headers=preflight(origin))
             response = await client.post("/v1/completions", json=ASK, headers={"Origin": origin})
-            for answer in (asked, response):
+            for answer in (requested, response):
                 assert answer.status in (200, 204)
                 assert answer.headers["Access-Control-Allow-Origin"] == "*"
                 assert "Access-Control-Allow-Credentials" not in answer.headers
@@ -86,8 +86,8 @@ async def test_every_page_may_be_let_in_but_never_with_its_cookies(tokenizer, en
 async def test_a_page_that_is_let_in_needs_a_key_too_and_asks_beforehand_without(tokenizer, engine):
     keyed = AuthMiddleware(KeyStore([ALICE]), Origins([PAGE], keyed=True))
     async with guarded(engine, tokenizer, keyed) as client:
-        asked = await client.options("/v1/completions", headers=preflight(PAGE))
-        assert asked.status == 204
+        requested = await client.options("/v1/completions", headers=preflight(PAGE))
+        assert requested.status == 204
         without = await client.post("/v1/completions", json=ASK, headers={"Origin": PAGE})
         assert (without.status, without.headers["Access-Control-Allow-Origin"]) == (401, PAGE)
         assert (await client.post("/v1/completions", json=ASK, headers=bearer(ALICE) | {"Origin": PAGE})).status == 200
@@ -96,8 +96,8 @@ async def test_a_page_that_is_let_in_needs_a_key_too_and_asks_beforehand_without
 async def test_header_names_that_are_none_are_not_given_back(tokenizer, engine):
     async with guarded(engine, tokenizer, let_in(PAGE)) as client:
         headers = preflight(PAGE, **{"Access-Control-Request-Headers": "x-a: <script>"})
-        asked = await client.options("/v1/completions", headers=headers)
-        assert "Access-Control-Allow-Headers" not in asked.headers
+        requested = await client.options("/v1/completions", headers=headers)
+        assert "Access-Control-Allow-Headers" not in requested.headers
 
 
 @pytest.mark.parametrize(

@@ -313,9 +313,9 @@ async def test_a_response_may_be_followed_by_another_model(tokenizer):
         assert then["output"][0]["content"][0]["text"] == OWL
         read = await server.json(f"/v1/responses/{first['id']}")
         assert read["model"] == "fox"
-        [asked] = server.by_name["org/owl-1.5:q"].engine.requests
+        [requested] = server.by_name["org/owl-1.5:q"].engine.requests
         alone = tokenizer.encode(f"<|user|>Who?<|end|><|assistant|>{FOX}<|end|><|user|>And?<|end|><|assistant|>", False)
-        assert asked.prompt == alone
+        assert requested.prompt == alone
 
 
 async def test_draining_refuses_what_waits_and_lets_the_others_finish(tokenizer):

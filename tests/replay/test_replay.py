@@ -56,7 +56,7 @@ def ran(
 
 
 def requests(file: Path) -> list[TracedRequest]:
-    return [told for session in read(file).sessions for told in drafting(session)]
+    return [reported for session in read(file).sessions for reported in drafting(session)]
 
 
 def guesser() -> Guesser:

@@ -75,12 +75,12 @@ async def test_strangers_do_not_keep_others_out(gate, monkeypatch):
 async def test_a_server_without_the_secret_gets_nothing():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(os.urandom(NONCE_BYTES))
-        asked.append(await reader.readexactly(NONCE_BYTES + PROOF_BYTES))
+        requested.append(await reader.readexactly(NONCE_BYTES + PROOF_BYTES))
         writer.write(os.urandom(PROOF_BYTES))
         writer.close()
 
-    asked: list[bytes] = []
+    requested: list[bytes] = []
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         with pytest.raises(EngineFailed, match="does not know this replica's secret"):
             await introduce("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
-    assert SECRET not in asked[0]
+    assert SECRET not in requested[0]

@@ -28,9 +28,9 @@ def test_nothing_is_lost_where_replicas_are_killed_scaled_and_updated():
     arguments = ["-m", "bench", "replicas", "--kills", "2", "--streams", "2", "--no-save"]
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["wrong"] == [] and told["answers"] > 10
-    assert told["update"]["status"] == "replaced"
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["wrong"] == [] and reported["answers"] > 10
+    assert reported["update"]["status"] == "replaced"
 
 
 async def test_streams_outlive_rays_head(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ async def test_what_a_model_wrote_is_read_again_as_it_was_spelled(tokenizer, str
     engine = ScriptedEngine([*spelled, END])
     async with serving(engine, tokenizer) as (http, service), openai_client(address(http)) as client:
         first = client.responses.create(model="toy", input="Tell", stream=streamed)
-        said = await first
-        id = [event async for event in said][-1].response.id if streamed else said.id
+        found = await first
+        id = [event async for event in found][-1].response.id if streamed else found.id
         await client.responses.create(model="toy", input="And then?", previous_response_id=id)
         before = engine.requests[0].prompt
         assert engine.requests[1].prompt[: len(before) + len(spelled)] == before + spelled
@@ -61,8 +61,8 @@ async def test_what_a_model_wrote_is_read_again_as_it_was_spelled(tokenizer, str
         behind.info = replace(INFO, target="another")  # under the same name, after a reload
         await client.responses.create(model="toy", input="And then?", previous_response_id=id)
         assert engine.requests[2].prompt != engine.requests[1].prompt
-    asked = tokenizer.decode(engine.requests[2].prompt, skip_special_tokens=False)
-    assert asked == tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
+    requested = tokenizer.decode(engine.requests[2].prompt, skip_special_tokens=False)
+    assert requested == tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
 
 
 async def test_what_is_not_stored_is_not_found(tokenizer):

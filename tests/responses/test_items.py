@@ -71,9 +71,9 @@ def test_what_stands_between_calls_goes_before_them():
     calls = [{"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "ab"]
     outputs = [{"type": "function_call_output", "call_id": id, "output": id} for id in "ab"]
     written = [one for three in zip(thoughts, texts, calls, strict=True) for one in three]
-    _, said, *results = messages_of(None, (), items(USER, *written, *outputs))
-    assert (said["reasoning_content"], said["content"]) == ("One.\n\nTwo.", "Wait.\n\nMore.")
-    assert [call["id"] for call in said["tool_calls"]] == [one["tool_call_id"] for one in results] == ["a", "b"]
+    _, result, *results = messages_of(None, (), items(USER, *written, *outputs))
+    assert (result["reasoning_content"], result["content"]) == ("One.\n\nTwo.", "Wait.\n\nMore.")
+    assert [call["id"] for call in result["tool_calls"]] == [one["tool_call_id"] for one in results] == ["a", "b"]
 
 
 def test_two_answers_in_a_row_stay_two():

@@ -116,15 +116,17 @@ async def test_a_call_that_is_not_required(caller):
 
 
 async def check_case(server: Server, case: Json) -> None:
-    asked = {"max_output_tokens": 400, "seed": 1, **case}
-    whole = await server.whole(**asked)
+    requested = {"max_output_tokens": 400, "seed": 1, **case}
+    whole = await server.whole(**requested)
     assert wrong("response", whole) == []
-    streamed, (over_socket,) = await server.stream(**asked), await server.socket(asked)
+    streamed, (over_socket,) = await server.stream(**requested), await server.socket(requested)
     for response in (whole, valid(streamed), valid(over_socket)):
         assert (response["status"], response["error"]) == ("completed", None)
-        assert [item["type"] for item in response["output"]] == (["function_call"] if "tools" in asked else ["message"])
+        assert [item["type"] for item in response["output"]] == (
+            ["function_call"] if "tools" in requested else ["message"]
+        )
     kinds = {event["type"] for event in streamed}
-    assert "tools" not in asked or kinds >= {f"response.function_call_arguments.{end}" for end in ("delta", "done")}
+    assert "tools" not in requested or kinds >= {f"response.function_call_arguments.{end}" for end in ("delta", "done")}
 
 
 NEW, AGAIN = {"input": "Remember: cobalt", **SHORT}, {"input": "Go on", "previous_response_id": "previous", **SHORT}
@@ -228,9 +230,9 @@ OTHERS: list[Json] = [
 @pytest.mark.parametrize("others", OTHERS, ids=["penalty", "logprobs", "instructions"])
 async def test_schemas(server, others):
     for shape, tools in itertools.product(FORMATS, TOOLS):
-        asked = {"input": "Tell", **SHORT, **shape, **tools, **others}
-        streamed, (over_socket,) = await server.stream(**asked), await server.socket(asked)
-        for response in (await server.whole(**asked), valid(streamed), valid(over_socket)):
+        requested = {"input": "Tell", **SHORT, **shape, **tools, **others}
+        streamed, (over_socket,) = await server.stream(**requested), await server.socket(requested)
+        for response in (await server.whole(**requested), valid(streamed), valid(over_socket)):
             assert wrong("response", response) == []
             for field in ("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"):
-                assert response[field] == asked.get(field, 0 if field.endswith("penalty") else None)
+                assert response[field] == requested.get(field, 0 if field.endswith("penalty") else None)

@@ -30,8 +30,8 @@ async def test_deltas_that_wait_become_one():
     send_queue.put("a", [text(1, "On"), text(2, "ce")])
     send_queue.put("b", [text(5, "The")])
     send_queue.put("a", [text(3, " upon"), done(4)])
-    said = [(one["sequence_number"], one.get("delta")) for one in await taken(send_queue)]
-    assert said == [(3, "Once upon"), (5, "The"), (4, None)]
+    output = [(one["sequence_number"], one.get("delta")) for one in await taken(send_queue)]
+    assert output == [(3, "Once upon"), (5, "The"), (4, None)]
 
 
 async def test_what_was_taken_is_not_touched_any_more():
@@ -82,26 +82,26 @@ events = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["m", "n", "d
 @given(events, st.sets(st.integers(0, 30)))
 def test_nothing_is_lost_or_reordered(script, takes):
     async def play() -> list[dict[str, Any]]:
-        send_queue, said = SendQueue(1 << 20), []
+        send_queue, output = SendQueue(1 << 20), []
         for number, (response, kind, delta) in enumerate(script):
             event = done(number) if kind == "done" else text(number, delta, item=f"{response}{kind}")
             send_queue.put(response, [event])
             if number in takes:
-                said += await taken(send_queue)
-        return said + (await taken(send_queue) if send_queue._waiting else [])
+                output += await taken(send_queue)
+        return output + (await taken(send_queue) if send_queue._waiting else [])
 
-    said = asyncio.run(play())
+    output = asyncio.run(play())
     for response in "ab":
         wanted = [(kind, delta) for owner, kind, delta in script if owner == response and kind != "done"]
-        got = [(one["item_id"], one["delta"]) for one in said if "delta" in one and one["item_id"][0] == response]
+        got = [(one["item_id"], one["delta"]) for one in output if "delta" in one and one["item_id"][0] == response]
         for kind in "mn":
             assert "".join(d for k, d in got if k[1] == kind) == "".join(d for k, d in wanted if k == kind)
-        numbers = [one["sequence_number"] for one in said if one.get("item_id", " ")[0] == response]
+        numbers = [one["sequence_number"] for one in output if one.get("item_id", " ")[0] == response]
         assert numbers == sorted(numbers)
 
 
 def test_a_value_that_looks_like_a_complaint_does_not_rename_its_field():
-    asked = {"type": "response.create", "model": "toy", "input": "x", "spec_decode_metrics": "x' - at `$.model`"}
+    requested = {"type": "response.create", "model": "toy", "input": "x", "spec_decode_metrics": "x' - at `$.model`"}
     with pytest.raises(InvalidRequest) as caught:
-        decoded(json.dumps(asked))
+        decoded(json.dumps(requested))
     assert caught.value.param == "spec_decode_metrics"

@@ -82,8 +82,8 @@ async def test_messages_take_calls_and_their_results(agent):
         turns[2]["content"] = [{"type": "tool_result", "tool_use_id": "toolu_9", "content": "Rain"}]
         with pytest.raises(anthropic.BadRequestError, match=r"messages\[2\].content\[0\].tool_use_id"):
             await client.messages.create(**ASK | {"messages": turns, "max_tokens": 60}, tools=TOOLS)
-    told = '<think>Hm</think><tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|end|>'
-    assert f"<|assistant|>{told}<|user|>Rain<|end|><|user|>And then?<|end|><|assistant|>" in prompt
+    reported = '<think>Hm</think><tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|end|>'
+    assert f"<|assistant|>{reported}<|user|>Rain<|end|><|user|>And then?<|end|><|assistant|>" in prompt
 
 
 async def test_tool_choice_none_hides_the_tools(agent):
@@ -112,8 +112,8 @@ async def test_thinking_can_be_switched(agent, tokenizer):
         answer = await chats.chat(model="toy", messages=[TELL], think=True)
         assert (answer.message.thinking, answer.message.content) == ("Hm", "Yes")
     async with clients(tokenizer, "Yes") as (_, client, chats):
-        told = await client.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 1024})
-        assert [one["param"] for one in told.warnings] == ["thinking"]
+        reported = await client.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 1024})
+        assert [one["param"] for one in reported.warnings] == ["thinking"]
         with pytest.raises(ollama.ResponseError, match="think: this model does not think"):
             await chats.chat(model="toy", messages=[TELL], think=True)
         await client.messages.create(**ASK, thinking={"type": "disabled"})

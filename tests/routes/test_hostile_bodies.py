@@ -67,8 +67,8 @@ async def answered(client, path: str, body: bytes, **headers: str) -> tuple[int,
 
 def message_of(path: str, body: Any) -> str:
     """What an error says, in whichever shape."""
-    said: str = body["error"] if path.startswith("/api/") else body["error"]["message"]
-    return said
+    output: str = body["error"] if path.startswith("/api/") else body["error"]["message"]
+    return output
 
 
 @pytest.mark.parametrize("path", POSTS)

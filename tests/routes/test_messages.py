@@ -40,17 +40,17 @@ async def events(plain, **fields) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("run", [1, 3, 50])
 async def test_a_stream_has_anthropics_events_in_order(tokenizer, script, run):
     async with clients(ScriptedEngine(script, run), tokenizer) as (_, plain):
-        told = await events(plain)
-    assert all(name == data["type"] for name, data in told)
-    names = [name for name, _ in told]
+        reported = await events(plain)
+    assert all(name == data["type"] for name, data in reported)
+    names = [name for name, _ in reported]
     assert names[:2] == ["message_start", "content_block_start"]
     assert set(names[2:-3]) == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    start, block = told[0][1]["message"], told[1][1]
+    start, block = reported[0][1]["message"], reported[1][1]
     assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
     assert block["content_block"] == {"type": "text", "text": ""}
-    assert "".join(data["delta"]["text"] for name, data in told if name == "content_block_delta") == STORY
-    ending = told[-2][1]
+    assert "".join(data["delta"]["text"] for name, data in reported if name == "content_block_delta") == STORY
+    ending = reported[-2][1]
     assert ending["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert ending["usage"]["output_tokens"] == len(script)
     assert ending["metrics"]["exact"] is True

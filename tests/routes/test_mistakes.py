@@ -76,17 +76,17 @@ async def test_a_mistake_in_mid_stream_is_an_error_in_the_stream(
         breaks(monkeypatch, owner, name, after)
         received = await raw(client, api.path, api.request(True))
         head, _, body = received.partition(b"\r\n\r\n")
-        said, ended = unchunked(body)
+        output, ended = unchunked(body)
         assert head.startswith(b"HTTP/1.1 200 ") and received.count(b"HTTP/1.") == 1
         assert ended, "the error is the last of it"
-        assert api.whole not in said
-        last = api.events(said.decode())[-1:]
+        assert api.whole not in output
+        last = api.events(output.decode())[-1:]
         assert "the server's log says more about request mine" in (api.joined(last).error or "")
         assert last[0].get("type") in (None, "error", "response.failed")
         assert caplog.text.count("KeyError: 'a mistake of ours'") == caplog.text.count("Traceback") == 1
         assert services[0].running == 0
-        said = await (await client.post(api.path, json=api.request(True))).read()
-        assert api.whole in said, "others are served as ever"
+        output = await (await client.post(api.path, json=api.request(True))).read()
+        assert api.whole in output, "others are served as ever"
 
 
 @apis
@@ -104,9 +104,9 @@ async def test_a_mistake_after_the_end_changes_nothing_of_the_answer(tokenizer, 
     async with served(saying(tokenizer), tokenizer) as client:
         breaks(monkeypatch, RequestStats, "failed", 0)
         received = await raw(client, api.path, api.request(True), more="Connection: close\r\n")
-        said, ended = unchunked(received.partition(b"\r\n\r\n")[2])
+        output, ended = unchunked(received.partition(b"\r\n\r\n")[2])
         assert ended and received.count(b"HTTP/1.") == 1
-        assert api.whole in said
+        assert api.whole in output
 
 
 @pytest.mark.parametrize(

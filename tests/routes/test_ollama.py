@@ -41,10 +41,10 @@ async def lines(plain, path, **fields) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("run", [1, 3, 50])
 async def test_chat_streams_by_default(tokenizer, script, run):
     async with clients(ScriptedEngine(script, run), tokenizer) as (_, plain):
-        *told, last = await lines(plain, "/api/chat", **CHATS)
-    assert "".join(line["message"]["content"] for line in told) == STORY
-    assert all(not line["done"] and "done_reason" not in line for line in told)
-    assert all(line["model"] == "toy" and line["created_at"].endswith("Z") for line in [*told, last])
+        *reported, last = await lines(plain, "/api/chat", **CHATS)
+    assert "".join(line["message"]["content"] for line in reported) == STORY
+    assert all(not line["done"] and "done_reason" not in line for line in reported)
+    assert all(line["model"] == "toy" and line["created_at"].endswith("Z") for line in [*reported, last])
     assert (last["done"], last["done_reason"]) == (True, "stop")
     assert last["message"] == {"role": "assistant", "content": ""}
     assert last["eval_count"] == len(script)
@@ -58,9 +58,9 @@ async def test_generate_goes_through_the_template_unless_raw(tokenizer, script):
     async with clients(engine, tokenizer) as (client, plain):
         whole = await client.generate(model="toy", prompt="Tell", system="Be kind")
         pieces = [piece async for piece in await client.generate(model="toy", prompt="Tell", raw=True, stream=True)]
-        *told, last = await lines(plain, "/api/generate", model="toy", prompt="Tell")
+        *reported, last = await lines(plain, "/api/generate", model="toy", prompt="Tell")
     assert whole.response == "".join(piece.response or "" for piece in pieces) == STORY
-    assert "".join(line["response"] for line in told) == STORY
+    assert "".join(line["response"] for line in reported) == STORY
     assert (last["response"], last["done"]) == ("", True)
     prompts = [tokenizer.decode(request.prompt, skip_special_tokens=False) for request in engine.requests]
     assert prompts[:2] == ["<|system|>Be kind<|end|><|user|>Tell<|end|><|assistant|>", "Tell"]

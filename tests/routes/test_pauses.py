@@ -125,7 +125,7 @@ def crowds() -> dict[str, Any]:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[]," * 3000 + "1]}"}}
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}
     thought = {"type": "thinking", "thinking": "x" * 64, "signature": ""}
-    asked = {"role": "assistant", "content": "", "tool_calls": [call] * MOST_CALLS}
+    requested = {"role": "assistant", "content": "", "tool_calls": [call] * MOST_CALLS}
     function = {"description": "d", "parameters": {"type": "object", "properties": {"a": {}}}}
     tools = [{"type": "function", "function": {"name": f"f{n}"} | function} for n in range(MOST_TOOLS)]
     own = [{"name": f"f{n}", "input_schema": {"type": "object"}} for n in range(MOST_TOOLS)]
@@ -136,7 +136,7 @@ def crowds() -> dict[str, Any]:
             [chat] * (MOST_PARTS // 6),
             [{"role": "user", "content": [block] * (MOST_PARTS // 6)}],
             [{"role": "assistant", "content": [thought] * (MOST_PARTS // 8)}],
-            [asked, asked, asked],
+            [requested, requested, requested],
             [
                 {"role": "assistant", "content": "", "tool_calls": [asks] * 4000},
                 *[{"role": "tool", "content": ""}] * 4000,
@@ -249,11 +249,11 @@ async def test_no_answer_holds_up_the_event_loop(agent, path, body, monkeypatch)
         with probing(monkeypatch) as probe:
             for _ in range(3):
                 probe.seconds = 0.0
-                status, said = await answered(client, route, sent)
-                assert status == 200, said[:200]
+                status, output = await answered(client, route, sent)
+                assert status == 200, output[:200]
                 if probe.seconds < MOST_SECONDS or probe.seconds < MOST_YARDS * yard():
                     break
-    print(f"{1e3 * probe.seconds:.0f} ms, {len(said):,} bytes")
+    print(f"{1e3 * probe.seconds:.0f} ms, {len(output):,} bytes")
     assert probe.seconds < max(MOST_SECONDS, MOST_YARDS * yard())
 
 
@@ -296,13 +296,13 @@ async def test_no_body_holds_up_the_event_loop(agent, route, monkeypatch):
                 for _ in range(3):  # a pause that is the machine's does not come again
                     await asyncio.sleep(0)  # what made the body is another callback
                     probe.seconds = 0.0
-                    status, said = await answered(client, route, body)
+                    status, output = await answered(client, route, body)
                     if probe.seconds < MOST_SECONDS or probe.seconds < MOST_YARDS * yard():
                         break
                 else:
                     slow.append(f"{name}: {probe.seconds:.3f} s, a yard is {yard():.3f} s")
-                assert status < 500, (name, said[:200])
-                assert status == 200 or len(said) < 10_000, (name, "an error that repeats what was sent")
+                assert status < 500, (name, output[:200])
+                assert status == 200 or len(output) < 10_000, (name, "an error that repeats what was sent")
     assert not slow, slow
 
 

@@ -43,8 +43,8 @@ async def warned(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str
 def found(text: str) -> list[dict[str, Any]]:
     """The warnings in a body: of events, of lines, or of one object. A stream tells them in one form only."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if "{" in line[:7]]
-    said = [json.loads(line) for line in lines]
-    holders = [one for chunk in said for one in (chunk, chunk.get("message"), chunk.get("response"))]
+    output = [json.loads(line) for line in lines]
+    holders = [one for chunk in output for one in (chunk, chunk.get("message"), chunk.get("response"))]
     lists = [one["warnings"] for one in holders if isinstance(one, dict) and "warnings" in one]
     assert all(one == lists[0] for one in lists)
     return lists[0] if lists else []

@@ -22,8 +22,8 @@ class Several(ScriptedEngine):
 
 
 async def post(client, path, **fields):
-    asked = ({"prompt": "Tell"} if path == "completions" else ASK) | fields
-    return await client.post(f"/v1/{path}", json=asked)
+    requested = ({"prompt": "Tell"} if path == "completions" else ASK) | fields
+    return await client.post(f"/v1/{path}", json=requested)
 
 
 async def answer(client, path, **fields) -> dict[str, Any]:

@@ -55,9 +55,9 @@ def test_ways_of_drafting_are_compared_in_one_run(ways: Clock, capsys) -> None:
     head, titles, *rows, last = run(capsys, *flags)
     assert head.startswith("script, float32, temperature 1, 2 prompts of 60 tokens (written: 60, 60), 2 rounds")
     assert titles.split("  ")[-1] == "times as fast"
-    told = {row.split()[0]: float(row.split()[-1]) for row in rows}
-    assert list(told) == ["suffix", "ngram", "ngram,suffix", "none"]
-    for name, factor in told.items():
+    reported = {row.split()[0]: float(row.split()[-1]) for row in rows}
+    assert list(reported) == ["suffix", "ngram", "ngram,suffix", "none"]
+    for name, factor in reported.items():
         assert factor == pytest.approx(SPEEDS[name].speed_up if name != "none" else 1.0, rel=0.06)
     assert last == "the fastest: foresay serve bundled --draft ngram"
     report = json.loads(run(capsys, *flags, "--json")[-1])
@@ -79,12 +79,12 @@ def test_no_drafter_is_named_where_none_gains(ways: Clock, capsys) -> None:
 def test_a_gain_on_a_crowded_machine_is_not_reported(ways: Clock, capsys, monkeypatch) -> None:
     monkeypatch.setattr(Engine, "crowded", 0.26)
     why = "other programs kept the cores busy for 26% of the time; run this again when it is quiet"
-    *_, row, _none, said, last = run(capsys, "--prompt", "a", "--compare", "ngram")
+    *_, row, _none, output, last = run(capsys, "--prompt", "a", "--compare", "ngram")
     assert row.endswith("(cannot tell)")
-    assert said == f"ngram: cannot tell how much it gains: {why}"
+    assert output == f"ngram: cannot tell how much it gains: {why}"
     assert last == NONE_GAINS
-    *_, _none, said, last = run(capsys, "--prompt", "a", "--compare", "ngram", "suffix")
-    assert (said, last) == (f"ngram, suffix: cannot tell how much each gains: {why}", NONE_GAINS)
+    *_, _none, output, last = run(capsys, "--prompt", "a", "--compare", "ngram", "suffix")
+    assert (output, last) == (f"ngram, suffix: cannot tell how much each gains: {why}", NONE_GAINS)
     *_, last = run(capsys, "--prompt", "a", "--draft", "ngram")
     assert last.startswith("cannot tell how much drafts gain (")
     assert last.endswith(f"times as fast with drafts): {why}; both wrote the same tokens")
@@ -110,11 +110,11 @@ def test_prompts_are_read_from_a_file(ways: Clock, capsys, tmp_path: Path) -> No
 
 def test_a_model_that_ends_at_once_leaves_nothing_to_measure(ways: Clock, capsys) -> None:
     flags = ["--prompt", "a", "--draft", "ngram"]
-    head, said = run(capsys, *flags, max_tokens=1)
+    head, output = run(capsys, *flags, max_tokens=1)
     assert head.endswith("1 prompt of 1 token (written: 1), 2 rounds")
-    assert said == "the model ended after 1 token: nothing to measure"
+    assert output == "the model ended after 1 token: nothing to measure"
     report = json.loads(run(capsys, *flags, "--json", max_tokens=1)[-1])
-    assert report["cannot_tell"] == said
+    assert report["cannot_tell"] == output
     assert [report["speedup"], report["on"]["tokens_per_second"], report["on"]["tokens_per_step"]] == [None] * 3
 
 
@@ -122,14 +122,14 @@ def test_a_prompt_is_sent_as_a_person_writes_it(monkeypatch: pytest.MonkeyPatch)
     """In the model's chat template, if it has one."""
     prompt, config = Prompt("How many is 3 times 12?", "--prompt 1"), BenchConfig(rounds=1, max_tokens=4, temperature=0)
     with Engine("bundled", "none", max_model_len=128, dtype="float32") as one:
-        asked: list[list[int]] = []
+        requested: list[list[int]] = []
         run = one.run
 
         def kept(request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
-            asked.append(request.prompt)
+            requested.append(request.prompt)
             return run(request, stop, provenance)
 
         monkeypatch.setattr(one, "run", kept)
         measure({"ngram": one, "none": one}, config, [prompt])
         expected = one.chat(str(prompt.content), max_tokens=1).prompt_token_ids
-    assert asked[0] == expected != one.tokenizer.encode(str(prompt.content))
+    assert requested[0] == expected != one.tokenizer.encode(str(prompt.content))

@@ -258,8 +258,8 @@ def test_system_and_new_change_what_is_sent(engine: Engine, said: Said) -> None:
         ["user", "assistant", "user"],
         ["user"],
     ]
-    told = [line for line in said() if "tokens in" not in line]
-    assert told == ["the system message is set", "there is no system message", "a new conversation"]
+    reported = [line for line in said() if "tokens in" not in line]
+    assert reported == ["the system message is set", "there is no system message", "a new conversation"]
 
 
 def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +303,8 @@ def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
         3,
         7,
     ]
-    told = said()
-    assert told[:2] == ["temperature 0.5", "top_p 0.9"] and told[-1].startswith("3 tokens in ")
+    reported = said()
+    assert reported[:2] == ["temperature 0.5", "top_p 0.9"] and reported[-1].startswith("3 tokens in ")
     talk.obey("/set")
     assert {" ".join(line.split()) for line in said()} >= {"temperature 0.5", "seed 7", "max_tokens 3"}
 

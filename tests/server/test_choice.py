@@ -53,8 +53,8 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
     expected = text[: text.index(stop) + (len(stop) if include else 0)]
     for runs in partitions(tokens):
         choice = Choice(request(), tokenizer, ChoiceOptions(stop=(stop,), include_stop=include), [END])
-        said, ids, _ = answer(choice, runs)
-        assert said == expected
+        output, ids, _ = answer(choice, runs)
+        assert output == expected
         assert ids == tokens[: ends[0]]
         assert choice.completion_tokens == ends[0]
         assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)

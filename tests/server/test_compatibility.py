@@ -202,8 +202,8 @@ async def test_every_supported_field_makes_a_difference(agent, heading, field):
 async def test_refused_fields_are_refused_by_name_and_ignored_ones_ignored(agent, heading):
     for field in sorted(fields(heading, "refused")):
         said: dict[str, Any] = {field: 5} | ({"repeat_penalty": 1.5} if field == "repeat_last_n" else {})
-        asked, status, answer = await seen(agent, heading, said)
-        assert (asked, status, field in answer) == ("[]", 400, True), field
+        requested, status, answer = await seen(agent, heading, said)
+        assert (requested, status, field in answer) == ("[]", 400, True), field
         assert not APIS[heading].shared or f'"type":"invalid_request_error","param":"{field}"' in answer
     for value in (True, False, None):
         assert await seen(agent, heading, dict.fromkeys(fields(heading, "ignored"), value)) == await seen(

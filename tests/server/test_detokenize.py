@@ -197,14 +197,14 @@ def test_what_is_held_back_is_not_read_again():
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.data())
 def test_the_first_stop_string_is_found_however_the_text_is_cut(text, stops, data):
     ends = sorted((text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text)
-    search, said, found, rest = StopSearch(stops), "", None, text
+    search, output, found, rest = StopSearch(stops), "", None, text
     while rest and found is None:
         cut = data.draw(st.integers(1, len(rest)))
         released, found = search.feed(rest[:cut])
-        said, rest = said + released, rest[cut:]
-        assert text.startswith(said)
+        output, rest = output + released, rest[cut:]
+        assert text.startswith(output)
     assert found == (ends[0][2] if ends else None)
-    assert said + ("" if found else search.flush()) == (text[: ends[0][0] + ends[0][1]] if ends else text)
+    assert output + ("" if found else search.flush()) == (text[: ends[0][0] + ends[0][1]] if ends else text)
 
 
 BYTE_LEVEL, SENTENCEPIECE = byte_level_tokenizer(), sentencepiece_tokenizer()
@@ -253,25 +253,25 @@ def letter_by_letter(text: str) -> list[int]:
 
 
 def test_earlier_text_keeps_its_tokens():
-    said = [*letter_by_letter("Once upon a time"), *TOKENIZER.encode("<|end|>", False)]
-    assert said != TOKENIZER.encode("Once upon a time<|end|>", False)
-    ids = TOKENIZER.encode_after(said, RenderedPrompt("Once upon a time<|end|><|user|>The fox"), False)
-    assert ids == [*said, *TOKENIZER.encode("<|user|>The fox", False)]
+    output = [*letter_by_letter("Once upon a time"), *TOKENIZER.encode("<|end|>", False)]
+    assert output != TOKENIZER.encode("Once upon a time<|end|>", False)
+    ids = TOKENIZER.encode_after(output, RenderedPrompt("Once upon a time<|end|><|user|>The fox"), False)
+    assert ids == [*output, *TOKENIZER.encode("<|user|>The fox", False)]
 
 
 def test_another_beginning_is_encoded_as_ever():
-    said = letter_by_letter("Once upon a tart")
+    output = letter_by_letter("Once upon a tart")
     text = "Once upon a time"
-    assert TOKENIZER.encode_after(said, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
+    assert TOKENIZER.encode_after(output, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
     assert TOKENIZER.encode_after([], RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
 
 
 def test_half_a_character_at_the_end_is_encoded_as_ever():
     fox = TOKENIZER.encode("🦊", False)
     text = "a 🦊"
-    said = [*TOKENIZER.encode("a ", False), *fox[:-1]]
+    output = [*TOKENIZER.encode("a ", False), *fox[:-1]]
     if len(fox) > 1:
-        assert TOKENIZER.encode_after(said, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
+        assert TOKENIZER.encode_after(output, RenderedPrompt(text), False) == TOKENIZER.encode(text, False)
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.booleans())

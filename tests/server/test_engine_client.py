@@ -152,8 +152,8 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
         engine.observe_status = [failing(statuses), seen.append]
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         params = SamplingParams(max_tokens=20, ignore_eos=True)
-        asked = Request(id="broken", prompt=[5, 6], params=params)
-        broken = Breaking(engine, asked, asyncio.Event(), 99, lambda tokens: None, lambda: None)
+        requested = Request(id="broken", prompt=[5, 6], params=params)
+        broken = Breaking(engine, requested, asyncio.Event(), 99, lambda tokens: None, lambda: None)
         engine.add(broken.request, broken)
         other = Request(id="other", prompt=[5, 6, 7], params=params)
         assert sum([len(delta.tokens) async for delta in generate(engine, other)]) == 20

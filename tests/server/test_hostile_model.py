@@ -139,12 +139,12 @@ def test_a_hostile_target(call, ordinary, model, tmp_path, monkeypatch, capsys) 
     directory = model(ordinary)
     monkeypatch.setattr("sys.stdin", StringIO("y\n") if call == "chat" else Silent())
     (tmp_path / "prompts.txt").write_text("the quick\nbrown fox\nthe lazy dog\njumps over\n")
-    status, said = run(CALLS[call], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out")
+    status, result = run(CALLS[call], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out")
     if not ordinary and call not in ("check", "quantize"):  # which read no text
-        *before, last = said.splitlines()
+        *before, last = result.splitlines()
         assert status == 1 and REFUSED in last and len(before) <= (3 if call.startswith("train") else 0)
     elif call != "check":  # which may find other fault with a model of random weights
-        assert status == 0, said
+        assert status == 0, result
     assert not code_that_ran(directory)
 
 
@@ -154,8 +154,8 @@ def test_a_hostile_model_next_to_the_target(call, tmp_path, monkeypatch, capsys)
     shutil.copytree(BUNDLED / call, directory)
     make_hostile(directory)
     monkeypatch.setattr("sys.stdin", Silent())
-    status, said = run(BESIDE[call], capsys, model=directory)
-    assert status == 0, said
+    status, result = run(BESIDE[call], capsys, model=directory)
+    assert status == 0, result
     assert not code_that_ran(directory)
 
 
@@ -178,10 +178,10 @@ def test_the_teacher_takes_no_kernel_from_the_hub(model, tmp_path, monkeypatch, 
     shutil.copytree(model(True), directory)
     change_config(directory, attn_implementation="evil/kernel", _attn_implementation="evil/kernel")
     (tmp_path / "prompts.txt").write_text("the quick\nbrown fox\nthe lazy dog\njumps over\n")
-    status, said = run(
+    status, result = run(
         CALLS["train medusa"], capsys, model=directory, prompts=tmp_path / "prompts.txt", out=tmp_path / "out"
     )
-    assert status == 0, said
+    assert status == 0, result
 
 
 def calls_of_auto_classes(path: Path) -> list[ast.Call]:
@@ -205,5 +205,7 @@ def test_nothing_of_ours_leaves_it_to_transformers_to_ask() -> None:
     calls = [(path.name, call) for path in files for call in calls_of_auto_classes(path)]
     assert len(calls) >= 6
     for name, call in calls:
-        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        assert said.get("trust_remote_code") == "False" or (None, "own") in said.items(), f"{name}: {ast.unparse(call)}"
+        result = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert result.get("trust_remote_code") == "False" or (None, "own") in result.items(), (
+            f"{name}: {ast.unparse(call)}"
+        )

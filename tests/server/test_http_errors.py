@@ -91,10 +91,10 @@ async def test_a_request_id_that_could_write_into_a_log_is_replaced(tokenizer, s
 async def test_a_request_id_in_the_body_is_short_and_plain(tokenizer, script, given):
     async with served(ScriptedEngine(script), tokenizer) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "request_id": given})
-        said = await response.read()
+        output = await response.read()
         assert response.status == 400
-        assert b'"param":"request_id"' in said
-        assert len(said) < 3000
+        assert b'"param":"request_id"' in output
+        assert len(output) < 3000
 
 
 async def test_a_server_that_is_ready_says_what_it_serves(tokenizer):

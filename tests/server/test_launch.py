@@ -124,9 +124,9 @@ def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch)
     monkeypatch.setenv("FORESAY_API_KEY", "k" * 16)
     write(agent, 'env; echo "given: $*"; exit 42')
     assert main(["launch", "claude", "Qwen/Qwen3-8B", "--", "--print", "What is $HOME?", "--url"]) == 42
-    said = capfd.readouterr().out.splitlines()
-    variables = dict(line.split("=", 1) for line in said if "=" in line)
-    assert said[-1] == "given: --print What is $HOME? --url" and "ANTHROPIC_API_KEY" not in variables
+    output = capfd.readouterr().out.splitlines()
+    variables = dict(line.split("=", 1) for line in output if "=" in line)
+    assert output[-1] == "given: --print What is $HOME? --url" and "ANTHROPIC_API_KEY" not in variables
     assert (variables["ANTHROPIC_BASE_URL"], variables["ANTHROPIC_AUTH_TOKEN"]) == ("http://127.0.0.1:8000", "k" * 16)
     assert (variables["ANTHROPIC_MODEL"], variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("coder", "40960")
     assert os.environ["ANTHROPIC_API_KEY"] == "sk-ant-other" and "ANTHROPIC_MODEL" not in os.environ

@@ -91,8 +91,8 @@ async def test_another_draft_and_the_same_weights_once_more(
     copied = shutil.copytree(BUNDLED / "target", tmp_path / "copied")
     for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
         stream = await begun(server, client, folder)
-        status, said = await reload(server, *flags)
-        assert status == 0 and "engine replaced after" in said and "1 streams go on" in said, said
+        status, result = await reload(server, *flags)
+        assert status == 0 and "engine replaced after" in result and "1 streams go on" in result, result
         events = await rest(stream)
         assert right.endswith(text_of(events)) and len(text_of(events)) > len(right) // 2
         assert events[-1]["metrics"]["resumed"] == 1
@@ -113,8 +113,8 @@ async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aio
         (["--max-model-len", "64"], "max_model_len"),
         (["/nowhere/at/all"], "/nowhere/at/all"),
     ):
-        status, said = await reload(server, *flags)
-        assert status == 2 and named in said and "keeps serving" in said, said
+        status, result = await reload(server, *flags)
+        assert status == 2 and named in result and "keeps serving" in result, result
     for settings, field in (
         ({"draft_tokens": 0}, "draft_tokens"),
         ({"port": 1}, "port"),
@@ -144,8 +144,8 @@ def test_a_server_of_somebody_else_is_named(capsys: pytest.CaptureFixture[str]) 
         threading.Thread(target=other.serve_forever, daemon=True).start()
         for url in (f"http://127.0.0.1:{other.server_port}", "http://127.0.0.1:1", "nonsense", "http://[half"):
             assert main(["reload", "--url", url, "--admin-key", KEY]) == 1
-            said = capsys.readouterr().err
+            result = capsys.readouterr().err
             assert re.search(
-                rf"--url (http://)?{re.escape(url)}: (this is not a Foresay server|no Foresay server answers)", said
+                rf"--url (http://)?{re.escape(url)}: (this is not a Foresay server|no Foresay server answers)", result
             )
         other.shutdown()

@@ -30,8 +30,8 @@ def url(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[str]:
 
 def fetched(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as response:
+    requested = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(requested, timeout=120) as response:
         text = response.read().decode()
     return json.loads(text) if text.startswith("{") else text
 
@@ -46,17 +46,17 @@ def test_the_text_is_the_same_with_any_drafter(url: str) -> None:
     plain = said(url, off=True)
     text = plain["choices"][0]["text"]
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-    for asked in ({}, {"method": "draft_model"}, {"method": "suffix"}, {"method": "suffix", "max_tokens": 2}):
-        answer = said(url, **asked)
-        assert answer["choices"][0]["text"] == text, asked
+    for requested in ({}, {"method": "draft_model"}, {"method": "suffix"}, {"method": "suffix", "max_tokens": 2}):
+        answer = said(url, **requested)
+        assert answer["choices"][0]["text"] == text, requested
         drafters = {step["drafter"] for step in answer["choices"][0]["provenance"]["steps"] if step["drafted"]}
-        assert drafters <= ({asked["method"]} if asked else drafters)
+        assert drafters <= ({requested["method"]} if requested else drafters)
 
 
 def test_no_draft_is_deeper_than_requested(url: str) -> None:
     for most in (1, 2):
-        told = said(url, method="draft_model", max_tokens=most)
-        assert all(token["depth"] <= most for token in told["choices"][0]["provenance"]["tokens"])
+        reported = said(url, method="draft_model", max_tokens=most)
+        assert all(token["depth"] <= most for token in reported["choices"][0]["provenance"]["tokens"])
 
 
 def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace: Path) -> None:
@@ -64,9 +64,9 @@ def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace
     counted = [line for line in fetched(f"{url}/metrics").splitlines() if "spec_decode_num_choices_total{" in line]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) > 3
     steps = [json.loads(line) for line in trace.read_text().splitlines() if '"is":"step"' in line]
-    told = [step["choice"] for step in steps if step["choice"] is not None]
-    assert told
-    for choice in told:
+    reported = [step["choice"] for step in steps if step["choice"] is not None]
+    assert reported
+    for choice in reported:
         names = [drafter for drafter, _, _, _ in choice["weighed"]]
         assert "none" in names
         assert names[0] == choice["drafter"]

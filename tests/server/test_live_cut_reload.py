@@ -68,8 +68,8 @@ async def shown(client: aiohttp.ClientSession) -> tuple[str, str, int, str]:
         info = await response.json()
     async with client.post("/v1/chat/completions", json=CHAT) as response:
         answer = await response.json()
-    said = answer["choices"][0]["message"]["content"]
-    return info["config"]["target"], info["engine"]["target"], answer["usage"]["prompt_tokens"], said
+    result = answer["choices"][0]["message"]["content"]
+    return info["config"]["target"], info["engine"]["target"], answer["usage"]["prompt_tokens"], result
 
 
 async def replaced(client: aiohttp.ClientSession, server: LiveServer, times: int) -> None:

@@ -115,9 +115,9 @@ async def all_begun(served: Served, name: str) -> list[asyncio.Task[list[Delta]]
     """All of them, some tokens on their way, in an engine that writes no more until it is replaced or continued."""
     engine = served.engine
     begun = [asyncio.Event() for _ in ASKED]
-    asked = [replace(request, id=f"{name} {request.id}") for request in ASKED]
+    requested = [replace(request, id=f"{name} {request.id}") for request in ASKED]
     with existing(served.folder / "slow"):
-        running = [asyncio.create_task(written(engine, *one)) for one in zip(asked, begun, strict=True)]
+        running = [asyncio.create_task(written(engine, *one)) for one in zip(requested, begun, strict=True)]
         async with asyncio.timeout(SECONDS):
             await asyncio.gather(*(event.wait() for event in begun))
         send_signal(engine, signal.SIGSTOP)

@@ -136,11 +136,11 @@ async def streams(
         reading, begun = [], []
         with contextlib.nullcontext() if stopped is None else existing(setup.folder / "slow"):
             for body in bodies:
-                asked = setup.client.post(
+                requested = setup.client.post(
                     "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
                 )
                 begun.append(asyncio.Event())
-                reading.append(asyncio.create_task(read(await open_ones.enter_async_context(asked), begun[-1])))
+                reading.append(asyncio.create_task(read(await open_ones.enter_async_context(requested), begun[-1])))
             async with asyncio.timeout(SECONDS):
                 await asyncio.gather(*(event.wait() for event in begun))
             if stopped is not None:

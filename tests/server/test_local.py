@@ -214,9 +214,9 @@ def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
 
 
 def test_a_stream_shows_where_its_tokens_come_from_and_may_be_decoded_plainly(engine: Engine) -> None:
-    asked = [{"role": "user", "content": "the fox and the fox and the fox and"}]
-    drafted = engine.stream_chat(asked, GREEDY, provenance=True)
-    plain = engine.stream_chat(asked, GREEDY, speculate=False, provenance=True)
+    requested = [{"role": "user", "content": "the fox and the fox and the fox and"}]
+    drafted = engine.stream_chat(requested, GREEDY, provenance=True)
+    plain = engine.stream_chat(requested, GREEDY, speculate=False, provenance=True)
     assert drafted.result().token_ids == plain.result().token_ids == [token.id for token in plain.tokens]
     assert "".join(token.text for token in drafted.tokens) == drafted.result().text
     assert len(plain.steps) == 16 and not any(step.drafted for step in plain.steps)

@@ -65,7 +65,7 @@ async def test_completion_logprobs_in_openais_shape(tokenizer, script):
 async def test_echo_puts_the_prompts_logprobs_in_front(tokenizer, script):
     engine = ScriptedEngine(script, run=3)
     prompt = "Once upon a fox"
-    ids, said = tokenizer.encode(prompt), script[:4]
+    ids, output = tokenizer.encode(prompt), script[:4]
     async with served(engine, tokenizer) as client:
         body = await answer(client, "completions", prompt=prompt, max_tokens=4, echo=True, logprobs=2, n=2)
         chunks = await chunks_of(client, "completions", prompt=prompt, max_tokens=4, echo=True, logprobs=2, n=2)
@@ -78,7 +78,7 @@ async def test_echo_puts_the_prompts_logprobs_in_front(tokenizer, script):
         assert found["top_logprobs"][0] is None
         expected = [entry(token, place, 2).logprob for place, token in enumerate(ids)][1:]
         assert found["token_logprobs"][1 : len(ids)] == expected
-        assert found["token_logprobs"][len(ids) :] == [entry(token, at, 2).logprob for at, token in enumerate(said)]
+        assert found["token_logprobs"][len(ids) :] == [entry(token, at, 2).logprob for at, token in enumerate(output)]
         assert choice["text"] == prompt + STORY[: len(choice["text"]) - len(prompt)]
         for token, begin in zip(found["tokens"], found["text_offset"], strict=True):
             assert choice["text"][begin:].startswith(token)

@@ -165,8 +165,8 @@ def test_without_a_model_the_command_shows_how_to_name_a_better_one(
     words = [command, *QUICK, *(["--prompt", "A"] if command == "generate" else [])]
     assert main(words) == 0
     name = "generate" if command == "generate" else "chat"
-    said = f"no model is named, so this is the toy; the server at {server} has fox: foresay {name} ./my-fox\n"
-    assert said in capsys.readouterr().err
+    output = f"no model is named, so this is the toy; the server at {server} has fox: foresay {name} ./my-fox\n"
+    assert output in capsys.readouterr().err
     assert Server.asked == [("/v1/models", None, None)]
     monkeypatch.setattr("foresay.server.cli.generate.URL", "http://127.0.0.1:1")
     assert main(words) == 0

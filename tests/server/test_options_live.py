@@ -40,8 +40,8 @@ def test_completions_with_every_option_blocking(blocking):
         assert "".join(piece.text for piece in pieces) == choice.text
         found = choice.logprobs
         for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            said = [getattr(piece.logprobs, field) for piece in pieces if piece.logprobs]
-            assert [value for values in said for value in values] == getattr(found, field)
+            output = [getattr(piece.logprobs, field) for piece in pieces if piece.logprobs]
+            assert [value for values in output for value in values] == getattr(found, field)
             assert len(getattr(found, field)) == len(choice.token_ids) == 12
         assert "".join(found.tokens) == choice.text
         assert 300 not in choice.token_ids
@@ -61,14 +61,14 @@ async def test_the_clients_own_accumulating_stream_adds_logprobs_up(client):
 async def test_logprobs_do_not_depend_on_how_the_tokens_were_drawn(client):
     """They are the model's own: a continuation has the entries that the same text has as an echoed prompt."""
     ask = {"temperature": 1.3, "presence_penalty": 1.0, "logprobs": 2}
-    said = (await client.completions.create(**ASK | ask, extra_body=IDS)).choices[0]
+    output = (await client.completions.create(**ASK | ask, extra_body=IDS)).choices[0]
     prompt = (await client.completions.create(**ASK, extra_body=IDS)).choices[0].prompt_token_ids
     again = await client.completions.create(
-        model=MODEL, prompt=prompt + said.token_ids, max_tokens=0, echo=True, logprobs=2
+        model=MODEL, prompt=prompt + output.token_ids, max_tokens=0, echo=True, logprobs=2
     )
     echoed = again.choices[0].logprobs
-    assert echoed.token_logprobs[len(prompt) :] == said.logprobs.token_logprobs
-    assert echoed.top_logprobs[len(prompt) :] == said.logprobs.top_logprobs
+    assert echoed.token_logprobs[len(prompt) :] == output.logprobs.token_logprobs
+    assert echoed.top_logprobs[len(prompt) :] == output.logprobs.top_logprobs
     assert again.choices[0].finish_reason == "length"
     assert again.usage.completion_tokens == 0
 

@@ -73,8 +73,8 @@ class Slow(Foresight):
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         made = []
-        for sequence, asked in zip(sequences, shapes, strict=True):
-            shape = asked.limited(self._levels)
+        for sequence, requested in zip(sequences, shapes, strict=True):
+            shape = requested.limited(self._levels)
             time.sleep(shape.levels * 0.02)
             made.append(filled(sequence.tokens[-1], shape, self.name))
         return made

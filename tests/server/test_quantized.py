@@ -68,9 +68,9 @@ def test_a_checkpoint_sets_its_kv_cache(tmp_path, capsys) -> None:
     group = next(iter(config["quantization_config"]["config_groups"].values()))
     group["input_activations"] = {"num_bits": 8, "type": "float", "dynamic": False}
     (out / "config.json").write_text(json.dumps(config))
-    read, asked = engine_of(str(out)), engine_of("bundled", quantize="fp8", kv_dtype="fp8")
-    assert written(read) == written(asked)
-    assert (read.info.kv_dtype, read.info.kv_token_bytes) == ("fp8", asked.info.kv_token_bytes)
+    read, requested = engine_of(str(out)), engine_of("bundled", quantize="fp8", kv_dtype="fp8")
+    assert written(read) == written(requested)
+    assert (read.info.kv_dtype, read.info.kv_token_bytes) == ("fp8", requested.info.kv_token_bytes)
     assert engine_of(str(out), kv_dtype="int8").info.kv_dtype == "int8"
     assert read.info.activations == "model"
     words = f"activations stay {read.info.dtype}, not rounded to fp8"
@@ -139,13 +139,13 @@ def test_activations_are_rounded_where_there_are_kernels(monkeypatch, how, devic
 
 
 def test_activations_are_shown(capsys) -> None:
-    for activations, words, said in (
+    for activations, words, output in (
         ("int8", "activations rounded to int8", "int8 (asked for)"),
         ("model", "activations stay", "not rounded (asked for)"),
     ):
         info = engine_of("bundled", quantize="int4", activations=activations).info
         assert info.exact and info.activations == activations
-        assert words in dict(rows(info))["weights"] and dict(rows(info))["activations"] == said
+        assert words in dict(rows(info))["weights"] and dict(rows(info))["activations"] == output
         assert main(["check", "--draft", "none", "--quantize", "int4", "--activations", activations]) == 0
         assert words in capsys.readouterr().out
     assert "activations" not in dict(rows(engine_of("bundled").info))

@@ -35,8 +35,8 @@ def test_every_drafter_that_can_be_named_has_an_entry_of_its_own() -> None:
 def told_apart(path: Path) -> list[str]:
     """The drafters' classes that a file asks about."""
     calls = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
-    asked = [node.args[1] for node in calls if getattr(node.func, "id", "") in ("isinstance", "issubclass")]
-    named = [getattr(part, "id", "") for question in asked for part in ast.walk(question)]
+    requested = [node.args[1] for node in calls if getattr(node.func, "id", "") in ("isinstance", "issubclass")]
+    named = [getattr(part, "id", "") for question in requested for part in ast.walk(question)]
     return [name for name in named if name.endswith("Drafter")]
 
 
@@ -66,6 +66,8 @@ def test_models_draft_before_lookups_and_each_as_named() -> None:
 
 def test_the_page_names_what_an_entry_says() -> None:
     page = (ROOT / "docs" / "drafters.md").read_text("utf-8").partition("## Adding one to Foresay")[2]
-    said = {name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")}
+    declared = {
+        name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")
+    }
     own = {"option", "location", "directory", "at", "setting", "files", "warning"}
-    assert {name for name in said - own if f"`{name}`" not in page} == set()
+    assert {name for name in declared - own if f"`{name}`" not in page} == set()

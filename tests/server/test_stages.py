@@ -84,9 +84,11 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", *arguments, measures=True) as server:
         url = server.wait_for_url()
         lines = server.output.splitlines()
-        asked = json.dumps({"model": "target", "prompt": "Once", "max_tokens": 2}).encode()
+        requested = json.dumps({"model": "target", "prompt": "Once", "max_tokens": 2}).encode()
         for _ in range(2):
-            urlopen(Request(f"{url}/v1/completions", asked, {"Content-Type": "application/json"}), timeout=60).close()
+            urlopen(
+                Request(f"{url}/v1/completions", requested, {"Content-Type": "application/json"}), timeout=60
+            ).close()
         server.terminate()
         assert server.process.wait(180) == 0
         assert re.fullmatch(r"Foresay stopped after .+: 2 answers\.", server.output.splitlines()[-1])

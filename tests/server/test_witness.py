@@ -58,11 +58,11 @@ def reader(decoder: Decoder) -> Reader:
 
 def start(reader: Reader, clock: Clock, of: str = "these") -> tuple[Witness, str, list[str]]:
     """A start: what is found, and what was done for it."""
-    said: list[str] = []
+    output: list[str] = []
     witness = Witness(clock)
-    found = witness.exactness(of, reader.model, reader.pool, said.append)
+    found = witness.exactness(of, reader.model, reader.pool, output.append)
     assert found.exact
-    return witness, found.reason, said
+    return witness, found.reason, output
 
 
 def whole(pool: PagePool) -> bool:
@@ -83,22 +83,22 @@ def to_its_end(witness: Witness) -> None:
 
 def test_a_second_start_of_the_same_within_a_day_does_not_probe(reader) -> None:
     clock = Clock()
-    _, reason, said = start(reader, clock)
-    assert said == ["probing exactness"] and reason == "rows are bit-equal in any batch (probed)"
+    _, reason, output = start(reader, clock)
+    assert output == ["probing exactness"] and reason == "rows are bit-equal in any batch (probed)"
     clock.now += DAY - 1
-    _, reason, said = start(reader, clock)
-    assert said == [] and reason.endswith("(probed at an earlier start, 2027-01-15 08:00 UTC)")
+    _, reason, output = start(reader, clock)
+    assert output == [] and reason.endswith("(probed at an earlier start, 2027-01-15 08:00 UTC)")
     assert start(reader, clock, "others")[2] == ["probing exactness"]
     clock.now += 2
     assert start(reader, clock)[2] == ["probing exactness"]
 
 
 def test_an_engine_says_what_its_witness_knows() -> None:
-    said: list[str] = []
+    output: list[str] = []
     config = EngineConfig(draft="none", max_model_len=64, kv_tokens=512, threads=1)
     for _ in range(2):
-        info = build_engine(config, lambda phase, share=None: said.append(phase), witness=Witness()).info
-    assert said.count("probing exactness") == 1 and "at an earlier start" in info.exact_reason and info.exact
+        info = build_engine(config, lambda phase, share=None: output.append(phase), witness=Witness()).info
+    assert output.count("probing exactness") == 1 and "at an earlier start" in info.exact_reason and info.exact
 
 
 def test_it_is_tried_again_once_there_are_no_requests(reader) -> None:

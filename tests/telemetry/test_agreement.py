@@ -171,8 +171,8 @@ def test_the_log_agrees(seen: Seen) -> None:
 
 
 def test_the_trace_holds_the_texts(seen: Seen) -> None:
-    said = sorted(choice["token_ids"] for body in seen.bodies for choice in body["choices"])
-    assert sorted(output for request in seen.requests if (output := request.output()) is not None) == said
+    result = sorted(choice["token_ids"] for body in seen.bodies for choice in body["choices"])
+    assert sorted(output for request in seen.requests if (output := request.output()) is not None) == result
 
 
 def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) -> None:

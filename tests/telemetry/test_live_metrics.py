@@ -116,10 +116,10 @@ VLLMS = 'non-counter metrics should not have "_total" suffix'
 
 
 def test_promtool_has_nothing_to_say_but_that_names_have_colons(scrape: Scrape) -> None:
-    said = promtool(scrape.text).splitlines()
-    assert [line for line in said if not line.endswith(("metric names should not contain ':'", VLLMS))] == []
-    said = promtool(scrape.text.replace("foresay:", "foresay_").replace("vllm:", "vllm_")).splitlines()
-    assert [line for line in said if not line.endswith(VLLMS)] == []
+    result = promtool(scrape.text).splitlines()
+    assert [line for line in result if not line.endswith(("metric names should not contain ':'", VLLMS))] == []
+    result = promtool(scrape.text.replace("foresay:", "foresay_").replace("vllm:", "vllm_")).splitlines()
+    assert [line for line in result if not line.endswith(VLLMS)] == []
 
 
 def promtool(text: str) -> str:
@@ -155,10 +155,10 @@ def test_the_page_about_metrics_is_current() -> None:
 def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None:
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_count"}
     declared = [metric for metrics in SECTIONS.values() if metrics is not REPLICAS for metric in metrics]
-    told = {f"foresay:{metric.name}{suffixes[metric.kind]}": metric for metric in declared}
+    reported = {f"foresay:{metric.name}{suffixes[metric.kind]}": metric for metric in declared}
     made = {name for name in scrape.types if not re.search("_(bucket|sum|created)$", name)}
-    assert {name for name in made if name.startswith("foresay:")} == set(told)
-    for name, metric in told.items():
+    assert {name for name in made if name.startswith("foresay:")} == set(reported)
+    for name, metric in reported.items():
         assert scrape.types[name] == metric.kind
         has = {label for have in scrape.samples[name] for label, _ in have} - {"model_name", "engine"}
         assert has == set(metric.labels), name
