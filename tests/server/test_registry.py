@@ -66,7 +66,7 @@ def test_models_draft_before_lookups_and_each_as_named() -> None:
 
 def test_the_page_names_what_an_entry_says() -> None:
     page = (ROOT / "docs" / "drafters.md").read_text("utf-8").partition("## Adding one to Foresay")[2]
-    declared = {
+    fields = {
         name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")
     }
     own = {"option", "location", "directory", "at", "setting", "files", "warning"}
