@@ -66,8 +66,6 @@ def test_models_draft_before_lookups_and_each_as_named() -> None:
 
 def test_the_page_names_what_an_entry_says() -> None:
     page = (ROOT / "docs" / "drafters.md").read_text("utf-8").partition("## Adding one to Foresay")[2]
-    fields = {
-        name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")
-    }
+    fields = {name for name in {**vars(Entry), **Entry.__annotations__, **vars(FromFiles)} if not name.startswith("_")}
     own = {"option", "location", "directory", "at", "setting", "files", "warning"}
-    assert {name for name in declared - own if f"`{name}`" not in page} == set()
+    assert {name for name in fields - own if f"`{name}`" not in page} == set()
