@@ -96,7 +96,7 @@ def test_steps_phases_and_gauges(scrape: Scrape, sums: Sums) -> None:
     assert scrape.sum("foresay:engine_up") == 1
     startup = scrape.by("foresay:startup_time_seconds", "phase")
     assert startup.pop("total") == pytest.approx(sum(startup.values()), abs=0.5)
-    assert {"reading_the_target's_weights", "probing_exactness"} <= set(startup)
+    assert "reading_the_target's_weights" in startup  # exactness may have been probed by an earlier server
 
 
 async def test_every_answer_is_decoded_again_and_no_other_metric_knows(url: str, scrape: Scrape, sums: Sums) -> None:
