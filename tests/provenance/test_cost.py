@@ -1,4 +1,4 @@
-"""What it costs to tell: processor time of a delta of four tokens, from the engine's record to bytes for the client."""
+"""What provenance costs: processor time of a delta of four tokens, from the engine's record to bytes for the client."""
 
 from __future__ import annotations
 
