@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars, kind_of
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
 from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
-from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.names import together

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bench.toy import data
-from foresay.drafters.training.optimizer import Optimizers
+from foresay.drafters.training.run import Optimizers
 
 TARGET = {
     "hidden_size": 256,

@@ -207,7 +207,7 @@ def _join_latents(
     heads, half = out.shape[-2], rotation.cos.shape[-1] // 2
     width = out.shape[-1] - 2 * half
     launch(
-        "rotate.join_latent_rows", (len(plain), heads),
+        "rows.join_latent_rows", (len(plain), heads),
         (plain, turning, rotation.cos, rotation.signed_sin, out, plain if slots is None else slots),
         {"HEADS": heads, "WIDTH": width, "HALF": half, "BLOCK": row_of(plain, max(width, half))["BLOCK"],
          "PLACED": slots is not None},
@@ -236,7 +236,7 @@ def _rotate_and_store(
     read = (product, bias, cos, signed_sin, product if factor is None else factor)
     weights = (product, product) if norms is None else (norms.query, norms.key)
     launch(
-        "rotate.rotate_and_store_rows", (rows, -(-heads // together)),
+        "rows.rotate_and_store_rows", (rows, -(-heads // together)),
         (*read, *weights, query, *as_stored(keys, values, scales), slots, rows, 0.0 if norms is None else norms.eps),
         {
             "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,
