@@ -72,9 +72,8 @@ class MessagesAnswer(Answer):
     def closing(self) -> list[msgspec.Struct]:
         return [schemas.MessageStop()]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        for piece in pieces[0]:
-            self._blocks.take(piece.parts)
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        self._blocks.take(pieces[0].parts)
         self._blocks.close()
         message = self._message(self._blocks.whole)
         message.stop_reason, message.stop_sequence = self._stop_reason(), self._stop_sequence()

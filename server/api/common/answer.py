@@ -126,9 +126,9 @@ class Answer(ABC):
             (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
         )
 
-    @abstractmethod
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The chunks that introduce a choice."""
+        """The chunks that introduce a choice; by default there are none."""
+        return []
 
     @abstractmethod
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
@@ -139,8 +139,8 @@ class Answer(ABC):
         """The chunks after the last choice has finished."""
 
     @abstractmethod
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The whole answer, from the pieces of each choice."""
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        """The whole answer, from each choice in one piece."""
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The last chunk of a stream that fails: the error."""
@@ -185,15 +185,11 @@ class Answer(ABC):
         self._unclosed -= 1
         return not self._unclosed and not self._reports_usage
 
-    def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
-        return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET
+    def _ids(self, piece: Piece) -> list[int] | UnsetType:
+        return piece.token_ids if self.body.return_token_ids else UNSET
 
-    def _provenance(self, pieces: Sequence[Piece]) -> schemas.Provenance | UnsetType:
-        """The provenance of these pieces."""
-        if not self.body.provenance:
-            return UNSET
-        steps = [step for piece in pieces for step in piece.steps]
-        return schemas.Provenance(steps, [token for piece in pieces for token in piece.tokens])
+    def _provenance(self, piece: Piece) -> schemas.Provenance | UnsetType:
+        return schemas.Provenance(piece.steps, piece.tokens) if self.body.provenance else UNSET
 
     def _note_prompt(self, index: int, piece: Piece) -> None:
         """Keep the prompt's logprobs: the first choice of a prompt has them, with its first token, for all of them."""

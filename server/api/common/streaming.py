@@ -248,7 +248,8 @@ async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:
     while not finished(answer):
         for index, piece in pieces_of(answer, generation, await generation.next()):
             pieces[index].append(piece)
-    return await _unhurried([piece for of_choice in pieces for piece in of_choice], answer.whole, pieces)
+    all_pieces = [merged(of_choice) for of_choice in pieces]
+    return await _unhurried(all_pieces, answer.whole, all_pieces)
 
 
 async def _unhurried(pieces: Sequence[Piece], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

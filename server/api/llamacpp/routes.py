@@ -146,30 +146,27 @@ class Native(Answer):
 
     framing = FRAMING
 
-    def opening(self, index: int) -> list[msgspec.Struct]:
-        return []
-
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        return [self._answer([piece])] if piece.text or piece.token_ids else []
+        return [self._answer(piece)] if piece.text or piece.token_ids else []
 
     def closing(self) -> list[msgspec.Struct]:
-        return [self._ended(self._answer([]))]
+        return [self._ended(self._answer(Piece()))]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         answer = self._answer(pieces[0])
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
 
-    def _answer(self, pieces: Sequence[Piece]) -> NativeAnswer:
+    def _answer(self, piece: Piece) -> NativeAnswer:
         choice = self.choices[0]
         answer = NativeAnswer(
-            content="".join(piece.text for piece in pieces),
-            tokens=[token for piece in pieces for token in piece.token_ids],
+            content=piece.text,
+            tokens=piece.token_ids,
             tokens_predicted=choice.completion_tokens,
             tokens_evaluated=len(choice.request.prompt),
         )
         if self.listed is not None:
-            answer.completion_probabilities = [self._likely(entry) for piece in pieces for entry in piece.logprobs]
+            answer.completion_probabilities = [self._likely(entry) for entry in piece.logprobs]
         return answer
 
     def _likely(self, entry: TokenLogprobs) -> NativeTokenLogprob:

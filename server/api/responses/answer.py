@@ -245,9 +245,8 @@ class ResponseAnswer(Answer):
         self.response.error = schemas.ResponseError(code, error.error.message)
         return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        for piece in pieces[0]:
-            self.chunks(0, piece)
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        self.chunks(0, pieces[0])
         self.closing()
         return self.response
 
