@@ -300,12 +300,9 @@ class Shared:
     @contextmanager
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
         """Hold ``amount`` within the context."""
-        self.take(amount, refusal)
-        tenant = CONTEXT.get().caller.tenant
-        try:
+        with self.growing(refusal) as more:
+            more(amount)
             yield
-        finally:
-            self.change(tenant, -amount)
 
     @contextmanager
     def growing(self, refusal: Callable[[], ApiError]) -> Iterator[Callable[[int], None]]:

@@ -63,17 +63,17 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
         found.setdefault(noise, index)
         if noise.where == "first line":
             kept.append(message | {"content": message["content"].partition("\n")[2]})
-    return kept, tuple(_warning(noise, index) for noise, index in found.items())
+    warnings = (
+        warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
+        for noise, index in found.items()
+    )
+    return kept, tuple(warnings)
 
 
 def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
     text = message["content"] if message["role"] == "system" else ""
     where, text = ("late message", text) if late else ("first line", text.partition("\n")[0])
     return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
-
-
-def _warning(noise: NoisePattern, index: int) -> Warned:
-    return warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
 
 
 #: How many prompts are kept for comparison, of all clients together, and from how many tokens a prompt is long.

@@ -76,22 +76,19 @@ class Feed:
         """Write events until the reader leaves, its key is revoked, or the server shuts down. service: of the model
         whose numbers are sent. after: the last second that the reader has.
         """
+        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
         with self.readers.holding(1, self._full):
-            return await self._served(http, models, service.telemetry, after)
+            await response.prepare(http)
+            try:
+                await self._write(response, models, service.telemetry, after)
+            except (TimeoutError, ConnectionError):
+                if http.transport is not None:
+                    http.transport.abort()  # do not wait for the rest to be read
+        return response
 
     def _full(self) -> TooManyReaders:
         message = f"{self.readers.used} pages are open already, {self.readers.own} of them yours"
         return TooManyReaders(message, retry_after=10)
-
-    async def _served(self, http: web.Request, models: Models, telemetry: Telemetry, after: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
-        await response.prepare(http)
-        try:
-            await self._write(response, models, telemetry, after)
-        except (TimeoutError, ConnectionError):
-            if http.transport is not None:
-                http.transport.abort()  # do not wait for the rest to be read
-        return response
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
         rate_limiter = CONTEXT.get().caller.rate_limiter

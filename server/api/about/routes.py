@@ -106,11 +106,6 @@ class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
     completion_tokens: int
     last_request: int | None
 
-    @classmethod
-    def of(cls, caller: Caller) -> KeyUsage:
-        """Make it for a caller."""
-        return cls(name=caller.name, **msgspec.structs.asdict(caller.usage))
-
 
 class Usages(msgspec.Struct, kw_only=True):
     """``GET /admin/usage``: one entry per key, those of ``--api-key`` first."""
@@ -228,12 +223,16 @@ async def model(request: web.Request) -> web.Response:
 
 async def usage(request: web.Request) -> web.Response:
     """Usage of the caller's key since the server started."""
-    return json_response(KeyUsage.of(CONTEXT.get().caller))
+    return json_response(_usage(CONTEXT.get().caller))
 
 
 async def usages(request: web.Request) -> web.Response:
     """Usage of each key since the server started; needs the admin key."""
-    return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
+    return json_response(Usages(data=[_usage(caller) for caller in request.app[KEYS].callers]))
+
+
+def _usage(caller: Caller) -> KeyUsage:
+    return KeyUsage(name=caller.name, **msgspec.structs.asdict(caller.usage))
 
 
 def _card(served: Models, entry: Model, name: str) -> ModelCard:

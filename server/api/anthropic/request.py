@@ -22,14 +22,8 @@ Json = dict[str, Any]
 
 def drawing(body: schemas.MessagesRequest) -> Json:
     """Sampling and stop fields of the chat request."""
-    return {
-        "max_tokens": body.max_tokens,
-        "stream": body.stream,
-        "stop": body.stop_sequences,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-    }
+    same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+    return {name: getattr(body, name) for name in same} | {"stop": body.stop_sequences}
 
 
 _NAMES = {

@@ -252,16 +252,11 @@ class ErrorShape:
     body: type
     make: Callable[[int, ErrorBody], Any]
 
-    @property
-    def unversioned(self) -> str:
-        """The prefix without ``/v1``."""
-        return self.prefix.removeprefix("/v1")
-
 
 def error_shape(http: web.Request) -> ErrorShape | None:
     """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))]
+    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.prefix.removeprefix("/v1")))]
     return max(found, key=lambda shape: len(shape.prefix), default=None)
 
 

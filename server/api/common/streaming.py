@@ -164,28 +164,26 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     pending = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    async with _ErrorReporter(events, lambda error: answer.broken(error_body(error)[1])):
+    try:
         async for chunks, last in pending:
             await events.send(chunks, last)
+    except Exception as error:
+        return await _reported(error, events, lambda status, body: answer.broken(body))
     return await events.end()
 
 
-class _ErrorReporter:
-    """Reports exceptions of its block in the stream, if that has started; internal errors are raised as well."""
-
-    def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
-        self._events, self._broken = events, broken
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not self._events.started or not isinstance(error, Exception) or isinstance(error, ConnectionError):
-            return False
-        if isinstance(error, ApiError | InvalidRequest):
-            await self._events.break_off(self._broken(error))
-            return True
-        await self._events.fail(self._broken(error))
-        return False
+async def _reported(
+    error: Exception, events: EventStream, broken: Callable[[int, ErrorBody], msgspec.Struct]
+) -> web.StreamResponse:
+    """End a stream with an error, which is raised if the stream has not started; internal errors are raised as well."""
+    if not events.started or isinstance(error, ConnectionError):
+        raise error
+    chunk = broken(*error_body(error))
+    if not isinstance(error, ApiError | InvalidRequest):
+        await events.fail(chunk)
+        raise error
+    await events.break_off(chunk)
+    return await events.end()
 
 
 class Paced:
@@ -318,9 +316,8 @@ async def leased(
     heartbeat = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
-    async with (
-        _ErrorReporter(events, lambda error: make(*error_body(error))),
-        models.lease(name, heartbeat, keep) as service,
-    ):
-        return await answer(service)
-    return await events.end()
+    try:
+        async with models.lease(name, heartbeat, keep) as service:
+            return await answer(service)
+    except Exception as error:
+        return await _reported(error, events, make)

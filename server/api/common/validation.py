@@ -229,11 +229,9 @@ def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
 
 
 def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
-    if isinstance(request, ChatRequest):
-        if request.max_completion_tokens is not None:
-            return "max_completion_tokens", request.max_completion_tokens
-        return "max_tokens", _first(request.max_tokens, defaults.max_new_tokens, None)
-    return "max_tokens", _first(request.max_tokens, COMPLETION_MAX_TOKENS, None)
+    usual = defaults.max_new_tokens if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS
+    given = ((field, most) for field in _LIMITING if (most := getattr(request, field, None)) is not None)
+    return next(given, ("max_tokens", usual))
 
 
 T = TypeVar("T")

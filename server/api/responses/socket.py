@@ -234,15 +234,11 @@ class Socket:
         try:
             async with self._models.lease(create.model) as service:
                 await self._answered(service, message, create)
-        except (ApiError, InvalidRequest) as error:
-            self._forget(create, error)
+        except Exception as error:
+            self._note_failure(create, error)
             self._refuse(error, create.stream_id)
             if isinstance(error, Unauthorized):
                 self.close(UNWELCOME)
-        except Exception as error:
-            self._forget(create, error)
-            log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
-            self._send("", _error(*error_body(error), create.stream_id))
 
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -255,15 +251,15 @@ class Socket:
             except Exception as error:
                 if not turn.begun or turn.answer.over:
                     raise
-                self._forget(create, error)
-                if not isinstance(error, ApiError | InvalidRequest):
-                    log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
+                self._note_failure(create, error)
                 self._send(turn.record.response.id, turn.answer.broken(error_body(error)[1]))
         self._remember(create.stream_id, turn)
 
-    def _forget(self, create: Create, error: Exception) -> None:
-        """Drop the response that a failed one was to follow, if only this socket had it: the client restarts with all
-        items."""
+    def _note_failure(self, create: Create, error: Exception) -> None:
+        """Log an internal error, and drop the response that the failed one was to follow, if only this socket had it:
+        the client restarts with all items."""
+        if not isinstance(error, ApiError | InvalidRequest):
+            log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
         record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
         if record is not None and record.socket_id and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
@@ -277,7 +273,7 @@ class Socket:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
+    def _refuse(self, error: Exception, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
             CONTEXT.get().caller.rate_limiter.refused()
         self._send("", _error(*error_body(error), stream_id))

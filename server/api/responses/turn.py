@@ -76,10 +76,9 @@ class ResponseTurn:
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._run(generation)
                     yield generation
-        except ConnectionError:
-            raise
         except Exception as error:
-            self._fail(error)
+            if self.begun and not self.answer.over and not isinstance(error, ConnectionError):
+                self.answer.broken(error_body(error)[1])
             raise
         finally:
             self._generation = None
@@ -98,10 +97,6 @@ class ResponseTurn:
         with NAMES:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else timeout):
                 yield events
-
-    def _fail(self, error: Exception) -> None:
-        if self.begun and not self.answer.over:
-            self.answer.broken(error_body(error)[1])
 
     def _keep(self) -> None:
         """The response has ended: close it if that has not happened (the client left), and keep it if it ever began."""
