@@ -205,10 +205,6 @@ class Meter:
     output_tokens: int = 0
 
 
-def _nothing() -> None:
-    """Nothing to release."""
-
-
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
     waited: seconds, for its model. release: releases the model's lease.
@@ -218,7 +214,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     meter: Meter = msgspec.field(default_factory=Meter)
     waited: float = 0.0
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = lambda: None
 
 
 NO_REQUEST = RequestContext()

@@ -64,14 +64,11 @@ def logprobs(request: GenerationRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
-def echoed_logprobs(request: GenerationRequest) -> int | None:
-    """The same for the prompt's tokens, which ``echo`` prepends to the text."""
-    return logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
-
-
 def prompt_logprobs(request: GenerationRequest) -> int | None:
-    """How many of the likeliest tokens the engine must report with each token of the prompt."""
-    own, echoed = request.prompt_logprobs, echoed_logprobs(request)
+    """How many of the likeliest tokens the engine must report with each token of the prompt, which ``echo`` prepends to
+    the text."""
+    echoed = logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
+    own = request.prompt_logprobs
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 
@@ -109,11 +110,9 @@ class Feed:
         return await asyncio.shield(making[1])  # others await it too
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
-        except TimeoutError:
-            return
 
 
 async def _encoded(telemetry: Telemetry) -> msgspec.Raw:

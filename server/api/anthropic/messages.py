@@ -12,7 +12,7 @@ from foresay.server.api.anthropic import schemas
 from foresay.server.api.anthropic.request import Conversation, drawing
 from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
 from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
 from foresay.server.gateway.caller import CONTEXT
@@ -153,13 +153,9 @@ def _block(item: Item) -> schemas.AnswerBlock:
             return schemas.ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(item.text))
 
 
-async def messages(http: web.Request, body: schemas.MessagesRequest) -> web.StreamResponse:
+@leasing(FRAMING)
+async def messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    framing = FRAMING if body.stream else None
-    return await leased(http, body.model, lambda service: _messages(http, service, body), framing)
-
-
-async def _messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.chat_fields() | drawing(body)

@@ -18,16 +18,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial, wraps
 from itertools import groupby
 from math import inf
 from operator import itemgetter
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, error_body, error_shape
+from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Heartbeat, Keep
@@ -134,17 +135,10 @@ def split(run: Piece) -> list[Piece]:
     """A piece for each token; the first has what belongs to the step's beginning, the last what belongs to its end."""
     if len(run.token_texts) < 2:
         return [run]
+    lists = ("token_ids", "logprobs", "offsets", "tokens", "token_texts")
     pieces = [
-        Piece(
-            text=token_texts.text,
-            parts=joined(token_texts.parts),
-            token_ids=run.token_ids[index : index + 1],
-            logprobs=run.logprobs[index : index + 1],
-            offsets=run.offsets[index : index + 1],
-            tokens=run.tokens[index : index + 1],
-            token_texts=[token_texts],
-        )
-        for index, token_texts in enumerate(run.token_texts)
+        Piece(text=one.text, parts=joined(one.parts), **{name: getattr(run, name)[at : at + 1] for name in lists})
+        for at, one in enumerate(run.token_texts)
     ]
     pieces[0].prompt_logprobs, pieces[0].steps = run.prompt_logprobs, run.steps
     pieces[-1].finish_reason, pieces[-1].finish_at = run.finish_reason, run.finish_at
@@ -155,6 +149,9 @@ def split(run: Piece) -> list[Piece]:
 HEADERS_AFTER_SECONDS = 1.0
 #: Formatting this many logprobs, with the likeliest of each, takes about a millisecond.
 MOST_INLINE_ENTRIES = 200
+
+#: Makes a chunk of an error, from the HTTP status and OpenAI's body.
+Broken = Callable[[int, ErrorBody], msgspec.Struct]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,9 +169,7 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     return await events.end()
 
 
-async def _reported(
-    error: Exception, events: EventStream, broken: Callable[[int, ErrorBody], msgspec.Struct]
-) -> web.StreamResponse:
+async def _reported(error: Exception, events: EventStream, broken: Broken) -> web.StreamResponse:
     """End a stream with an error, which is raised if the stream has not started; internal errors are raised as well."""
     if not events.started or isinstance(error, ConnectionError):
         raise error
@@ -298,14 +293,13 @@ async def leased(
     name: str | None,
     answer: Answering,
     framing: Framing | None = None,
-    broken: Callable[[int, ErrorBody], msgspec.Struct] | None = None,
+    broken: Broken | None = None,
     keep: Keep = "usual",
 ) -> web.StreamResponse:
     """Call ``answer`` with the model called ``name``, leased.
 
-    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer, from the
-    HTTP status and OpenAI's body; by default the API's error body. keep: see
-    :meth:`foresay.server.host.models.models.Models.lease`.
+    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer; by default
+    the API's error body. keep: see :meth:`foresay.server.host.models.models.Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:
@@ -321,3 +315,18 @@ async def leased(
             return await answer(service)
     except Exception as error:
         return await _reported(error, events, make)
+
+
+def leasing(framing: Framing, broken: Broken | None = None) -> Callable[[Handler], Handler]:
+    """Make a route's handler of a function that answers a request, given its model's leased service and its body.
+    framing, broken: as of :func:`leased`."""
+
+    def handling(answer: Handler) -> Handler:
+        @wraps(answer)
+        async def handler(http: web.Request, body: Any) -> web.StreamResponse:
+            answering = partial(answer, http, body=body)
+            return await leased(http, body.model, answering, framing if body.stream else None, broken)
+
+        return handler
+
+    return handling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.host.models.model import Model
@@ -205,15 +204,17 @@ def fields_of(body: NativeRequest) -> dict[str, Any]:
     return fields
 
 
-async def native(http: web.Request, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+@leasing(FRAMING)
+async def native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     """Continue a prompt, or fill in the text between a prefix and a suffix."""
-    framing = FRAMING if body.stream else None
-    return await leased(http, body.model, partial(_native, http, body=body), framing)
-
-
-async def _native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     with NAMES as names:
-        tokens = await (_infilled if isinstance(body, InfillRequest) else _prompt)(service, body)
+        if isinstance(body, InfillRequest):
+            tokens = await _infilled(service, body)
+        elif isinstance(body.prompt, str):
+            room = room_for(service, body, "prompt")
+            tokens = await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
+        else:
+            tokens = body.prompt
         fields = fields_of(body)
         if fields["max_tokens"] is None:
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
@@ -224,14 +225,7 @@ async def _native(http: web.Request, service: Service, body: NativeCompletion | 
         return await answered(http, service, request, choices, Native)
 
 
-async def _prompt(service: Service, body: Any) -> list[int]:
-    if not isinstance(body.prompt, str):
-        return list(body.prompt)
-    room = room_for(service, body, "prompt")
-    return await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
-
-
-async def _infilled(service: Service, body: Any) -> list[int]:
+async def _infilled(service: Service, body: InfillRequest) -> list[int]:
     """The tokenizer's own beginning, then both texts, in which a control token's name is text."""
     tokenizer = service.opened()[0].tokenizer
     before, hole, after = infill_tokens(tokenizer)

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices
 from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import AnswerOrigin, Service
@@ -175,12 +175,9 @@ def _call(part: ToolCallPart) -> schemas.ToolCall:
     )
 
 
-async def chat_completions(http: web.Request, body: schemas.ChatRequest) -> web.StreamResponse:
+@leasing(EVENTS)
+async def chat_completions(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    return await leased(http, body.model, lambda service: _chat(http, service, body), EVENTS if body.stream else None)
-
-
-async def _chat(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     check_metadata(body.metadata)
     store = service.server.of(StoredChats) if body.store else None
     return await answered(http, service, body, await chat_choices(service, body), partial(ChatAnswer, store=store))

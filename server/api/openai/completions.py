@@ -14,7 +14,7 @@ from msgspec import UnsetType
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
@@ -171,13 +171,9 @@ def _nulled(choice: CompletionChoice) -> CompletionChoice:
     return choice
 
 
-async def completions(http: web.Request, body: CompletionRequest) -> web.StreamResponse:
+@leasing(EVENTS)
+async def completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     """Continue one prompt or several."""
-    framing = EVENTS if body.stream else None
-    return await leased(http, body.model, lambda service: _completions(http, service, body), framing)
-
-
-async def _completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     text, _ = service.opened()
     given = validation.prompts(body)
     choices = await completion_choices(service, body, given)
