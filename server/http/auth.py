@@ -222,7 +222,8 @@ class AuthMiddleware:
         if preflight is not None:
             return preflight
         serve(caller=self._caller(request))
-        _check_plain(request)
+        if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
         rate_limiter = CONTEXT.get().caller.rate_limiter
         most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
@@ -273,12 +274,6 @@ class AuthMiddleware:
             raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
         if not self._admin.matches(key):
             raise NotAdmin("This is not the admin key of this server")
-
-
-def _check_plain(request: web.Request) -> None:
-    """Raise :class:`Compressed` for a compressed body."""
-    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
 
 
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.anthropic.request import Conversation, drawing
 from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
-from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
+from foresay.server.api.common.route import NAMED_EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
@@ -23,7 +23,7 @@ from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
-FRAMING = Framing("text/event-stream; charset=utf-8", named_event, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
+FRAMING = msgspec.structs.replace(NAMED_EVENTS, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
 
 _KINDS = {
     400: "invalid_request_error",

@@ -28,7 +28,7 @@ from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics,
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, continues, part_text
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.server.text.warned import Warned, together, warning
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.request import TokenLogprobs
 
 #: Chunks and bodies with metrics, timings and warnings.
@@ -120,10 +120,9 @@ class Answer(ABC):
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """Warnings known so far."""
-        return together(
-            (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
-        )
+        """Warnings known so far, without duplicates."""
+        of_choices = (one for choice in self.choices for one in choice.warnings)
+        return tuple(dict.fromkeys((*self.origin.warnings, *of_choices, *self._replaced())))
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunks that introduce a choice; by default there are none."""

@@ -32,7 +32,6 @@ from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized
-from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
@@ -276,7 +275,9 @@ class Socket:
     def _refuse(self, error: Exception, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
             CONTEXT.get().caller.rate_limiter.refused()
-        self._send("", _error(*error_body(error), stream_id))
+        status, body = error_body(error)
+        lane = msgspec.UNSET if stream_id is None else stream_id
+        self._send("", SocketError(status=status, error=body.error, stream_id=lane))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:
         self._send_queue.put(response_id, events)
@@ -291,11 +292,6 @@ def _protocols(http: web.Request) -> tuple[str, ...]:
     if offered and PROTOCOL not in offered:
         raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {PROTOCOL}, or none")
     return (PROTOCOL,)
-
-
-def _error(status: int, body: ErrorBody, stream_id: str | None) -> SocketError:
-    lane = msgspec.UNSET if stream_id is None else stream_id
-    return SocketError(status=status, error=body.error, stream_id=lane)
 
 
 async def _stopped(*tasks: asyncio.Task[None]) -> None:

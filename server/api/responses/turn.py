@@ -17,7 +17,7 @@ from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
-from foresay.server.api.responses.items import Toolbox, given_items, served
+from foresay.server.api.responses.items import SERVED, Toolbox, given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
 from foresay.server.engine.generation import Generation
@@ -234,7 +234,7 @@ def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice
         store=body.store is not False,
         text=_text(body.text or schemas.TextOptions()),
         tool_choice=_tool_choice(body.tool_choice or "auto"),
-        tools=served(body.tools),
+        tools=[tool for tool in body.tools or () if tool.type in SERVED],
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
         metadata=body.metadata or {},

@@ -101,7 +101,8 @@ class Walker:
             return "ended" if self._matcher.is_accepting() else None
         if self._matcher.try_consume_tokens([token]) == 1:
             return "inside"
-        self._check()
+        if self._matcher.is_error():
+            raise Stuck(complaint(self._matcher))
         return None
 
     def up(self) -> None:
@@ -130,10 +131,6 @@ class Walker:
             row &= ~self._vocabulary.ends
         if self._matcher.is_error() or not row.any():
             row[:] = 0
-            raise Stuck(complaint(self._matcher))
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
             raise Stuck(complaint(self._matcher))
 
 
