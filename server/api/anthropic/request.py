@@ -9,13 +9,11 @@ import msgspec
 
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.common.validation import FieldNames, thinking
+from foresay.server.catalog.formats import EFFORTS
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
-
-#: Anthropic's efforts that chat templates support.
-EFFORTS = ("low", "medium", "high")
 
 Json = dict[str, Any]
 

@@ -189,8 +189,7 @@ class Native(Answer):
 
 def fields_of(body: NativeRequest) -> dict[str, Any]:
     """The fields of the completion request, without the prompt."""
-    if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
-        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
+    validation.check_window(body)
     validation.refuse(body)
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     fields |= {"return_token_ids": bool(body.return_tokens), "logprobs": body.n_probs}
