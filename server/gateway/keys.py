@@ -84,11 +84,6 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def new_id() -> str:
-    """An id for a key, unrelated to it."""
-    return secrets.token_hex(6)
-
-
 def check_usable(key: str) -> None:
     """Raise :class:`ConfigurationError` for a key that could be guessed or does not fit into a header."""
     if not USABLE.fullmatch(key):
@@ -160,7 +155,7 @@ def entry_text(name: str, key: str) -> str:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigurationError("a name is 1 to 64 letters, digits, '.', '@', '-' and '_'") from None
-    return f'[[key]]\nid = "{new_id()}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
+    return f'[[key]]\nid = "{secrets.token_hex(6)}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
 
 
 def exposed(path: Path) -> bool:

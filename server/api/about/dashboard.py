@@ -168,11 +168,6 @@ def served(http: web.Request, name: str) -> web.Response:
     return response
 
 
-def wants_page(http: web.Request) -> bool:
-    """Whether the client is a browser rather than a program."""
-    return "text/html" in http.headers.get("Accept", "")
-
-
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)

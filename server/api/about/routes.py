@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from foresay.server.api.about.dashboard import PAGE, served, wants_page
+from foresay.server.api.about.dashboard import PAGE, served
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.keys import KeyStore
@@ -122,7 +122,7 @@ KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 async def index(request: web.Request) -> web.Response:
     """The server's name, version and routes. Browsers get the dashboard."""
-    if wants_page(request):
+    if "text/html" in request.headers.get("Accept", ""):
         return served(request, PAGE)
     if request.headers.get("User-Agent", "").lower().startswith("ollama"):
         return web.Response(text="Ollama is running")  # which its clients check for

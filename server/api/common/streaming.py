@@ -64,7 +64,10 @@ class Spread:
 
     def arrive(self, now: float, run: Piece) -> None:
         """Add the next step's tokens. Everything before them is due now, and so is the first of them."""
-        self._expect(now)
+        if self._last is not None:  # how long the next step is expected to take
+            passed = now - self._last
+            self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
+        self._last = now
         tokens = split(run)
         over = run.finish_reason is not None or run.finish_at is not None
         pause = 0.0 if over or self._interval is None else self._interval / len(tokens)
@@ -82,13 +85,6 @@ class Spread:
             pieces.append(self._waiting.popleft()[1])
         return merged(pieces) if pieces else None
 
-    def _expect(self, now: float) -> None:
-        """Update the expected time until the next step by the time since the last."""
-        if self._last is not None:
-            passed = now - self._last
-            self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
-        self._last = now
-
 
 class Evenly:
     """Passes tokens on one by one, at the average rate. clock: seconds."""
@@ -103,8 +99,10 @@ class Evenly:
         """As the arrivals; their error is raised after everything that arrived before it."""
         began = self._clock()
         while True:
-            if due := self._due(self._clock()):
-                return due
+            now = self._clock()
+            due = ((index, spread.due(now)) for index, spread in self._spreads.items())
+            if batch := [(index, piece) for index, piece in due if piece is not None]:
+                return batch
             if self._error is not None:
                 raise self._error
             left = None if timeout is None else max(0.0, began + timeout - self._clock())
@@ -125,10 +123,6 @@ class Evenly:
         for index, run in batch:
             self._spreads.setdefault(index, Spread()).arrive(self._clock(), run)
         return bool(batch)
-
-    def _due(self, now: float) -> Batch:
-        due = ((index, spread.due(now)) for index, spread in self._spreads.items())
-        return [(index, piece) for index, piece in due if piece is not None]
 
 
 def split(run: Piece) -> list[Piece]:

@@ -187,9 +187,9 @@ class ResponseAnswer(Answer):
         return self.response.status != "in_progress"
 
     @property
-    def output_ids(self) -> list[int]:
-        """The token ids of the output."""
-        return self.choices[0].tokens if self._generates else []
+    def tokens(self) -> list[int]:
+        """Token ids of prompt and output."""
+        return self.choices[0].request.prompt + (self.choices[0].tokens if self._generates else [])
 
     # -- Answer --------------------------------------------------------------------------------------------------
 

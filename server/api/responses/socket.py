@@ -265,7 +265,7 @@ class Socket:
 
     def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
         """Remember a lane's conversation, whose KV is kept warm while the socket is open."""
-        self._warm[lane] = (turn.record.response.id, turn.salt)
+        self._warm[lane] = (turn.record.response.id, turn.answer.choices[0].request.salt)
         self._warm.move_to_end(lane)
         if len(self._warm) > MOST_WARM:
             self._warm.popitem(last=False)

@@ -43,16 +43,6 @@ class ResponseTurn:
         answer.record = record.note
 
     @property
-    def tokens(self) -> list[int]:
-        """Token ids of prompt and output."""
-        return self.answer.choices[0].request.prompt + self.answer.output_ids
-
-    @property
-    def salt(self) -> str:
-        """The salt of its prefixes."""
-        return self.answer.choices[0].request.salt
-
-    @property
     def begun(self) -> bool:
         """Whether its first event was made, so that an error is reported as a failed response."""
         return bool(self.record.events)
@@ -104,7 +94,7 @@ class ResponseTurn:
             return
         if not self.answer.over:
             self.answer.broken(described(Cancelled())[1])
-        self.record.tokens = self.tokens
+        self.record.tokens = self.answer.tokens
         self.record.over.set()
         if self._keeps:
             self._service.server.of(Responses).store.keep(self.record)
