@@ -36,7 +36,7 @@ REQUESTS: list[dict[str, Any]] = [
     | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
 ]
 #: Fields that differ between two answers to one request.
-_ITS_OWN = ("id", "created", "metrics", "system_fingerprint")
+_ITS_OWN = ("id", "created", "metrics", "system_fingerprint", "timings")
 
 
 async def answered(client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
