@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.child import Spawned, spawn
@@ -155,19 +155,11 @@ class Model(Resident):
         if self._is_active:
             self.service.text = self._text
 
-    async def start(self) -> None:
-        """Start loading at server start; returns at once."""
-        await self.engine.start()
-
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
         _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
         self.service.server.allow_bodies(self.service.largest_body)
         return info
-
-    async def until_ended(self) -> NoReturn:
-        """Wait until there will be no engine, and raise why."""
-        await self.engine.until_ended()
 
     async def load(self, reserved: dict[str, int]) -> None:
         began = time.monotonic()

@@ -134,11 +134,9 @@ class Models:
         lease = await self._leased(
             entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
         )
-        serve(release=lease.release)
-        try:
+        serve(release=lease.close)
+        with lease:
             yield self.find(name).service  # after waiting, another model may have taken over
-        finally:
-            lease.release()
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:
@@ -211,7 +209,7 @@ class Models:
         if self.several:
             self._looking = asyncio.create_task(self._look())
         else:
-            await self.first.start()
+            await self.first.engine.start()
 
     async def _look(self) -> None:
         for entry in self:
@@ -233,7 +231,7 @@ class Models:
         assert self._running is not None, "the application was started"
         if self.several:
             await asyncio.shield(self._running)
-        ending = asyncio.create_task(self.first.until_ended())
+        ending = asyncio.create_task(self.first.engine.until_ended())
         try:
             done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
