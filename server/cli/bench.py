@@ -8,7 +8,6 @@ engine is exact, and the report says whether they did, or that it cannot tell wh
 from __future__ import annotations
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -35,7 +34,6 @@ from foresay.spec.names import NONE, SUFFIX
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.cli.selfcheck_prompts import SelfCheckReport
     from foresay.server.host.local import Engine
     from foresay.spec.request import EngineInfo
 
@@ -314,7 +312,8 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
         if arguments.prompts is None:
             prompts = [_short(engine, prompt) for prompt in prompts]
         report = check(engine, prompts, samplings, config.stop, progress.to)
-    _show(report, arguments.json, [*rows(report), sentence(report)])
+    lines = [*rows(report), sentence(report)]
+    print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(lines), flush=True)
     return 1 if report.mismatches else 0
 
 
@@ -336,7 +335,3 @@ def _samplings(config: SamplingConfig) -> list[SamplingParams]:
     """Sampling at temperature 0 and at the requested one."""
     params = msgspec.structs.replace(sampling_params(config), seed=0 if config.seed is None else config.seed)
     return [msgspec.structs.replace(params, temperature=at) for at in sorted({0.0, params.temperature})]
-
-
-def _show(report: SelfCheckReport, as_json: bool, lines: Sequence[str]) -> None:
-    print(msgspec.json.encode(report).decode() if as_json else "\n".join(lines), file=sys.stdout, flush=True)

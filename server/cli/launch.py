@@ -25,7 +25,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from foresay.server.catalog.catalog import Agent, known_agents, known_targets, models_for_agents
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
 from foresay.server.cli.command import argument, arguments, base_url, command
 from foresay.server.cli.serve import answers
 from foresay.server.settings.config import ServeConfig
@@ -251,7 +252,7 @@ def _advice(agent: Agent, name: str) -> str:
     from foresay.server.cli.models import WEIGHTS, Machine, flags
 
     machine = Machine.here()
-    for target in map(known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
+    for target in map(catalog.known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
         for weights in WEIGHTS:
             words = flags(target, weights, None, machine, agent.tokens)
             if words is not None:

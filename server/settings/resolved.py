@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from foresay.server.catalog.catalog import fetched, known_targets, last_part, of_files, of_short_name, on_disk
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
@@ -84,7 +85,7 @@ def check_config(config: EngineConfig) -> ModelConfig | None:
 def check_model_name(what: str, name: str) -> None:
     """Raise ConfigurationError for a word that is not a path but close to a model of the catalog, with or without its
     owner."""
-    targets = known_targets()
+    targets = catalog.known_targets()
     short = {name: name for name in (*(each.short for each in targets.values() if each.short), "bundled")}
     _check_spelling(what, name, {last_part(id): id for id in targets} | short)
 

@@ -8,7 +8,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.child import Spawned, spawn
@@ -144,7 +144,7 @@ class Model(Resident):
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
-        if self._text is None and await _in_thread(is_here, self._config):
+        if self._text is None and await _in_thread(cached_target, self._config) is not None:
             await self._read_text()
 
     async def _read_text(self) -> None:
@@ -155,11 +155,19 @@ class Model(Resident):
         if self._is_active:
             self.service.text = self._text
 
+    async def start(self) -> None:
+        """Start loading at server start; returns at once."""
+        await self.engine.start()
+
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
         _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
         self.service.server.allow_bodies(self.service.largest_body)
         return info
+
+    async def until_ended(self) -> NoReturn:
+        """Wait until there will be no engine, and raise why."""
+        await self.engine.until_ended()
 
     async def load(self, reserved: dict[str, int]) -> None:
         began = time.monotonic()
@@ -260,11 +268,6 @@ async def _in_thread(read: Callable[[ServeConfig], T], config: ServeConfig) -> T
 def _import() -> None:
     """Import what :func:`fetch` needs, in one thread at a time."""
     import foresay.server.engine.build  # noqa: F401
-
-
-def is_here(config: ServeConfig) -> bool:
-    """Whether the target's tokenizer can be read without a download."""
-    return cached_target(config) is not None
 
 
 def longest_here(config: ServeConfig) -> int | None:

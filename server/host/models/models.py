@@ -209,7 +209,7 @@ class Models:
         if self.several:
             self._looking = asyncio.create_task(self._look())
         else:
-            await self.first.engine.start()
+            await self.first.start()
 
     async def _look(self) -> None:
         for entry in self:
@@ -231,7 +231,7 @@ class Models:
         assert self._running is not None, "the application was started"
         if self.several:
             await asyncio.shield(self._running)
-        ending = asyncio.create_task(self.first.engine.until_ended())
+        ending = asyncio.create_task(self.first.until_ended())
         try:
             done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
