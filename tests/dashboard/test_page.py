@@ -10,8 +10,12 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
+from foresay.server.gateway.keys import KeyStore
+from foresay.server.http.auth import AuthMiddleware
 from tests.dashboard.browsing import needs_chromium, visiting
+from tests.gateway.guarded import guarded
 from tests.server.live import LiveServer
+from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -31,13 +35,6 @@ COUNTED = {
 def url(tmp_path_factory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "log"
     with LiveServer(log, "--draft-tree", "3,2,1", "--threads", "1") as server:
-        yield server.wait_for_url()
-
-
-@pytest.fixture(scope="module")
-def guarded_url(tmp_path_factory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("guarded") / "log"
-    with LiveServer(log, "--api-key", KEY, "--threads", "1") as server:
         yield server.wait_for_url()
 
 
@@ -188,8 +185,11 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.keep_picture("phone", tmp_path)
 
 
-async def test_a_key_is_requested_once_and_a_wrong_one_refused(guarded_url, tmp_path):
-    async with visiting(guarded_url) as visit:
+async def test_a_key_is_requested_once_and_a_wrong_one_refused(tokenizer, tmp_path):
+    async with (
+        guarded(ScriptedEngine(tokenizer.encode("a fox ")), tokenizer, AuthMiddleware(KeyStore([KEY]))) as client,
+        visiting(f"http://127.0.0.1:{client.port}") as visit,
+    ):
         page = visit.page
         await visit.go("/dashboard")
         dialog, field = page.locator("dialog#key"), page.locator("#key-value")
