@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def paced_server(folder) -> Iterator[LiveServer]:
     """Whose streams last where they are to, and are not resumed. The last test that has it ends it."""
-    flags = ("--max-resumes", "0", "--engine-timeout", "3", "--drain-seconds", "180")
+    flags = ("--max-resumes", "0", "--engine-timeout", "10", "--drain-seconds", "180")
     with LiveServer(folder / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, folder)}) as server:
         server.wait_for_url()
         yield server
