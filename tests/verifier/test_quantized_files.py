@@ -620,6 +620,8 @@ def test_a_pattern_that_never_ends_does_not_hold_loading_up(tmp_path, about, all
         (r"backbone\.layers\.1\.mixer\.(in|o)_proj", {"1.self_attn.o_proj", "1.mamba.in_proj"}),  # Nemotron-H
         (r"model.*feed_forward\.down_proj", {"0.mlp.down_proj", "1.mlp.down_proj"}),  # Falcon-H1
         (r"visual\.|mlp", set()),  # a pattern matches from the beginning
+        (r"(?!.*(mlp|mamba))", {"0.self_attn.o_proj", "1.self_attn.o_proj"}),  # no other family's names
+        (r"(?!model\.layers\.0)", {"1.mlp.down_proj", "1.self_attn.o_proj", "1.mamba.in_proj"}),
     ],
 )
 def test_a_pattern_matches_the_names_that_its_family_has_in_files(pattern, kept) -> None:

@@ -54,17 +54,22 @@ _THEIRS = ((".self_attn.", ".mixer."), (".mlp.", ".mixer."), (".mamba.", ".mixer
 
 
 @lru_cache(maxsize=8192)
-def stored_names(module: str) -> tuple[str, ...]:
-    """The names that a module may have in files, its own first: of patterns, which cannot be translated, each family
-    means its own names."""
+def stored_names(module: str, pattern: str) -> tuple[str, ...]:
+    """The names that a pattern may mean by a module, its own first: patterns cannot be translated, and mean the names
+    of their family, of which they have a word. Others would match where a pattern excludes a name."""
     name = f"{module}."
     parts = (*((ours, theirs) for theirs, ours in _CALLED.items()), *_THEIRS)
-    names = [name, *(name.replace(ours, theirs) for ours, theirs in parts if ours in name)]
+    meant = [(ours, theirs) for ours, theirs in parts if ours in name and _has_word(pattern, theirs, ours)]
+    names = [name, *(name.replace(*both) for both in meant)]
     prefixes = ("backbone.", *(theirs for theirs, ours in _INSIDE.items() if ours == "model."))
-    inside = [
-        theirs + each.removeprefix("model.") for each in names if each.startswith("model.") for theirs in prefixes
-    ]
+    begun = [prefix for prefix in prefixes if _has_word(pattern, prefix, "model.")]
+    inside = [theirs + each.removeprefix("model.") for each in names if each.startswith("model.") for theirs in begun]
     return tuple(each.removesuffix(".") for each in (*names, *inside))
+
+
+def _has_word(pattern: str, theirs: str, ours: str) -> bool:
+    """Whether a pattern has a word of a name that is not in ours."""
+    return any(word in pattern for word in set(theirs.split(".")) - set(ours.split(".")))
 
 
 def module_name(stored: str) -> str:

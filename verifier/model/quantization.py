@@ -198,7 +198,7 @@ def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
         try:
             compiled = pattern(target.removeprefix("re:"))
-            return any(compiled.match(name, timeout=_MATCHING_SECONDS) for name in stored_names(module))
+            return any(compiled.match(name, timeout=_MATCHING_SECONDS) for name in stored_names(module, target))
         except TimeoutError:
             raise ValueError(f"matching {target!r} takes too long") from None
     if target.startswith("in:"):
