@@ -31,7 +31,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 )
 def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, tmp_path, kind) -> None:
     """While texts are written, between steps, and at every file of the finished model."""
-    settings = Settings(kind, str(target), str(prompts), 40, 24, 3, 4, 5e-3, 2, 0, layers=1, width=32, together=16)
+    settings = Settings(kind, str(target), str(prompts), 40, 24, 5, 4, 5e-3, 2, 0, layers=1, width=32, together=16)
     assert exit_status(attempt, settings, tmp_path / "whole", 0) == 0
     kills = 0
     while (status := exit_status(attempt, settings, tmp_path / "killed", kills + 1)) == -signal.SIGKILL:
