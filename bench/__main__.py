@@ -6,35 +6,27 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 
-from bench import BadOption
+from bench import BadOption, record
 
-#: The purpose of each, in the order in which they are listed; the module of its name has ``options`` and ``main``, or
-#: the module ``run`` of the package of its name.
+#: The purpose of each, in the order in which they are listed. The module of its name, or ``run`` of the package of its
+#: name, has ``options``, which adds its flags, and ``main``, which returns its results for the record, if it has any;
+#: ``holds`` among them is False if they are not as they should be.
 NAMES = {
     "decode": "speculation on and off",
-    "drafters": "what each drafter guesses right",
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
     "agents": "coding agents' sessions: first tokens, and prompts found again",
-    "restart": "what a restart, a kill and a swap of models cost with KV on disk, and what streams wait beside",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
-    "mixture": "a pass of a mixture of experts beside reading what it must",
     "quality": "what quantising costs in quality",
     "perplexity": "how likely a model finds a text",
-    "replicas": "whether anything is lost on a real Ray",
     "soak": "random requests, kills and freezes, every answer compared",
     "inflate": "a small checkpoint, or heads of one, in a large shape",
-    "counted": "what the budget chooses on a mixture, on a clock that counts",
-    "cut": "a Llama checkpoint's MLPs cut into experts",
     "readme": "the README's figures, from the newest records of peers",
-    "toy.train": "train the bundled target",
-    "toy.distil": "train the bundled draft model",
-    "toy.prompts": "prompts to train the bundled heads with",
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of them; the exit status."""
+    """Run one of them and record its results; the exit status."""
     name = arguments[0] if arguments else ""
     if name not in NAMES:
         known = "\n".join(f"  {one:12} {text}" for one, text in NAMES.items())
@@ -49,9 +41,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-save", action="store_true", help="do not write to bench/results/")
     args = parser.parse_args(arguments[1:])
     try:
-        return int(module.main(args) or 0)
+        results = module.main(args)
     except BadOption as error:
         parser.error(str(error))
+    if results is None:
+        return 0
+    record.finish(name, results, not args.no_save)
+    return int(results.get("holds") is False)
 
 
 if __name__ == "__main__":

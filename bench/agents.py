@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import tempfile
 import time
 import urllib.request
@@ -26,11 +25,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
-from bench import record
+from bench import llama, record
 from bench.experiment import Case, Experiment, Sample, Taken, Variant
-from bench.serving import FORESAY, Answer, exchange, started
+from bench.serving import FORESAY, Server
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.tokenizer import Tokenizer
@@ -62,7 +61,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
 
 
-def main(args: Namespace) -> None:
+def main(args: Namespace) -> dict[str, Any]:
     ids = passages(args)
     new = random.choices(ids, k=HEADER)
     with ExitStack() as stack:
@@ -74,9 +73,7 @@ def main(args: Namespace) -> None:
             figure=FIRST,
             rounds=args.rounds,
         ).run()
-    record.finish(
-        "agents", {"target": Path(args.target).name, "system": args.system, **summary(taken)}, not args.no_save
-    )
+    return {"target": Path(args.target).name, "system": args.system, **summary(taken)}
 
 
 # -- the prompts -----------------------------------------------------------------------------------------------------
@@ -105,27 +102,12 @@ def session(ids: Sequence[int], new: Sequence[int], system: int, turn: int) -> I
 
 
 @dataclass
-class Served:
-    """A server that is restarted in mid-round. ready: the path that returns whether it is ready. body: the fields of
-    its requests besides the prompt. slots: how many are to be saved before. headed: whether each session has its own
-    header."""
+class Restarted(Server):
+    """A server that is restarted in mid-round. slots: how many are to be saved before. headed: whether each session has
+    its own header."""
 
-    name: str
-    command: Sequence[str]
-    ready: str
-    body: Mapping[str, Any]
     slots: int = 0
     headed: bool = False
-
-    def __enter__(self) -> Self:
-        self._running = ExitStack()
-        run = started(self.command, self.ready, errors=subprocess.DEVNULL)
-        _, self._port = self._running.enter_context(run)
-        self._send([1, 2, 3, 4] * 20)  # warm-up
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._running.close()
 
     def measure(self, case: Case, turn: int) -> Sample:
         """One turn."""
@@ -136,35 +118,25 @@ class Served:
             self._slots("restore")
         time.sleep(PAUSE)
         own = ord(case.name[0]) % HEADER if self.headed else 0
-        answer = self._send([*case.input[own:HEADER], *case.input[:own], *case.input[HEADER:]])
+        answer = self.send([*case.input[own:HEADER], *case.input[:own], *case.input[HEADER:]], 16)
         return Sample({FIRST: answer.first, FOUND: answer.cached}, answer.text if self.name == OURS else None)
-
-    def _send(self, prompt: Sequence[int]) -> Answer:
-        sampling = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "stream": True}
-        return exchange(self._port, {"prompt": list(prompt), **sampling, **self.body})
 
     def _slots(self, action: str) -> None:
         for slot in range(self.slots):
-            address = f"http://127.0.0.1:{self._port}/slots/{slot}?action={action}"
+            address = f"http://127.0.0.1:{self.port}/slots/{slot}?action={action}"
             data = json.dumps({"filename": f"{slot}.bin"}).encode()
             urllib.request.urlopen(urllib.request.Request(address, data, {"Content-Type": "application/json"})).close()
 
 
-def servers_of(args: Namespace, folder: Path) -> Iterator[Served]:
+def servers_of(args: Namespace, folder: Path) -> Iterator[Restarted]:
     """Ours twice, and llama.cpp's if it is given."""
     for name, disk in ((BEFORE, "off"), (OURS, "8GiB")):
         own = ["--kv-disk", disk, "--max-model-len", str(args.length)]
-        yield Served(name, [*FORESAY, args.target, *own], "/ready", {"model": None}, headed=name == BEFORE)
+        yield Restarted(name, [*FORESAY, args.target, *own], "/ready", {"model": None}, headed=name == BEFORE)
     if args.llama_server:
-        size = ["-t", str(threads.wanted()), "-c", str(2 * args.length), "-np", "2", "--no-webui"]
+        command = llama.compiled(args.llama_server, args.gguf, llama.PLAIN, threads.wanted(), 2, context=args.length)
         reuse = ["--cache-reuse", "256", "--slot-save-path", f"{folder}/"]
-        yield Served(
-            THEIRS,
-            [str(args.llama_server), "-m", str(args.gguf), *size, *reuse],
-            "/health",
-            {"cache_prompt": True},
-            slots=2,
-        )
+        yield Restarted(THEIRS, [*command, *reuse], "/health", {"cache_prompt": True}, slots=2)
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from bench.texts import FIRST_TEXT_ID, Exchange, workloads
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.engine import Engine
 from foresay.spec.request import Request
-from foresay.spec.sampling import SamplingParams
 
 FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft_model:4")
 
@@ -90,7 +89,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="no round is begun that would end later")
 
 
-def main(args: Namespace) -> int:
+def main(args: Namespace) -> dict[str, Any]:
     engines = build_all(["none", *args.fixed, "auto"], replace(Options.of(args), prefix_cache=True))
     info, tokenizer = engines["none"].info, Options.of(args).tokenizer
     known = workloads(args.traces, tokenizer, args.tokens, args.seed, info.vocab_size, info.max_model_len)
@@ -100,7 +99,7 @@ def main(args: Namespace) -> int:
     warm_up(engines.values(), list(range(FIRST_TEXT_ID, FIRST_TEXT_ID + 32)))
     gc.freeze()  # like the server
     costs = measured_costs(engines["auto"])  # before steps correct them
-    taken, found = Experiment(
+    taken, groups = Experiment(
         variants=[writer(mode, engine, args) for mode, engine in engines.items()],
         cases=lambda turn: [Case(name, "", next(workload)) for name, workload in texts.items()],
         figure="tokens_per_second",
@@ -118,10 +117,10 @@ def main(args: Namespace) -> int:
     by_name = {
         name: {"tokens_per_second": rates[name], "verdicts": list(map(asdict, verdicts[name]))} for name in rates
     }
+    enough = all(len(of["auto"]) > 1 for of in rates.values())
+    holds = enough and all(verdict.holds for each in verdicts.values() for verdict in each)
     model = record.models(engines["none"], **Options.of(args).directories) | {"tokens": args.tokens, "measured": costs}
-    record.finish("budget", {**model, "workloads": by_name, "groups": found.groups}, not args.no_save)
-    short = any(len(of["auto"]) < 2 for of in rates.values())
-    return int(short or not all(verdict.holds for each in verdicts.values() for verdict in each))
+    return {**model, "holds": holds, "workloads": by_name, "groups": groups}
 
 
 def writer(name: str, engine: Engine, args: Namespace) -> Variant:
@@ -142,11 +141,7 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
 
 def requests_of(samples: Sequence[Exchange], length: int, salt: str, seed: int) -> list[Request]:
     """The requests to one engine in a round. length: tokens of an answer that is not given."""
-    made = []
-    for prompt, output in samples:
-        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=len(output) or length, ignore_eos=True)
-        made.append(request(prompt, params, output or None, salt))
-    return made
+    return [request(prompt, len(output) or length, 1.0, seed, output or None, salt) for prompt, output in samples]
 
 
 def judged(name: str, rates: Rates) -> list[Verdict]:

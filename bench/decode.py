@@ -24,7 +24,6 @@ from bench.experiment import Case, Experiment, Sample, Taken, Variant
 from bench.stats import distinct_trigrams, pooled_ratio, spread
 from foresay.spec.accept import ByDepth, summed
 from foresay.spec.engine import Engine
-from foresay.spec.sampling import SamplingParams
 
 MODES = (
     "none", "ngram", "draft_model:2", "draft_model:4", "draft_model:6", "draft_model:3,2,1", "medusa:6,6,3",
@@ -36,26 +35,13 @@ PHASES = ("plan", "propose", "forward", "draw", "commit")  # of a step; queue an
 
 def options(parser: ArgumentParser) -> None:
     add_arguments(parser)
-    add_prompts(parser, MODES)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--floor-rows", nargs="*", type=int, default=(1, 5, 8), help="row counts of the floors; none: skip"
-    )
-
-
-def add_prompts(parser: ArgumentParser, modes: Sequence[str]) -> None:
-    """The flags that choose the ways of decoding and the prompts."""
-    parser.add_argument("--modes", nargs="+", type=mode_of, default=modes, help=f"default: {' '.join(modes)}")
+    parser.add_argument("--modes", nargs="+", type=mode_of, default=MODES, help=f"default: {' '.join(MODES)}")
     parser.add_argument("--temperatures", nargs="+", type=float, default=(0.0, 1.0))
     parser.add_argument("--prompts", type=Path, help="jsonl: own format, MT-bench, GSM8K or HumanEval")
     parser.add_argument("--limit", type=int, help="only the first prompts")
     parser.add_argument("--max-tokens", type=int, default=128)
-
-
-def encoded(options: Options, args: Namespace) -> dict[str, list[int]]:
-    """The prompts that the flags name, as token ids."""
-    encode = prompts.Encoder(options.tokenizer)
-    return {prompt.name: encode(prompt) for prompt in prompts.load(args.prompts, args.limit)}
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--floor-rows", nargs="*", type=int, default=(1, 5, 8), help="rows of the floors; none: skip")
 
 
 def cases(prompt_ids: Mapping[str, list[int]], temperatures: Iterable[float]) -> list[Case]:
@@ -68,10 +54,7 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
 
     def measure(case: Case, turn: int) -> Sample:
         prompt, temperature = case.input
-        params = SamplingParams(
-            temperature=temperature, seed=args.seed + turn, max_tokens=args.max_tokens, ignore_eos=True
-        )
-        done = run(engine, request(prompt, params))
+        done = run(engine, request(prompt, args.max_tokens, temperature, args.seed + turn))
         figures = {
             "tokens_per_second": done.statistics.decode_tokens_per_second,
             "ms_per_step": 1e3 * done.statistics.decode_seconds / max(1, done.statistics.steps - 1),
@@ -82,14 +65,14 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
     return Variant(name, measure)
 
 
-def main(args: Namespace) -> None:
-    options = Options.of(args)
+def main(args: Namespace) -> dict[str, Any]:
+    options = Options.of(args).with_bundled()
     engines = build_all(args.modes, options)
     first = next(iter(engines.values()))
-    prompt_ids = encoded(options, args)
+    prompt_ids = prompts.encoded(options.tokenizer, args.prompts, args.limit)
     warm_up(engines.values(), next(iter(prompt_ids.values())))
     floors = floor.report(first, args.floor_rows) if args.floor_rows else None
-    taken, found = Experiment(
+    taken, groups = Experiment(
         variants=[writer(mode, engine, args) for mode, engine in engines.items()],
         cases=cases(prompt_ids, args.temperatures),
         figure="tokens_per_second",
@@ -100,8 +83,7 @@ def main(args: Namespace) -> None:
     ).run()
     print(f"token ids identical over {', '.join(engines)}: {len(taken)} runs")
     shape = {"prompts": len(prompt_ids), "rounds": args.rounds, "max_tokens": args.max_tokens, "identical": True}
-    model = record.models(first, **options.directories)
-    record.finish("decode", {**model, **shape, "floor": floors, "groups": found.groups}, not args.no_save)
+    return {**record.models(first, **options.directories), **shape, "floor": floors, "groups": groups}
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:

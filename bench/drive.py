@@ -13,7 +13,7 @@ import argparse
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -26,7 +26,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import LOOKUPS
 from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import AUTO, stages, target_directory
+from foresay.server.settings.resolved import AUTO, BUNDLED, stages, target_directory
 from foresay.spec.engine import Engine
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SELF, canonical
 from foresay.spec.request import Delta, Request
@@ -75,6 +75,14 @@ class Options:
     def of(cls, args: argparse.Namespace) -> Self:
         """From the flags that ``add_arguments`` adds."""
         return cls(**{name: getattr(args, name) for name in ("target", "dtype", "threads", *FROM_DIRECTORY.values())})
+
+    def with_bundled(self) -> Self:
+        """The bundled draft model and heads if the target is the bundled one and no others are given."""
+        if self.target != "bundled":
+            return self
+        flags = [flag for flag in FROM_DIRECTORY.values() if (BUNDLED / flag).is_dir()]
+        found: dict[str, Any] = {flag: getattr(self, flag) or str(BUNDLED / flag) for flag in flags}
+        return replace(self, **found)
 
     def has(self, mode: str) -> bool:
         """Whether the directory that a way of decoding needs is given."""
@@ -203,9 +211,15 @@ def target_of(engine: Engine) -> ModelRunner:
 
 
 def request(
-    prompt: Sequence[int], params: SamplingParams, forced: Sequence[int] | None = None, salt: str = ""
+    prompt: Sequence[int],
+    tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    forced: Sequence[int] | None = None,
+    salt: str = "",
 ) -> Request:
-    """A request with a fresh id."""
+    """A request with a fresh id, for an answer of so many tokens. forced: the recorded ones."""
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True)
     recorded = None if forced is None else list(forced)
     return Request(id=f"bench-{next(_numbers)}", prompt=list(prompt), params=params, salt=salt, forced=recorded)
 
@@ -252,6 +266,20 @@ def run(engine: Engine, wanted: Request) -> Run:
     return ended(stepped(engine, wanted))[0]
 
 
+def together(engine: Engine, requests: Sequence[Request]) -> list[Run]:
+    """Run all of them at once to their ends, untimed. Raises RequestFailed if one ends with an error."""
+    runs, left = {one.id: Run() for one in requests}, len(requests)
+    for one in requests:
+        engine.add(one)
+    while left:
+        for delta in engine.step():
+            runs[delta.id].tokens += delta.tokens
+            if delta.finish_reason is not None:
+                runs[delta.id].statistics = finished(delta)
+                left -= 1
+    return list(runs.values())
+
+
 @contextmanager
 def torchs_threads(count: int) -> Iterator[None]:
     """Give torch so many threads: an engine of ours, whose kernels have their own threads, leaves it one."""
@@ -266,7 +294,7 @@ def torchs_threads(count: int) -> Iterator[None]:
 def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:
     """A few tokens through every engine: first calls allocate and compile."""
     for engine in engines:
-        run(engine, request(prompt, SamplingParams(temperature=1.0, seed=0, max_tokens=8, ignore_eos=True)))
+        run(engine, request(prompt, 8, temperature=1.0))
 
 
 def finished(delta: Delta) -> Statistics:

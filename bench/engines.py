@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from bench import prompts
@@ -21,11 +19,9 @@ from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
-from foresay.spec.request import EngineInfo, Request
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
-from foresay.spec.trace import Statistics
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
@@ -34,7 +30,6 @@ from foresay.verifier.model_runner import ModelRunner
 PAGE = 16
 #: A head of a published shape with random weights: it costs what a trained one costs, and no draft is accepted.
 PUBLISHED = "eagle3 of a published shape"
-_numbers = count()
 _COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only for sharing out the rows of prompts, which are not timed here
 
 
@@ -134,27 +129,4 @@ def _ignore(phase: str, share: float | None = None) -> None:
 
 def texts(number: int) -> list[list[int]]:
     """Token ids of our own prompts, by the bundled tokenizer: that of the model that the target was made of."""
-    encode = prompts.Encoder(BUNDLED / "target")
-    return [encode(prompt) for prompt in prompts.load(limit=number)]
-
-
-def request(prompt: Sequence[int], tokens: int, temperature: float = 0.0) -> Request:
-    """A request for an answer of so many tokens."""
-    params = SamplingParams(temperature=temperature, seed=7, max_tokens=tokens, ignore_eos=True)
-    return Request(id=f"gpu-{next(_numbers)}", prompt=list(prompt), params=params)
-
-
-def answers(engine: Engine, requests: Sequence[Request]) -> tuple[list[int], Statistics]:
-    """Run all of them to their ends; the first one's tokens. Raises RuntimeError if one ends with an error."""
-    tokens: list[int] = []
-    done: dict[str, Statistics] = {}
-    for each in requests:
-        engine.add(each)
-    while len(done) < len(requests):
-        for delta in engine.step():
-            tokens += delta.tokens if delta.id == requests[0].id else []
-            if delta.finish_reason is not None:
-                if delta.error is not None or delta.statistics is None:
-                    raise RuntimeError(f"a request ended as {delta.finish_reason}: {delta.error}")
-                done[delta.id] = delta.statistics
-    return tokens, done[requests[0].id]
+    return list(prompts.encoded(BUNDLED / "target", limit=number).values())

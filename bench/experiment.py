@@ -6,7 +6,7 @@
     Variant      one way of doing it: makes a Sample for a case and a round, at once or step by step
     Case         what all variants have in common: a prompt, a number of rows
     Sample       figures, and the text, which must be the same for all variants
-    Record       by group and variant: medians with quartiles, and ratios with 95 % intervals
+    Groups       by group and variant: medians with quartiles, and ratios with 95 % intervals
 
 Whatever else the machine does affects all variants alike: they run in random order within each case; a variant that
 yields does so step by step, and the one with the least progress takes the next step, since a machine that others use is
@@ -77,19 +77,13 @@ class Taken(NamedTuple):
     sample: Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The result of an experiment."""
-
-    groups: Groups
-
-    def show(self) -> None:
-        """Print a table for each group; figures in parts (such as the phases of a step) in a table of their own."""
-        for group, variants in self.groups.items():
-            whole = {name: {k: v for k, v in row.items() if not isinstance(v, dict)} for name, row in variants.items()}
-            _table(group, whole)
-            for part in dict.fromkeys(k for row in variants.values() for k, v in row.items() if isinstance(v, dict)):
-                _table(f"{group}: {part}", {name: row[part] for name, row in variants.items() if part in row})
+def show(groups: Groups) -> None:
+    """Print a table for each group; figures in parts (such as the phases of a step) in a table of their own."""
+    for group, variants in groups.items():
+        whole = {name: {k: v for k, v in row.items() if not isinstance(v, dict)} for name, row in variants.items()}
+        _table(group, whole)
+        for part in dict.fromkeys(k for row in variants.values() for k, v in row.items() if isinstance(v, dict)):
+            _table(f"{group}: {part}", {name: row[part] for name, row in variants.items() if part in row})
 
 
 def _table(title: str, variants: Mapping[str, Mapping[str, Any]]) -> None:
@@ -122,12 +116,12 @@ class Experiment:
     minutes: float = inf
     more: Callable[[list[Taken]], dict[str, Any]] = field(default=lambda taken: {})
 
-    def run(self) -> tuple[list[Taken], Record]:
+    def run(self) -> tuple[list[Taken], Groups]:
         """Measure, compare and show."""
         taken = self.measure()
-        found = self.compare(taken)
-        found.show()
-        return taken, found
+        groups = self.compare(taken)
+        show(groups)
+        return taken, groups
 
     def measure(self) -> list[Taken]:
         """Samples of all rounds. Raises TextsDiffer if two variants emitted different texts for the same case."""
@@ -164,12 +158,12 @@ class Experiment:
                 del running[name]
         return samples
 
-    def compare(self, taken: Sequence[Taken]) -> Record:
+    def compare(self, taken: Sequence[Taken]) -> Groups:
         """The summary of the samples."""
         rows: dict[str, dict[str, list[Taken]]] = defaultdict(lambda: defaultdict(list))
         for one in taken:
             rows[one.case.group][one.variant].append(one)
-        return Record({group: {name: self._row(mine, of) for name, mine in of.items()} for group, of in rows.items()})
+        return {group: {name: self._row(mine, of) for name, mine in of.items()} for group, of in rows.items()}
 
     def _row(self, mine: list[Taken], group: Mapping[str, list[Taken]]) -> dict[str, Any]:
         names = dict.fromkeys(name for one in mine for name in one.sample.figures)

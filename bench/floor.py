@@ -29,7 +29,6 @@ from foresay.kvpaging import PageTable
 from foresay.kvpaging.store import store_rows
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
-from foresay.spec.sampling import SamplingParams
 from foresay.spec.shape import MAX_CHUNK
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.kernels.cpu import threads
@@ -54,7 +53,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt-repeats", type=int, default=5)
 
 
-def main(args: Namespace) -> None:
+def main(args: Namespace) -> dict[str, Any]:
     options = replace(Options.of(args), kv_tokens=max(len(args.rows) * (args.context + 128), 4096))
     engine = build("none", options)
     others = {f"{STEP}, {way}": build("none", replace(options, **kept(way))) for way in args.also}
@@ -65,7 +64,7 @@ def main(args: Namespace) -> None:
     results |= {"floor": report(engine, args.rows, args.repeats, args.context, others)}
     if args.prompts:
         results["prompts"] = prompt_rates(engine, args.prompts, args.prompt_repeats)
-    record.finish("floor", results, not args.no_save)
+    return results
 
 
 def kept(way: str) -> dict[str, Any]:
@@ -187,14 +186,14 @@ def report(
             {"MB": bytes_of(steps[taken[0].variant], context) / 1e6} if taken[0].variant in steps else {}
         ),
     )
-    _, found = experiment.run()
+    _, groups = experiment.run()
     for one in passes.values():
         one.close()
-    first = found.groups[f"{rows[0]} rows"][STEP]["ms"].median
-    over = {group: of[STEP]["ms"].median / first for group, of in found.groups.items()}
+    first = groups[f"{rows[0]} rows"][STEP]["ms"].median
+    over = {group: of[STEP]["ms"].median / first for group, of in groups.items()}
     print("a step over the first:", ", ".join(f"{group} {times:.2f}" for group, times in over.items()))
     dtype = str(decoder.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "bytes_per_step": weights, "groups": found.groups, "over_first": over}
+    return {"dtype": dtype, "bytes_per_step": weights, "groups": groups, "over_first": over}
 
 
 def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> Groups:
@@ -203,7 +202,7 @@ def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> Groups
 
     def measure(case: Case, turn: int) -> Sample:
         prompt = torch.randint(5, engine.info.vocab_size, (case.input,), generator=generator).tolist()
-        done = run(engine, request(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
+        done = run(engine, request(prompt, 1))
         return Sample({"tokens_per_second": case.input / done.seconds})
 
     experiment = Experiment(
@@ -213,4 +212,4 @@ def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> Groups
         rounds=repeats,
         warm=1,
     )
-    return experiment.run()[1].groups
+    return experiment.run()[1]

@@ -19,9 +19,11 @@ PLAIN, DRAFT = "plain", "draft-simple"
 Way = str
 
 
-def compiled(program: Path, model: Path, way: Way, draft: Path | None, threads: int, slots: int) -> list[str]:
-    """The command of ``llama-server``. model, draft: in GGUF; slots: requests at once."""
-    size = ["-t", str(threads), "-c", str(CONTEXT * slots), "-np", str(slots)]
+def compiled(
+    program: Path, model: Path, way: Way, threads: int, slots: int, draft: Path | None = None, context: int = CONTEXT
+) -> list[str]:
+    """The command of ``llama-server``. model, draft: in GGUF; slots: requests at once, of ``context`` tokens each."""
+    size = ["-t", str(threads), "-c", str(context * slots), "-np", str(slots)]
     drafting = [] if way == PLAIN else ["--spec-type", way]
     if way == DRAFT:
         drafting += ["-md", str(draft), "--spec-draft-n-max", str(DRAFTED), "-td", str(threads)]

@@ -108,25 +108,12 @@ def paged(pool: PagePool, decoder: Decoder, device: Device) -> ModelRunner:
 def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:
     """An EAGLE-3 head of this shape with random weights, whose draft vocabulary is the first tokens of the target's."""
     sizes = Shape(1, shape.hidden, shape.heads, shape.kv_heads, shape.inner)
-    heads, groups = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    hidden, inner = shape.hidden, shape.inner
-    widths: dict[str, tuple[int, ...]] = {
-        "fc": (hidden, shape.features * target.config.hidden_size),
-        "lm_head": (shape.draft_vocab, hidden),
-        "midlayer.self_attn.q_proj": (heads, 2 * hidden),
-        "midlayer.self_attn.k_proj": (groups, 2 * hidden),
-        "midlayer.self_attn.v_proj": (groups, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, heads),
-        "midlayer.mlp.gate_proj": (inner, hidden),
-        "midlayer.mlp.up_proj": (inner, hidden),
-        "midlayer.mlp.down_proj": (hidden, inner),
-    }
     tensors = {
         f"{name}.weight": torch.randn(width, device=device.torch).mul_(0.02).to(device.dtype)
-        for name, width in widths.items()
+        for name, width in shape.matrices.items()
     }
     for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
-        tensors[f"{name}.weight"] = torch.ones(hidden, device=device.torch, dtype=device.dtype)
+        tensors[f"{name}.weight"] = torch.ones(shape.hidden, device=device.torch, dtype=device.dtype)
     depth = target.config.num_layers
     layers = (2, depth // 2, depth - 3)[: shape.features]
     return _eagle(tensors, target, sizes, shape.head_dim, shape.draft_vocab, layers)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 import shlex
-import subprocess
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +23,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench import BadOption, llama, prompts, record
+from bench import BadOption, llama, prompts
 from bench.drive import Options
-from bench.experiment import Case, Experiment, Groups, Record, Sample, Taken, Variant, ratio, values
-from bench.serving import FORESAY, Answer, exchange, started
+from bench.experiment import Case, Experiment, Groups, Sample, Taken, Variant, ratio, show, values
+from bench.serving import FORESAY, Answer, Server
 from bench.stats import spread
 from bench.texts import edited
 from foresay.verifier.ops.kernels.cpu import threads
@@ -80,7 +79,7 @@ def kind_and_file(text: str) -> tuple[str, Path]:
     return kind, Path(file)
 
 
-def main(args: Namespace) -> None:
+def main(args: Namespace) -> dict[str, Any]:
     if bool(args.gguf) != bool(args.llama_server or args.xllamacpp):
         raise BadOption("--gguf goes together with --llama-server or --xllamacpp")
     shape: dict[str, Any] = {"target": Path(args.target).name, "draft": None, "max_tokens": args.max_tokens}
@@ -89,8 +88,7 @@ def main(args: Namespace) -> None:
         shape["llama.cpp"] = llama.version(args.llama_server)
     if args.xllamacpp:
         shape["xllamacpp"] = llama.prebuilt_version(args.xllamacpp)
-    name, measure = ("at_once", at_once) if args.at_once else ("peers", by_kind)
-    record.finish(name, {**shape, **measure(args)}, not args.no_save)
+    return {**shape, **(at_once if args.at_once else by_kind)(args)}
 
 
 # -- the prompts -----------------------------------------------------------------------------------------------------
@@ -149,55 +147,36 @@ def instructed(kind: str, prompt: prompts.Prompt) -> prompts.Prompt:
 
 # -- the servers -----------------------------------------------------------------------------------------------------
 
-#: A server's command, the path that returns whether it is ready, and the fields of its requests besides the prompt.
-Command = tuple[list[str], str, Mapping[str, Any]]
 
-
-def commands(args: Namespace, slots: int) -> dict[str, Command]:
-    """The commands of all servers by name. slots: requests at once."""
-    found: dict[str, Command] = {}
+def servers_of(args: Namespace, slots: int) -> Iterator[Server]:
+    """All servers. slots: requests at once."""
     count = args.threads or threads.wanted()
     for way in args.ways:
         draft, *flags = shlex.split(way)
         shown = " ".join(Path(word).name for word in draft.replace(":", " ").split())
         own = ["--draft", draft, *flags, "--max-seqs", str(slots), "--no-prefix-cache", "--threads", str(count)]
-        found[OURS + " ".join([shown, *flags])] = [*FORESAY, args.target, *own], "/ready", {"model": None}
+        yield Server(OURS + " ".join([shown, *flags]), [*FORESAY, args.target, *own], "/ready", {"model": None})
     for file in args.gguf:
         for way in args.llama_ways:
             if args.llama_server:
-                command = llama.compiled(args.llama_server, file, way, args.draft_gguf, count, slots)
-                found[f"llama.cpp {file.stem} {way}"] = command, "/health", llama.BODY
+                command = llama.compiled(args.llama_server, file, way, count, slots, args.draft_gguf)
+                yield Server(f"llama.cpp {file.stem} {way}", command, "/health", llama.BODY)
             if args.xllamacpp and way != llama.DRAFT:
                 command = llama.prebuilt(args.xllamacpp, file, way, count, slots)
-                found[f"xllamacpp {file.stem} {way}"] = command, "/health", llama.BODY
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A running server. body: the fields of its requests besides the prompt."""
-
-    name: str
-    port: int
-    body: Mapping[str, Any]
-
-    def send(self, one: PeerPrompt, args: Namespace, endless: bool = False) -> Answer:
-        """One streamed answer. endless: of ``--max-tokens``, even where the model would end it."""
-        sampling = {"temperature": one.temperature, "top_k": 0, "top_p": 1.0, "seed": args.seed, "ignore_eos": endless}
-        body = {"prompt": list(one.ids), "max_tokens": args.max_tokens, "stream": True, **sampling, **self.body}
-        return exchange(self.port, body)
+                yield Server(f"xllamacpp {file.stem} {way}", command, "/health", llama.BODY)
 
 
 @contextmanager
 def servers(args: Namespace, slots: int) -> Iterator[list[Server]]:
-    """All of them, warmed up. slots: requests at once."""
+    """All of them while they run. slots: requests at once."""
     with ExitStack() as stack:
-        found = []
-        for name, (command, ready, body) in commands(args, slots).items():
-            _, port = stack.enter_context(started(command, ready, errors=subprocess.DEVNULL))
-            found.append(server := Server(name, port, body))
-            server.send(PeerPrompt("", "", (1, 2, 3, 4), 1.0), Namespace(seed=args.seed, max_tokens=16), endless=True)
-        yield found
+        yield [stack.enter_context(one) for one in servers_of(args, slots)]
+
+
+def sent(server: Server, one: PeerPrompt, args: Namespace, endless: bool = False) -> Answer:
+    """One answer. endless: of ``--max-tokens``, even where the model would end it."""
+    sampling = {"temperature": one.temperature, "top_k": 0, "top_p": 1.0, "seed": args.seed}
+    return server.send(one.ids, args.max_tokens, ignore_eos=endless, **sampling)
 
 
 # -- one request at a time -------------------------------------------------------------------------------------------
@@ -217,14 +196,14 @@ def by_kind(args: Namespace) -> dict[str, Any]:
     kinds = kinds_of(taken)
     for kind, temperatures in kinds.items():
         for temperature, found in temperatures.items():
-            Record({f"{kind}, T = {temperature}, {found['prompts']} prompts": found["ways"]}).show()
+            show({f"{kind}, T = {temperature}, {found['prompts']} prompts": found["ways"]})
             print(*sentences(found), sep="\n", end="\n\n")
     return {"distinct_prompts": len(drawn), "kinds": kinds}
 
 
 def alone(server: Server, args: Namespace) -> Variant:
     """One answer at a time."""
-    return Variant(server.name, lambda case, turn: sample(server.send(case.input, args)))
+    return Variant(server.name, lambda case, turn: sample(sent(server, case.input, args)))
 
 
 def sample(answer: Answer) -> Sample:
@@ -302,19 +281,16 @@ def at_once(args: Namespace) -> dict[str, Any]:
     for count in args.at_once:
         of_round = [[left.pop() for _ in range(count)] for _ in range(rounds)]
         with servers(args, count) as running, ThreadPoolExecutor(count) as pool:
-            groups |= (
-                Experiment(
-                    variants=[together(one, pool, args) for one in running],
-                    cases=lambda turn, c=count, of=of_round: [Case(f"{c} at once", "", of[turn])],  # type: ignore[misc]
-                    figure=DECODING,
-                    rounds=rounds,
-                    seed=args.seed,
-                )
-                .run()[1]
-                .groups
+            experiment = Experiment(
+                variants=[together(one, pool, args) for one in running],
+                cases=lambda turn, c=count, of=of_round: [Case(f"{c} at once", "", of[turn])],  # type: ignore[misc]
+                figure=DECODING,
+                rounds=rounds,
+                seed=args.seed,
             )
+            groups |= experiment.run()[1]
     found = {group.split()[0]: {way: row[DECODING] for way, row in of.items()} for group, of in groups.items()}
-    return {"rounds": rounds, "at_once": found}
+    return {"bench": "at_once", "rounds": rounds, "at_once": found}
 
 
 def together(server: Server, pool: ThreadPoolExecutor, args: Namespace) -> Variant:
@@ -322,7 +298,7 @@ def together(server: Server, pool: ThreadPoolExecutor, args: Namespace) -> Varia
 
     def measure(case: Case, turn: int) -> Sample:
         begun = perf_counter()
-        waits = [pool.submit(server.send, one, args, True) for one in case.input]
+        waits = [pool.submit(sent, server, one, args, True) for one in case.input]
         tokens = sum(wait.result().tokens for wait in waits)
         return Sample({DECODING: tokens / (perf_counter() - begun)})
 

@@ -74,3 +74,9 @@ class Encoder:
             return list(self.tokenizer(prompt.text)["input_ids"])
         turns = [{"role": "user", "content": prompt.text}]
         return list(self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
+
+
+def encoded(directory: Path, path: Path | None = None, limit: int | None = None) -> dict[str, list[int]]:
+    """Token ids by name of what :func:`load` returns, for the checkpoint in ``directory``."""
+    encode = Encoder(directory)
+    return {prompt.name: encode(prompt) for prompt in load(path, limit)}

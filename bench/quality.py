@@ -20,11 +20,10 @@ from torch import Tensor
 
 from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of
-from bench.prompts import Encoder, Prompt, load
+from bench.prompts import Encoder, Prompt, encoded
 from foresay.kvpaging import PageTable
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
-from foresay.spec.sampling import SamplingParams
 from foresay.spec.shape import MAX_CHUNK
 
 #: The formats of weights and KV, and of what weights are multiplied with, as fields of :class:`~bench.drive.Options`.
@@ -50,11 +49,8 @@ Text = tuple[list[int], int]
 
 def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
     """Prompts and what the engine generates after them."""
-    params = (SamplingParams(temperature=1.0, seed=n, max_tokens=tokens, ignore_eos=True) for n in range(len(prompts)))
-    return [
-        (prompt + run(engine, request(prompt, each)).tokens, len(prompt))
-        for prompt, each in zip(prompts, params, strict=True)
-    ]
+    runs = (run(engine, request(prompt, tokens, 1.0, seed)) for seed, prompt in enumerate(prompts))
+    return [(prompt + one.tokens, len(prompt)) for prompt, one in zip(prompts, runs, strict=True)]
 
 
 def read(files: Sequence[Path], encode: Encoder, pieces: int, tokens: int) -> list[Text]:
@@ -115,9 +111,7 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--pieces", type=int, default=8, help="texts to read from each file")
 
 
-def main(args: Namespace) -> None:
+def main(args: Namespace) -> dict[str, Any]:
     options = Options.of(args)
-    encode = Encoder(options.tokenizer)
-    texts = read(args.text, encode, args.pieces, args.tokens)
-    found = report(options, texts, [encode(prompt) for prompt in load()], args.tokens)
-    record.finish("quality", {"target": args.target, **found}, not args.no_save)
+    texts = read(args.text, Encoder(options.tokenizer), args.pieces, args.tokens)
+    return {"target": args.target, **report(options, texts, [*encoded(options.tokenizer).values()], args.tokens)}

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench import plain
 from foresay.spec.engine import Engine
 from foresay.verifier.ops.kernels.cpu import threads
 
@@ -71,27 +72,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     Console(width=None if sys.stdout.isatty() else 200).print(grid)
 
 
-def plain(value: Any) -> Any:
-    """For JSON: named tuples as objects, floats with six digits."""
-    match value:
-        case float():
-            return float(f"{value:.6g}")
-        case tuple() if hasattr(value, "_asdict"):
-            return plain(value._asdict())
-        case dict():
-            return {str(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-    return value
-
-
-def finish(bench: str, results: dict[str, Any], save: bool = True) -> None:
-    """Write ``bench/results/<date>-<bench>.json``, if it is to be saved, and print the same as one JSON line."""
+def finish(bench: str, results: dict[str, Any], save: bool) -> None:
+    """Write ``bench/results/<date>-<bench>.json``, if it is to be saved, and print the same as one JSON line. bench:
+    the name, unless the results have another one."""
     now = datetime.now(UTC)
     entry = {"bench": bench, "date": now.isoformat(timespec="seconds"), "command": command(), "machine": machine()}
     entry |= plain(results)
     if save:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{bench}.json"
+        path = RESULTS / f"{now:%Y%m%d-%H%M%S}-{entry['bench']}.json"
         path.write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(entry, separators=(",", ":")))

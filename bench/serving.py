@@ -12,12 +12,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
-from typing import IO, Any
+from typing import IO, Any, Self
 
-FORESAY = (sys.executable, "-m", "foresay.server.cli.main", "serve")
+COMMAND = (sys.executable, "-m", "foresay.server.cli.main")
+FORESAY = (*COMMAND, "serve")
 
 
 class ServerFailed(RuntimeError):
@@ -33,21 +34,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(
-    flags: Sequence[str],
-    patience: float = 300.0,
-    errors: IO[bytes] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """``foresay serve`` with these flags; see :func:`started`."""
-    with started([*FORESAY, *flags], "/ready", patience, errors, environment) as (process, port):
-        yield process, port
-
-
-@contextmanager
 def started(
     command: Sequence[str],
-    path: str,
+    path: str = "/ready",
     patience: float = 300.0,
     errors: IO[bytes] | int | None = None,
     environment: Mapping[str, str] | None = None,
@@ -132,3 +121,29 @@ def exchange(port: int, body: Mapping[str, Any], on_token: Callable[[int], None]
     arrivals = [at for at, _ in events]
     cached = (usage[-1].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return Answer(text, usage[-1]["completion_tokens"], arrivals, (texts or ends)[0], ends[0], seconds, cached)
+
+
+@dataclass
+class Server:
+    """A server that runs while its context lasts. ready: the path that returns whether it is ready. body: the fields of
+    its requests besides the prompt and the sampling. port: once it runs."""
+
+    name: str
+    command: Sequence[str]
+    ready: str
+    body: Mapping[str, Any]
+    port: int = field(init=False)
+
+    def __enter__(self) -> Self:
+        self._running = ExitStack()
+        _, self.port = self._running.enter_context(started(self.command, self.ready, errors=subprocess.DEVNULL))
+        self.send([1, 2, 3, 4] * 20, 16, temperature=1.0)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+    def send(self, prompt: Sequence[int], tokens: int, **fields: Any) -> Answer:
+        """One streamed answer, of so many tokens unless ``fields`` let the model end it."""
+        sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
+        return exchange(self.port, {"prompt": list(prompt), "stream": True, **sampling, **self.body})

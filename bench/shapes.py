@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from bench.inflate import Shape
+from bench.inflate import SHAPES, Shape
 from foresay.verifier.model.config import ModelConfig, numbers_per_token
 from foresay.verifier.model.nodes import Attention, HeadNorm, Stack
 from foresay.verifier.model.products import NormKind
@@ -47,11 +47,11 @@ class ModelShape:
         )
 
 
-LLAMA_1B = ModelShape("Llama-3.2-1B", Shape(16, 2048, 32, 8, 8192), 64, 128_256, untied=False)
+LLAMA_1B = ModelShape("Llama-3.2-1B", SHAPES["1b"], 64, 128_256, untied=False)
 LLAMA_8B = ModelShape("Llama-3.1-8B", Shape(32, 4096, 32, 8, 14336), 128, 128_256)
 QWEN_8B = ModelShape("Qwen3-8B", Shape(36, 4096, 32, 8, 12288), 128, 151_936, qk_norm=True)
 #: A draft model for the 1B: SmolLM2-135M's sizes, the 1B's vocabulary.
-SMALL = ModelShape("135M", Shape(30, 576, 9, 3, 1536), 64, 128_256, untied=False)
+SMALL = ModelShape("135M", SHAPES["135m"], 64, 128_256, untied=False)
 #: For a rehearsal on a CPU: as small as the bundled pair fits in, with every oddity of the large ones.
 TINY_TIED = ModelShape("tiny-tied", Shape(9, 288, 8, 2, 800), 64, 4500, untied=False)
 TINY = ModelShape("tiny", Shape(9, 288, 4, 2, 800), 128, 4500)
@@ -73,26 +73,30 @@ class EagleShape:
     features: int = 3
 
     @property
-    def products(self) -> list[tuple[int, int]]:
-        """Outer and inner width of each matrix that a draft pass reads."""
-        heads = self.heads * self.head_dim
-        attention = [(heads + 2 * self.kv_heads * self.head_dim, 2 * self.hidden), (self.hidden, heads)]
-        return [*attention, (2 * self.inner, self.hidden), (self.hidden, self.inner), (self.draft_vocab, self.hidden)]
-
-    @property
-    def mixing(self) -> tuple[int, int]:
-        """The matrix that mixes the features, read once a step."""
-        return self.hidden, self.features * self.hidden
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Outer and inner width of each matrix by its name: ``fc`` mixes the features."""
+        hidden, heads, groups = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "fc": (hidden, self.features * hidden),
+            "midlayer.self_attn.q_proj": (heads, 2 * hidden),
+            "midlayer.self_attn.k_proj": (groups, 2 * hidden),
+            "midlayer.self_attn.v_proj": (groups, 2 * hidden),
+            "midlayer.self_attn.o_proj": (hidden, heads),
+            "midlayer.mlp.gate_proj": (self.inner, hidden),
+            "midlayer.mlp.up_proj": (self.inner, hidden),
+            "midlayer.mlp.down_proj": (hidden, self.inner),
+            "lm_head": (self.draft_vocab, hidden),
+        }
 
     @property
     def pass_weights(self) -> int:
         """Numbers read by each draft pass."""
-        return sum(outer * inner for outer, inner in self.products)
+        return sum(prod(widths) for name, widths in self.matrices.items() if name != "fc")
 
     @property
     def step_weights(self) -> int:
         """Numbers read once a step."""
-        return prod(self.mixing)
+        return prod(self.matrices["fc"])
 
 
 def layer_weights(config: ModelConfig) -> int:
@@ -115,11 +119,6 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:
 def step_bytes(config: ModelConfig, context: float, itemsize: int = 2) -> float:
     """Bytes that a step of one sequence reads at this context."""
     return weight_bytes(config, itemsize) + context * kv_bytes_per_token(config, itemsize)
-
-
-def draft_model_bytes(config: ModelConfig, passes: int, context: float, itemsize: int = 2) -> float:
-    """Bytes that a draft loop of so many passes reads."""
-    return passes * step_bytes(config, context, itemsize)
 
 
 def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 2) -> float:

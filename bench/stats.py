@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,12 +48,9 @@ def paired_ratio(pairs: Mapping[str, Sequence[tuple[float, float]]], resamples: 
 
     The bootstrap draws prompts, not runs: the rounds of one prompt are not independent.
     """
-    logs = [np.log([a / b for a, b in rounds]) for rounds in pairs.values()]
-    sums, counts = np.array([x.sum() for x in logs]), np.array([len(x) for x in logs])
-    picks = np.random.default_rng(seed).integers(0, len(logs), (resamples, len(logs)))
-    means = sums[picks].sum(1) / counts[picks].sum(1)
-    low, high = np.exp(np.percentile(means, (2.5, 97.5)))
-    return Ratio(float(low), float(np.exp(sums.sum() / counts.sum())), float(high))
+    logs = {name: np.log([a / b for a, b in rounds]) for name, rounds in pairs.items()}
+    means = pooled_ratio({name: (each.sum(), len(each)) for name, each in logs.items()}, resamples, seed)
+    return Ratio(*map(math.exp, means))
 
 
 def pooled_ratio(pairs: Mapping[str, tuple[float, float]], resamples: int = 2000, seed: int = 0) -> Ratio:

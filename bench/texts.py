@@ -147,8 +147,7 @@ def renamed(exchanges: list[Exchange], vocab: int) -> list[Exchange]:
 
 def _drawn(tokenizer: Path) -> Workload:
     """An opening of a story and a question in each round."""
-    encode = prompts.Encoder(tokenizer)
-    texts = cycle([encode(prompt) for prompt in prompts.load()])
+    texts = cycle(prompts.encoded(tokenizer).values())
     while True:
         yield [(prompt, []) for prompt in islice(texts, 2)]
 

@@ -137,6 +137,7 @@ class HiddenStateDrafter(TreeDrafter):
         self.needs, self.hidden_states = needs, hidden_states
         self._pool, self._waiting = pool, WaitingFeatures(pool.page_size)
         pool.attach(self._waiting)
+        self._most = 0  # positions that may wait
         self._keeping: dict[int, _Keeping] = {}
 
     @abstractmethod
@@ -154,10 +155,10 @@ class HiddenStateDrafter(TreeDrafter):
             part = features if whole else {n: rows[start - first : end - first] for n, rows in features.items()}
             waiting.add(table.pages[start // size], start, end - start, part)
             start = end
-        most = _MOST_WAITING
-        if self.device.type == "cpu":
-            most = _MOST_BYTES // sum([rows[:1].nbytes for rows in features.values()])
-        while waiting.rows > most:
+        if not self._most:  # the same in all steps
+            row = sum([rows[:1].nbytes for rows in features.values()])
+            self._most = _MOST_BYTES // row if self.device.type == "cpu" else _MOST_WAITING
+        while waiting.rows > self._most:
             self._store_oldest()
 
     def _store_oldest(self) -> None:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.worker import Task
-from bench.serving import exchange, running
+from bench.serving import COMMAND, FORESAY, exchange, started
 
 ROOT = Path(__file__).resolve().parents[2]
-FORESAY = (sys.executable, "-m", "foresay.server.cli.main")
 PROMPT, SAMPLING = "Once upon a time", {"max_tokens": 48, "seed": 7, "temperature": 1.0, "top_p": 1.0}
 #: The project's settings for pytest except those for packages that a machine with a GPU may lack.
 _BARE = ["-o", "addopts=", "-o", "filterwarnings=", "--import-mode=importlib", "-p", "no:cacheprovider"]
@@ -32,7 +31,7 @@ def left(task: Task) -> float:
 
 def run(task: Task, *arguments: str) -> Any:
     """The last line that one of our commands prints, as JSON. Raises RuntimeError with its result if it fails."""
-    command = [*FORESAY, *arguments, "--json", "--device", task.device.torch.type]
+    command = [*COMMAND, *arguments, "--json", "--device", task.device.torch.type]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left(task), check=False)
     if done.returncode:
         raise RuntimeError(f"foresay {arguments[0]} ended with {done.returncode}: {done.stderr[-1200:]}")
@@ -93,7 +92,7 @@ def serve(task: Task) -> None:
     def over_http() -> dict[str, Any]:
         begun, flags = time.monotonic(), ["--device", task.device.torch.type, "--draft", "auto"]
         log = task.lines.path.with_name("serve.txt")
-        with log.open("wb") as log_file, running(flags, left(task), log_file) as (_, port):
+        with log.open("wb") as log_file, started([*FORESAY, *flags], "/ready", left(task), log_file) as (_, port):
             ready, body = time.monotonic() - begun, {"model": None, "prompt": PROMPT, **SAMPLING}
             streamed, whole = (exchange(port, body | {"stream": stream}) for stream in (True, False))
         task.check("streamed as whole", streamed.text == whole.text)

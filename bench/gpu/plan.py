@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 #: Seconds of a call; of these for its report; and by how much a step may exceed its end.
-CALLS, REPORT, GRACE = {"A": 290, "B": 250}, 5, 5.0
+CALLS, REPORT, GRACE = {"A": 250, "B": 250}, 5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,6 @@ STEPS = {
         Step("1B steps", "steps:whole", 20, quiet=True),
         Step("8B prompts", "steps:prompts", 8, quiet=True),
         Step("ablation", "steps:ablation", 28, quiet=True),
-        Step("library", "profile:library", 20, quiet=True),
-        Step("transformers", "profile:generates", 22, quiet=True),
         Step("profile", "profile:profile", 25, quiet=True),
     ),
     "B": (

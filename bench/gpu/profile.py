@@ -1,8 +1,7 @@
-"""The parts of a step's time, kernel by kernel; and other libraries on the same weights."""
+"""The parts of a step's time, kernel by kernel."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,19 +9,18 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
-from bench.engines import PUBLISHED, Bench, answers, request, texts
-from bench.gpu.steps import bench_of, over, steps_of
+from bench.drive import request
+from bench.engines import PUBLISHED, texts
+from bench.gpu.steps import bench_of
 from bench.gpu.worker import Task
-from bench.library import Library, of_transformers
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
-from foresay.spec.names import DRAFT_MODEL, NGRAM, NONE
+from foresay.spec.names import NONE
 from foresay.verifier.ops.kernels import chain
 
 #: Steps that are profiled, after those in which the prompt is read and the sequence joins.
@@ -102,55 +100,3 @@ def in_place(events: Sequence[Event]) -> list[list[Any]]:
     gaps = [[events[each][1] - events[each - 1][2] for each in mine if each] for mine in places]
     times = [[events[each][2] - events[each][1] for each in mine] for mine in places]
     return [[name, median(took), median(gap)] for name, took, gap in zip(names, times, gaps, strict=False)]
-
-
-def library(task: Task) -> None:
-    """A token by the library's kernels next to ours, after the same context, in turns."""
-    bench, context, patience = (bench_of(task, "8B"), task.settings.contexts[0], task.settings.patience)
-    theirs, ours = (Library(bench.target.decoder, context), steps_of(task, bench, 1, context))
-
-    def timed(call: Callable[[], object]) -> dict[str, Any]:
-        captured = task.device.captured(call)
-        before = task.device.median(captured, patience)
-        mine = ours.timed(patience)["value"]
-        least = min(before, task.device.median(captured, patience))
-        return over(task, bench, {"value": least, "ours": mine, "ours_over_theirs": mine / least}, NONE, 0, context)
-
-    for what, call in (("a step", theirs), ("its products alone", theirs.products)):
-        task.take(what, "s", timed, call, of="torch's ops in one graph", context=context)
-
-
-def generates(task: Task) -> None:
-    """Tokens a second of an answer: ours, and transformers plain, with our draft model, with prompt lookup."""
-    bench, tokens, prompt, wanted = (bench_of(task, "8B"), task.settings.tokens, texts(1)[0], list[int]())
-    for name, tree in ((NONE, ""), (DRAFT_MODEL, "1,1,1,1"), (NGRAM, "1,1,1,1")):
-        task.take("answer", "tokens/s", ours, bench, name, tree, prompt, tokens, wanted, by="foresay", drafter=name)
-    model, draft = (of_transformers(one.decoder) for one in (bench.target, bench.drafter(DRAFT_MODEL).model))
-    ways = {NONE: {}, DRAFT_MODEL: {"assistant_model": draft}, NGRAM: {"prompt_lookup_num_tokens": 10}}
-    for name, how in ways.items():
-        given = task, model, prompt, max(4, tokens // 4), wanted, how  # it generates nine a second
-        task.take("answer", "tokens/s", theirs, *given, by="transformers", drafter=name)
-
-
-def ours(bench: Bench, name: str, tree: str, prompt: list[int], tokens: int, wanted: list[int]) -> dict[str, Any]:
-    """With our engine; its tokens are left in ``wanted``."""
-    engine = bench.engine(name, tree, True, min(1024, bench.positions // 2))
-    answers(engine, [request(prompt, 4)])
-    wanted[:], statistics = answers(engine, [request(prompt, tokens)])
-    return {"value": statistics.decode_tokens_per_second, "steps": statistics.steps, "tokens": len(wanted)}
-
-
-@torch.inference_mode()
-def theirs(task: Task, model: Any, prompt: list[int], tokens: int, wanted: list[int], how: Any) -> dict[str, Any]:
-    """With transformers: all tokens but the first, over the time since then."""
-    ids = torch.tensor([prompt], device=task.device.torch)
-
-    def written(count: int) -> tuple[float, list[int]]:
-        begun = time.perf_counter()
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **how)
-        return time.perf_counter() - begun, out[0, len(prompt) :].tolist()
-
-    written(4)
-    (first, _), (whole, found) = written(1), written(tokens)
-    alike = sum(mine == other for mine, other in zip(found, wanted, strict=False)) / max(1, len(found))
-    return {"value": (len(found) - 1) / max(whole - first, 1e-9), "tokens": len(found), "same_tokens": alike}

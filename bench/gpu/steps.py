@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from bench.engines import PUBLISHED, Bench, answers, request, texts
+from bench.drive import request, together
+from bench.engines import PUBLISHED, Bench, texts
 from bench.gpu import plan
 from bench.gpu.drafting import Steps, rows_proposer
 from bench.gpu.worker import Task
-from bench.shapes import draft_model_bytes, eagle_bytes, step_bytes
+from bench.shapes import eagle_bytes, step_bytes
 from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.tree import TreeShape
 from foresay.verifier.ops.kernels.linear import Tile
@@ -52,7 +53,7 @@ def over(task: Task, bench: Bench, found: dict[str, Any], drafter: str, levels: 
     if drafter == PUBLISHED:
         needed += eagle_bytes(bench.pair.eagle, levels, context, item)
     if drafter == DRAFT_MODEL:
-        needed += draft_model_bytes(bench.drafter(drafter).model.decoder.config, levels, context, item)
+        needed += levels * step_bytes(bench.drafter(drafter).model.decoder.config, context, item)
     floor = needed / read(task)
     return found | {"floor": floor, "over_floor": found["value"] / floor}
 
@@ -107,7 +108,7 @@ def prompts(task: Task) -> None:
         for number in range(4):  # the first one of a length is not counted
             prompt = [*(alphabet * length)[: length - 1], alphabet[number]]
             begun = time.perf_counter()
-            answers(engine, [request(prompt, 1)])
+            together(engine, [request(prompt, 1)])
             taken.append(time.perf_counter() - begun)
         return {"value": median(taken[1:])}
 
@@ -169,12 +170,12 @@ def same(task: Task, bench: Bench | None = None, ways: Sequence[tuple[str, str, 
     bench, prompts, tokens = bench or bench_of(task, "8B"), texts(3), task.settings.tokens
     longest = min(1024, task.settings.positions // 2)
 
-    def written(name: str, tree: str, graphs: bool, together: int) -> dict[str, Any]:
-        engine = bench.engine(name, tree, graphs, longest, together)
-        batches = ([request(text, tokens, at) for text in prompts[:together]] for at in (0.0, 1.0))
-        found = [answers(engine, each) for each in batches]
-        rates = [statistics.decode_tokens_per_second for _, statistics in found]
-        return {"value": [mine for mine, _ in found], "tokens_per_second": rates}
+    def written(name: str, tree: str, graphs: bool, count: int) -> dict[str, Any]:
+        engine = bench.engine(name, tree, graphs, longest, count)
+        batches = ([request(text, tokens, at) for text in prompts[:count]] for at in (0.0, 1.0))
+        firsts = [together(engine, each)[0] for each in batches]
+        rates = [first.statistics.decode_tokens_per_second for first in firsts]
+        return {"value": [first.tokens for first in firsts], "tokens_per_second": rates}
 
     wanted = written(NONE, "", False, 1)["value"]
     for way in ways:

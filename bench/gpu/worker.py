@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -23,6 +22,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from bench import plain
 
 #: What belongs to every line; the rest of it is what the measurement was made with.
 COMMON = ("run", "card", "t", "step", "what", "value", "unit")
@@ -52,7 +53,7 @@ class Lines:
     def write(self, step: str, what: str, value: Any, unit: str = "", **context: Any) -> None:
         """Append a line by one write, flush it to disk, then print it."""
         common = (self.run, self.card, round(self.now, 3), step, what, value, unit)
-        line = _plain(dict(zip(COMMON, common, strict=True)) | context)
+        line = plain(dict(zip(COMMON, common, strict=True)) | context)
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(file, json.dumps(line, default=str).encode() + b"\n")
         os.fsync(file)
@@ -68,15 +69,6 @@ class Lines:
         """The newest value of this name that was made with this context; None if there is none."""
         fits = (line for line in reversed(self.read()) if line["what"] == what and context.items() <= line.items())
         return next((line["value"] for line in fits if line["unit"] not in (FAILED, LEFT_OUT)), None)
-
-
-def _plain(value: Any) -> Any:
-    """For JSON: floats with six digits, infinities and NaN as strings."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def line_text(line: dict[str, Any]) -> str:

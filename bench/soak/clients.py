@@ -171,7 +171,7 @@ async def _events(received: Received, response: aiohttp.ClientResponse) -> Async
     async for line in response.content:
         text = line.strip().removeprefix(b"data: ")
         if text == b"[DONE]":
-            received.reply.over = received.reply.error is None
+            received.reply.over = received.reply.error is None and not received.reply.cut
         elif text.startswith(b"{"):
             yield json.loads(text)
 

@@ -15,11 +15,10 @@ from argparse import ArgumentParser, Namespace
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientError
 
-from bench import record
-from bench.drafters import with_bundled
 from bench.drive import Options, add_arguments, engine_config, mode_of
 from bench.serving import ServerFailed
 from bench.soak import report
@@ -46,20 +45,14 @@ def options(parser: ArgumentParser) -> None:
     parser.add_argument("--max-seqs", type=int, default=6)
 
 
-def main(args: Namespace) -> int:
+def main(args: Namespace) -> dict[str, Any]:
     tally, rounds = Tally(), list[Round]()
     asyncio.run(soak(args, tally, rounds))
     found = report.results(tally, rounds)
     report.show(found)
     names = ("minutes", "seed", "kv_tokens", "max_model_len", "max_seqs", "threads")
     shape = {name: getattr(args, name) for name in names}
-    record.finish("soak", {"target": Path(args.target).name, **shape, **found}, not args.no_save)
-    return int(not report.well(found))
-
-
-def known(args: Namespace) -> Options:
-    """The target and its drafters; those that come with the bundled target unless others are given."""
-    return with_bundled(Options.of(args))
+    return {"target": Path(args.target).name, **shape, **found, "holds": report.well(found)}
 
 
 def flags(mode: str, options: Options, args: Namespace) -> list[str]:
@@ -82,7 +75,7 @@ def flags(mode: str, options: Options, args: Namespace) -> list[str]:
 
 async def soak(args: Namespace, tally: Tally, rounds: list[Round]) -> None:
     """All rounds, and the comparisons to their end."""
-    options = known(args)
+    options = Options.of(args).with_bundled()
     modes = [mode for mode in args.modes if options.has(mode)]
     log = Path(tempfile.mkdtemp(prefix="soak-")) / "plain.log"
     async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bench.serving import running
+from bench import serving
 from bench.soak.clients import session
 from foresay.server.host.child import SPARE
 
@@ -190,5 +190,7 @@ def started(flags: list[str], log: Path) -> Iterator[tuple[int, int]]:
     """A server that is ready: the id of its process and its port. Its engines fail on demand."""
     paths = filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).with_name("failing"))))
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
-    with log.open("ab") as errors, running(flags, RETURN_SECONDS, errors, environment) as (process, port):
-        yield process.pid, port
+    with log.open("ab") as errors:
+        command = [*serving.FORESAY, *flags]
+        with serving.started(command, "/ready", RETURN_SECONDS, errors, environment) as (process, port):
+            yield process.pid, port

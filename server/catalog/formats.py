@@ -112,7 +112,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         signs=("<|python_tag|>", "Environment: ipython"), bare=True),
 }
 
-#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.harmony`), between tokens.
+#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.formats`), between tokens.
 HARMONY = "harmony"
 CHANNELS = ToolFormat("<|channel|>", (Way(
     "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",

@@ -8,8 +8,7 @@ engine is exact, and the report says whether they did, or that it cannot tell wh
 from __future__ import annotations
 
 import shlex
-import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,21 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import command
+from foresay.drafters.training.prompts import Prompt, read_prompts
+from foresay.server.cli.command import JSON, argument, command
 from foresay.server.cli.generate import sampling_params
+from foresay.server.cli.measure import Speeds, Written, in_turns, rounded, rounded_pair, why_unknown
+from foresay.server.cli.progress import loaded
 from foresay.server.settings.config import BenchConfig, SamplingConfig
+from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted
 from foresay.spec.accept import GAIN, ByDepth, summed, tokens_per_step
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE, SUFFIX
+from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.drafters.training.prompts import Prompt
-    from foresay.server.cli.measure import Written
-    from foresay.server.cli.selfcheck_prompts import SelfCheckReport
     from foresay.server.host.local import Engine
     from foresay.spec.request import EngineInfo
-    from foresay.spec.sampling import SamplingParams
 
 PROMPTS = (
     "Once upon a time there was a little girl who",
@@ -47,33 +47,29 @@ PROMPTS = (
 _SHOWN = 8
 
 
-def _add_bench_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="measure on this prompt, in the model's chat template if it has one; may be repeated",
-    )
-    _add_prompts(parser)
-    parser.add_argument(
-        "--compare",
-        nargs="+",
-        metavar="DRAFT",
-        help="measure several values of --draft instead of the one that is set, each in its turn, and say which to use",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+_PROMPTS = argument(
+    "--prompts",
+    metavar="PATH",
+    help="the prompts: .txt (one per line), .jsonl, a folder of such files, or - for standard input "
+    "(default: those of foresay bench)",
+)
 
 
-def _add_prompts(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompts",
-        metavar="PATH",
-        help="the prompts: .txt (one per line), .jsonl, a folder of such files, or - for standard input "
-        "(default: those of foresay bench)",
-    )
-
-
-@command(BenchConfig, _add_bench_arguments)
+@command(BenchConfig)
+@argument(
+    "--prompt",
+    action="append",
+    metavar="TEXT",
+    help="measure on this prompt, in the model's chat template if it has one; may be repeated",
+)
+@_PROMPTS
+@argument(
+    "--compare",
+    nargs="+",
+    metavar="DRAFT",
+    help="measure several values of --draft instead of the one that is set, each in its turn, and say which to use",
+)
+@JSON
 def bench(config: BenchConfig, arguments: Namespace) -> int:
     """Measure what speculation gives on this machine.
 
@@ -82,8 +78,6 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1
     """
     from foresay.drafters.training.progress import Progress
-    from foresay.server.cli.progress import loaded
-    from foresay.server.settings.resolved import check_names
 
     if config.shadow is not None or config.trace is not None:
         raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
@@ -118,8 +112,6 @@ def _ways(config: BenchConfig, compared: Sequence[str] | None) -> dict[str, Benc
 
 
 def _bench_prompts(arguments: Namespace) -> list[Prompt]:
-    from foresay.drafters.training.prompts import Prompt
-
     own = [Prompt(text, f"--prompt {number}") for number, text in enumerate(arguments.prompt or (), start=1)]
     return own + (prompts_of(arguments.prompts) if arguments.prompts or not own else [])
 
@@ -132,7 +124,6 @@ def measure(
 ) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report. engines: by name of the way to draft,
     including ``none``. progress: called with the number of answers so far."""
-    from foresay.server.cli.measure import Written, in_turns
     from foresay.server.cli.selfcheck_prompts import begun
 
     kept: dict[str, list[Written]] = {name: [] for name in engines}
@@ -187,8 +178,6 @@ def _as_chat(engine: Engine, prompt: Prompt) -> Prompt:
 
 def _way(name: str, drafted: list[Written], plain: list[Written], crowded: float) -> dict[str, Any]:
     """The results of one way of drafting."""
-    from foresay.server.cli.measure import Speeds, rounded, rounded_pair, why_unknown
-
     pairs = list(zip(drafted, plain, strict=True))
     speeds = Speeds.of((on.statistics, off.statistics) for on, off in pairs)
     return {
@@ -298,12 +287,9 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
 # -- foresay selfcheck -------------------------------------------------------------------------------------------------
 
 
-def _add_selfcheck_arguments(parser: ArgumentParser) -> None:
-    _add_prompts(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-
-
-@command(SamplingConfig, _add_selfcheck_arguments)
+@command(SamplingConfig)
+@_PROMPTS
+@JSON
 def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
     """Decode prompts with and without drafts, and compare every token.
 
@@ -311,7 +297,6 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
     foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7
     """
     from foresay.drafters.training.progress import Progress
-    from foresay.server.cli.progress import loaded
     from foresay.server.cli.selfcheck_prompts import check, rows, sentence
 
     if config.shadow is not None:
@@ -327,14 +312,13 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
         if arguments.prompts is None:
             prompts = [_short(engine, prompt) for prompt in prompts]
         report = check(engine, prompts, samplings, config.stop, progress.to)
-    _show(report, arguments.json, [*rows(report), sentence(report)])
+    lines = [*rows(report), sentence(report)]
+    print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(lines), flush=True)
     return 1 if report.mismatches else 0
 
 
 def prompts_of(path: str | None) -> list[Prompt]:
     """The prompts of ``--prompts``, else the default ones. Raises ConfigurationError for a file that cannot be used."""
-    from foresay.drafters.training.prompts import Prompt, read_prompts
-
     if path is None:
         return [Prompt(text, f"prompt {number} of foresay bench") for number, text in enumerate(PROMPTS, start=1)]
     return read_prompts(Path("/dev/stdin" if path == "-" else path))
@@ -351,7 +335,3 @@ def _samplings(config: SamplingConfig) -> list[SamplingParams]:
     """Sampling at temperature 0 and at the requested one."""
     params = msgspec.structs.replace(sampling_params(config), seed=0 if config.seed is None else config.seed)
     return [msgspec.structs.replace(params, temperature=at) for at in sorted({0.0, params.temperature})]
-
-
-def _show(report: SelfCheckReport, as_json: bool, lines: Sequence[str]) -> None:
-    print(msgspec.json.encode(report).decode() if as_json else "\n".join(lines), file=sys.stdout, flush=True)

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import command
+from foresay.server.cli.command import argument, command
 from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
-from foresay.server.cli.progress import note, stopping
+from foresay.server.cli.progress import Stages, loaded, note, shadow_summary, stopping, summary
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
+from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.names import NONE
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.trace import ShadowReport, Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import Completion, TextStream
-    from foresay.spec.accept import ByDepth
-    from foresay.spec.sampling import SamplingParams
-    from foresay.spec.trace import ShadowReport, Statistics
 
 #: Writes an answer while it is generated, optionally with its tokens coloured by drafter.
 Write = Callable[["TextStream", bool], "Completion"]
@@ -47,10 +47,6 @@ _UNSET = {"max_tokens": "unset, as many as the context leaves", "seed": "unset, 
 #: Depths that /stats shows.
 _DEPTHS = 6
 KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
-
-
-def _add_chat_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +156,6 @@ class ChatSession:
             note("the next question is answered with drafts and without")
 
     def _decode_again(self, last: _Answer) -> None:
-        from foresay.server.cli.progress import Stages
-
         self._comparing = False
         if (drafted := last.completion.statistics) is None:
             note("that answer was stopped: /compare TEXT asks again")
@@ -210,8 +204,6 @@ class ChatSession:
         note("tokens have the colour of their drafter" if self._coloured else "answers are shown as Markdown")
 
     def _show_statistics(self) -> None:
-        from foresay.server.cli.progress import shadow_summary, summary
-
         if self._last is None or self._last.completion.statistics is None:
             note("nothing to tell yet")
             return
@@ -269,15 +261,14 @@ def _timed(statistics: Statistics) -> str:
     return f"{statistics.decode_seconds:.2f} s after the first pass, {count}{rate}"
 
 
-@command(SamplingConfig, _add_chat_arguments)
+@command(SamplingConfig)
+@argument("--system", metavar="TEXT", help="a system message to begin with")
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Talk to a model in the terminal.
 
     foresay chat
     foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7
     """
-    from foresay.server.cli.progress import loaded
-
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         with loaded(config, unlimited=True) as engine:
             hint_of_models("chat", config, arguments)

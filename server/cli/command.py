@@ -1,38 +1,41 @@
-"""The description of a command for the command line."""
+"""The description of a command for the command line, and what several commands print."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 USAGE_ERROR = 2
 
 
-def _no_arguments(parser: ArgumentParser) -> None:
-    pass
-
-
 Run = Callable[[Any, Namespace], int]
+#: Declares arguments.
+Add = Callable[[ArgumentParser], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word after ``foresay``. Calling it runs it; made by :func:`command`."""
+    """One word after ``foresay``. Calling it runs it; made by :func:`command`. before, after: declare the arguments
+    that are not settings, before and after TARGET."""
 
     name: str
     summary: str
     examples: tuple[str, ...]
     config: type[EngineConfig] | None
     run: Run
-    add_arguments: Callable[[ArgumentParser], None]
+    before: tuple[Add, ...]
+    after: tuple[Add, ...]
     elsewhere: bool
-    add_after_target: Callable[[ArgumentParser], None]
     passes_on: bool
 
     def __call__(self, config: Any, arguments: Namespace) -> int:
@@ -40,29 +43,42 @@ class Command:
         return self.run(config, arguments)
 
 
+def argument(*names: str, after_target: bool = False, **options: Any) -> Callable[[Run], Run]:
+    """Declares an argument of the command below it, as :meth:`ArgumentParser.add_argument` takes it."""
+    return arguments(lambda parser: parser.add_argument(*names, **options), after_target)
+
+
+def arguments(add: Add, after_target: bool = False) -> Callable[[Run], Run]:
+    """As :func:`argument`, for several."""
+
+    def declared(run: Run) -> Run:
+        vars(run).setdefault("after" if after_target else "before", []).insert(0, add)  # the lowest comes first
+        return run
+
+    return declared
+
+
+#: Arguments of several commands.
+JSON = argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+
 def command(
-    config: type[EngineConfig] | None,
-    add_arguments: Callable[[ArgumentParser], None] = _no_arguments,
-    name: str = "",
-    elsewhere: bool = False,
-    add_after_target: Callable[[ArgumentParser], None] = _no_arguments,
-    passes_on: bool = False,
+    config: type[EngineConfig] | None, name: str = "", elsewhere: bool = False, passes_on: bool = False
 ) -> Callable[[Run], Command]:
     """The command of a function, called ``name`` if not as the function; its docstring has the summary, as a sentence,
-    and examples.
+    and examples. Its arguments that are not settings are declared by :func:`argument` between the two.
 
-    config: the struct whose fields become flags; None for a command without an engine. add_arguments: declares
-    arguments that are not settings. elsewhere: the target is another process's, which may see other files.
-    add_after_target: declares positional arguments after TARGET. passes_on: words after ``--`` are for another program:
-    ``words`` of the arguments.
+    config: the struct whose fields become flags; None for a command without an engine. elsewhere: the target is another
+    process's, which may see other files. passes_on: words after ``--`` are for another program: ``words`` of the
+    arguments.
     """
 
     def made(run: Run) -> Command:
         first, *rest = (run.__doc__ or "").splitlines()
         examples = tuple(line.strip() for line in rest if line.strip())
         summary = first[0].lower() + first[1:].rstrip(".")
-        given = name or run.__name__, summary, examples, config, run
-        return Command(*given, add_arguments, elsewhere, add_after_target, passes_on)
+        before, after = (tuple(vars(run).get(place, ())) for place in ("before", "after"))
+        return Command(name or run.__name__, summary, examples, config, run, before, after, elsewhere, passes_on)
 
     return made
 
@@ -78,3 +94,24 @@ def base_url(host: str, port: int, scheme: str = "http") -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     literal = f"[{reachable}]" if ":" in reachable and not reachable.startswith("[") else reachable
     return f"{scheme}://{literal}:{port}"
+
+
+def console() -> Console:
+    """A console on stdout, with colours if the terminal supports them; lines are printed unchanged."""
+    from rich.console import Console
+
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
+
+
+def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table on a terminal, else plain columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in header:
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import command
-from foresay.server.cli.progress import note, stopping
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import loaded, note, shadow_summary, stopping, summary
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
+from foresay.server.settings.resolved import target_directory
 from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import Completion, TextStream
-    from foresay.spec.sampling import SamplingParams
-
-
-def _add_generate_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads standard input")
-    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
     """The sampling part of the settings; unset ones keep the model's own distribution, and an unset seed is drawn at
     random."""
-    from foresay.spec.sampling import SamplingParams
-
     shared = set(SamplingParams.__struct_fields__) & set(config.__struct_fields__)
     given = {name: getattr(config, name) for name in shared}
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
@@ -39,7 +32,6 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
 
 def for_people(config: SamplingConfig) -> SamplingConfig:
     """The config with unset sampling settings from the model's ``generation_config.json``, else with usual values."""
-    from foresay.server.settings.resolved import target_directory
     from foresay.server.text.tokenizer import SamplingDefaults
 
     usual = SamplingDefaults.read(target_directory(config)).for_people()
@@ -74,7 +66,10 @@ def _served() -> list[dict[str, str]]:
         return []
 
 
-@command(SamplingConfig, _add_generate_arguments)
+@command(SamplingConfig)
+@argument("--prompt", required=True, metavar="TEXT", help="the text to continue; - reads standard input")
+@argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+@argument("--json", action="store_true", help="print one JSON object, last, instead of the text")
 def generate(config: SamplingConfig, arguments: Namespace) -> int:
     """Continue one prompt.
 
@@ -83,9 +78,6 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     foresay generate Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --draft-tree 3,2,1 --prompt "Dear diary,"
     """
     prompt = _prompt(arguments.prompt)
-
-    from foresay.server.cli.progress import loaded, shadow_summary, summary
-
     with loaded(config, unlimited="unlimited" in arguments) as engine:  # foresay run
         hint_of_models("generate", config, arguments)
         config = for_people(config)

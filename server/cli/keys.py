@@ -4,51 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from getpass import getpass
 from pathlib import Path
 
-from foresay.server.cli.command import command
-from foresay.server.cli.models import show_table
-from foresay.server.cli.serve import admin_key, answers
+from foresay.server.cli.command import argument, command, show_table
+from foresay.server.cli.serve import admin_key, answer
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.units import moment
-from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.errors import ConfigurationError
 
 #: Counts that a server keeps for each key.
 _COUNTED = ("requests", "prompt_tokens", "completion_tokens")
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        metavar="ACTION",
-        choices=("new", "hash", "list"),
-        help="new: make a key, show it once on stderr and print its entry for the key file; hash: print the entry of a "
-        "key of yours, read from stdin; list: show the names that have keys, or with --url what each key has used",
-    )
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="the owner of the key (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
-    )
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help="list: the file of keys (default: the one in the settings)",
-    )
-    parser.add_argument(
-        "--url", metavar="URL", help="list: ask the server there what each key has used since it started"
-    )
-    parser.add_argument(
-        "--admin-key", metavar="KEY", help="the server's admin key, for --url (default: FORESAY_ADMIN_KEY)"
-    )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
-
-
-@command(None, _add_arguments, name="keys")
+@command(None, name="keys")
+@argument(
+    "action",
+    metavar="ACTION",
+    choices=("new", "hash", "list"),
+    help="new: make a key, show it once on stderr and print its entry for the key file; hash: print the entry of a "
+    "key of yours, read from stdin; list: show the names that have keys, or with --url what each key has used",
+)
+@argument(
+    "name",
+    nargs="?",
+    metavar="NAME",
+    help="the owner of the key (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
+)
+@argument("--api-key-file", metavar="FILE", help="list: the file of keys (default: the one in the settings)")
+@argument("--url", metavar="URL", help="list: ask the server there what each key has used since it started")
+@argument("--admin-key", metavar="KEY", help="the server's admin key, for --url (default: FORESAY_ADMIN_KEY)")
+@argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
 def run(config: None, arguments: Namespace) -> int:
     """Make API keys for the server, and list them.
 
@@ -95,15 +83,13 @@ def _list(path: Path) -> None:
 
 def _list_usage(url: str, key: str) -> int:
     """Print a row for each key of the server: its usage, and when it was last used."""
-    answer = next(answers(url, "/admin/usage", key), {})
-    if "error" in answer:
-        raise ForesayError(f"--url {url}: {answer['error']['message']}")
+    used = answer(url, "/admin/usage", key)["data"]
     rows = [
         (one["name"] or "all clients", *(f"{one[count]:,}" for count in _COUNTED), _time(one["last_request"]))
-        for one in answer["data"]
+        for one in used
     ]
     show_table(("name", *(count.replace("_", " ") for count in _COUNTED), "last used"), rows)
-    since = _time(min((one["since"] for one in answer["data"]), default=None))
+    since = _time(min((one["since"] for one in used), default=None))
     print(f"counted since {since}, for keys that were added later since then", file=sys.stderr)
     return 0
 

@@ -25,8 +25,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
-from foresay.server.cli.command import base_url, command
+from foresay.server.cli.command import argument, arguments, base_url, command
 from foresay.server.cli.serve import answers
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
@@ -44,13 +45,13 @@ def _add_agent(parser: ArgumentParser) -> None:
     parser.add_argument("agent", metavar="AGENT", choices=agents, help=", ".join(agents))
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--url", metavar="URL", help="use the server that runs there (else one at --host and --port)")
-    parser.add_argument("--model", metavar="NAME", help="which of its models, if it has several")
-    parser.add_argument("--anyway", action="store_true", help="start the agent even if the model does not suffice")
-
-
-@command(ServeConfig, _add_agent, add_after_target=_add_arguments, passes_on=True)
+@command(ServeConfig, passes_on=True)
+@arguments(_add_agent)
+@argument(
+    "--url", metavar="URL", help="use the server that runs there (else one at --host and --port)", after_target=True
+)
+@argument("--model", metavar="NAME", help="which of its models, if it has several", after_target=True)
+@argument("--anyway", action="store_true", help="start the agent even if the model does not suffice", after_target=True)
 def launch(config: ServeConfig, arguments: Namespace) -> int:
     """Start a coding agent on a local model, with a server for it.
 
@@ -248,11 +249,10 @@ def _answer(url: str, path: str, key: str, body: dict[str, Any] | None = None) -
 
 def _advice(agent: Agent, name: str) -> str:
     """A command that serves a sufficient model on this machine."""
-    from foresay.server.catalog.catalog import known_targets
-    from foresay.server.cli.fits import WEIGHTS, Machine, flags
+    from foresay.server.cli.models import WEIGHTS, Machine, flags
 
     machine = Machine.here()
-    for target in map(known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
+    for target in map(catalog.known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
         for weights in WEIGHTS:
             words = flags(target, weights, None, machine, agent.tokens)
             if words is not None:

@@ -30,7 +30,6 @@ from foresay.server.cli import (
     generate,
     keys,
     launch,
-    models,
     ollama,
     pull,
     replay,
@@ -69,7 +68,7 @@ def version(config: None, arguments: Namespace) -> int:
 #: The commands as the overview shows them: those for newcomers first.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
-    "choose one:": (models.show, pull.pull, pull.check, pull.quantize),
+    "choose one:": (pull.show_models, pull.pull, pull.check, pull.quantize),
     "make it faster:": (bench.bench, bench.selfcheck, train.run, replay.run),
     "run a server:": (serve.show_config, keys.run, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
@@ -136,14 +135,16 @@ def build_parser(command: Command, everything: bool = False) -> Parser:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.add_arguments(parser)
+    for add in command.before:
+        add(parser)
     if command.config is not None:
         hint = f"the other {len(settings_of(command.config)) - 1 - _common(command)} flags too"
         parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=hint)
         _add_settings(parser, settings_of(command.config), everything)
     else:
         parser.add_argument("--help-all", action="help", help=SUPPRESS)  # --help shows all flags
-    command.add_after_target(parser)
+    for add in command.after:
+        add(parser)
     parser.passes_on = command.passes_on
     ends = ["[-- ARGUMENTS]"] if command.passes_on else []
     parser.usage = " ".join([parser.prog, *_positionals(parser), "[flags]", *ends])

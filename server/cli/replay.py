@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.cli.command import command
+from foresay.server.cli.command import JSON, argument, command
+from foresay.server.engine.trace import Session, Trace, TracedRequest, drafting, read
 from foresay.spec.errors import ConfigurationError
+from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import TreeShape
 
 if TYPE_CHECKING:
-    from foresay.server.engine.trace import Session, Trace, TracedRequest
     from foresay.spec.sequence import SequenceState
 
 #: Draft lengths of the lookups.
@@ -43,12 +45,9 @@ class Row(msgspec.Struct):
         return 1 + self.accepted / self.steps if self.steps else 1.0
 
 
-def _add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a trace that foresay serve --trace FILE --trace-text has written")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-
-
-@command(None, _add_arguments, name="replay")
+@command(None, name="replay")
+@argument("file", metavar="FILE", help="a trace that foresay serve --trace FILE --trace-text has written")
+@JSON
 def run(config: None, arguments: Namespace) -> int:
     """Draft again with lookups on a recorded trace.
 
@@ -58,7 +57,6 @@ def run(config: None, arguments: Namespace) -> int:
     if not Path(arguments.file).is_file():
         raise ConfigurationError(f"{arguments.file}: no such file")
     from foresay.server.engine.drafters.registry import LOOKUPS
-    from foresay.server.engine.trace import drafting, read
 
     trace = read(Path(arguments.file))
     if trace.broken:
@@ -99,7 +97,6 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
     tokens. Raises ConfigurationError if the trace has no text."""
     from foresay.drafters.shadow import Walk
     from foresay.server.engine.drafters.registry import LOOKUPS
-    from foresay.spec.tree import TreeShape
 
     drafter, row = LOOKUPS[name](), Row(f"{name}:{length}")
     for request in requests:
@@ -124,7 +121,6 @@ def _sequence(request: TracedRequest, prompt: list[int]) -> SequenceState:
     """The request's state, as far as a lookup drafter needs it."""
     from foresay.kvpaging import PagePool, PageTable
     from foresay.spec.sample import Noise
-    from foresay.spec.sampling import SamplingParams
     from foresay.spec.sequence import SequenceState
 
     return SequenceState(

@@ -10,6 +10,7 @@ import msgspec
 
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.observe.selfcheck import Difference, RecordedAnswer, difference
+from foresay.server.observe.telemetry.report import from_counts
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -111,14 +112,9 @@ def _checked(
 
 
 def _report(engine: Engine, answers: list[Checked]) -> SelfCheckReport:
-    info = engine.info
-    return SelfCheckReport(
-        target=info.target,
-        drafter=info.drafter,
-        dtype=info.dtype,
-        device=info.device,
-        exact=info.exact,
-        exact_reason=info.exact_reason,
+    return from_counts(
+        SelfCheckReport,
+        engine.info,
         answers=answers,
         tokens=sum(answer.tokens for answer in answers),
         mismatches=sum(answer.difference is not None for answer in answers),

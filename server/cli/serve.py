@@ -12,7 +12,7 @@ import os
 import resource
 import urllib.error
 import urllib.request
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.cli.command import command
+from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
 from foresay.server.host.child import Spares
 from foresay.server.host.imports import uncollected
@@ -65,13 +65,13 @@ def allow_most_files() -> None:
 URL = "http://127.0.0.1:8000"
 
 
-def _add_reload_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--url", default=URL, metavar="URL", help="the server (%(default)s)")
-    parser.add_argument("--model", metavar="NAME", help="which of its models, if it has several")
-    parser.add_argument("--admin-key", metavar="KEY", help="its admin key (default: FORESAY_ADMIN_KEY)")
+AT = argument("--url", default=URL, metavar="URL", help="the server (%(default)s)")
 
 
-@command(EngineConfig, _add_reload_arguments, elsewhere=True)
+@command(EngineConfig, elsewhere=True)
+@AT
+@argument("--model", metavar="NAME", help="which of its models, if it has several")
+@argument("--admin-key", metavar="KEY", help="its admin key (default: FORESAY_ADMIN_KEY)")
 def reload(config: EngineConfig, arguments: Namespace) -> int:
     """Replace a server's engine; its streams go on with the same text.
 
@@ -138,6 +138,14 @@ def answers(
         raise ForesayError(f"--url {url}: this is not a Foresay server") from None
 
 
+def answer(url: str, path: str, key: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The server's response, if it is a single line; raises ForesayError if it is an error."""
+    found = next(answers(url, path, key, body), {})
+    if "error" in found:
+        raise ForesayError(f"--url {url}: {found['error']['message']}")
+    return found
+
+
 def _refused(last: dict[str, Any]) -> ForesayError:
     error = last.get("error") or {"message": "the server ended before the engine was ready", "type": ""}
     wrong = error["type"] == "invalid_request_error"
@@ -147,11 +155,8 @@ def _refused(last: dict[str, Any]) -> ForesayError:
 # -- foresay deploy ----------------------------------------------------------------------------------------------------
 
 
-def _add_deploy_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", metavar="WHAT", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
-
-
-@command(ServeConfig, _add_deploy_arguments)
+@command(ServeConfig)
+@argument("what", metavar="WHAT", choices=("ray",), help="ray: a config file of Ray Serve, on stdout")
 def deploy(config: ServeConfig, arguments: Namespace) -> int:
     """Write what Ray Serve needs to run the engines.
 
@@ -182,14 +187,6 @@ def serve_file(config: ServeConfig) -> str:
     )
 
 
-def _add_config_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "action", nargs="?", default="show", metavar="ACTION", choices=("show",), help="show: print them (default)"
-    )
-    parser.add_argument("--origin", action="store_true", help="show where each value comes from")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file to read (default: FORESAY_CONFIG)")
-
-
 def _toml(value: Any) -> str:
     """A value in TOML, which equals JSON for strings, numbers, booleans and lists of those."""
     return msgspec.json.encode(value).decode()
@@ -207,7 +204,10 @@ def _line(setting: Setting, value: Any, origin: str | None) -> str:
 # -- foresay config ----------------------------------------------------------------------------------------------------
 
 
-@command(None, _add_config_arguments, name="config")
+@command(None, name="config")
+@argument("action", nargs="?", default="show", metavar="ACTION", choices=("show",), help="show: print them (default)")
+@argument("--origin", action="store_true", help="show where each value comes from")
+@argument("--config", metavar="FILE", help="a TOML file to read (default: FORESAY_CONFIG)")
 def show_config(config: None, arguments: Namespace) -> int:
     """Show the settings in force.
 

@@ -10,22 +10,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foresay.drafters.training.settings import HELD_OUT
-from foresay.server.cli.command import command
+from foresay.drafters.training.prompts import Prompt, read_prompts
+from foresay.drafters.training.settings import HELD_OUT, Settings
+from foresay.server.cli.command import arguments, command
+from foresay.server.cli.progress import Stages, note
+from foresay.server.host.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.server.settings.units import counted
-from foresay.spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.gguf.file import LINK
 
 if TYPE_CHECKING:
     import torch
 
     from foresay.drafters.heads.lesson import Judged
-    from foresay.drafters.training.prompts import Prompt
-    from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.work import Work
-    from foresay.verifier.model.config import ModelConfig
 
 #: Default depths: Medusa heads, passes of EAGLE-3's training-time test, tokens predicted by a block or by masks; a
 #: draft model sees the true text at every depth.
@@ -151,7 +153,8 @@ def _add_learning(parser: ArgumentParser) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
-@command(None, _add_arguments, name="train")
+@command(None, name="train")
+@arguments(_add_arguments)
 def run(config: None, arguments: Namespace) -> int:
     """Train a draft model or a head (EAGLE-3, DFlash, Medusa) for a model.
 
@@ -162,10 +165,6 @@ def run(config: None, arguments: Namespace) -> int:
     if not arguments.prompts.exists():
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
     check_model_name(f"--target {arguments.target}", arguments.target)
-    from foresay.drafters.training.prompts import read_prompts
-    from foresay.server.cli.progress import Stages, note
-    from foresay.server.host.child import PASSIVE
-
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
     note(plan(arguments, len(prompts)))
@@ -213,9 +212,6 @@ def _kept(work: Work, settings: Settings) -> str:
 
 def _target(name: str) -> tuple[Path, ModelConfig]:
     """The target's directory and configuration. Raises ConfigurationError if it cannot be trained from."""
-    from foresay.verifier.model.config import ModelConfig
-    from foresay.verifier.model.gguf.file import LINK
-
     directory = target_directory(EngineConfig(target=name), flag="--target")
     model = ModelConfig.from_directory(directory)
     # A GGUF file's weights are dequantised for training.
@@ -230,7 +226,6 @@ def _target(name: str) -> tuple[Path, ModelConfig]:
 def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings:
     """The settings as requested, or derived from the target. Raises ConfigurationError for combinations that do not
     fit."""
-    from foresay.drafters.training.settings import Settings
     from foresay.drafters.training.shapes import default_layers, default_width
 
     kind = arguments.kind
@@ -299,8 +294,6 @@ def _trained(
 
     from foresay.drafters.training.run import Run
     from foresay.drafters.training.teacher import Teacher
-    from foresay.server.cli.progress import Stages, note
-    from foresay.spec.errors import ForesayError
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

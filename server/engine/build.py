@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from foresay.kvpaging import PagePool, PrefixIndex
-from foresay.server.engine import kept_kv
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.device import Device, LoadContext, LoadProgress, choose_activations, find_device, give_back
@@ -33,8 +32,8 @@ from foresay.server.engine.memory import (
     plan_cpu,
 )
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
+from foresay.server.engine.taken_over import Witness, opened
 from foresay.server.engine.vocabulary import tokenizer
-from foresay.server.engine.witness import Witness
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (
     BUNDLED,
@@ -153,7 +152,7 @@ def build_engine(
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, witness)
-    disk, on_disk = kept_kv.opened(loading, verifier, chosen.named) if keeps else (None, "")
+    disk, on_disk = opened(loading, verifier, chosen.named) if keeps else (None, "")
     info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from foresay.server.catalog.catalog import of_files
+from foresay.server.catalog.catalog import last_part, of_files
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
 from foresay.server.settings.resolved import CannotRun, Resolved, short_name
-from foresay.server.settings.units import count_in_words
+from foresay.server.settings.units import count_in_words, counted
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
@@ -185,7 +185,7 @@ def made_for(directory: Path) -> str | None:
 def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) -> None:
     """Warn if the target's name differs from the one it was made for; only a warning, since a name proves nothing."""
     name = made_for(directory)
-    if name is not None and _last(name) not in names_of(target):
+    if name is not None and last_part(name) not in names_of(target):
         notes.warn(
             subject,
             f"its config.json says that it was made for {name}, which is not what {target.name} is called",
@@ -205,11 +205,7 @@ def names_of(target: Target) -> set[str]:
         names |= {"bundled", "foresay/bundled"}
     if (known := of_files(target.directory)) is not None:
         names.add(known.id)
-    return {_last(name) for name in names}
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
+    return {last_part(name) for name in names}
 
 
 def described(model: ModelConfig, dtype: str, activations: str) -> str:
@@ -221,7 +217,7 @@ def described(model: ModelConfig, dtype: str, activations: str) -> str:
         count = f"{count} weights, of which a token reads {count_in_words(stored_parameters(model) - idle)}"
     else:
         count = f"{count} weights"
-    return f"{family}, {layers(model.num_layers)} of {model.hidden_size}, {count}{kind and f' in {kind}'}"
+    return f"{family}, {counted(model.num_layers, 'layer')} of {model.hidden_size}, {count}{kind and f' in {kind}'}"
 
 
 def named(choice: Resolved) -> str:
@@ -239,8 +235,3 @@ def facts(model: ModelConfig) -> dict[str, int | str]:
         "vocab_size": model.vocab_size,
         "weights": stored_parameters(model),
     }
-
-
-def layers(count: int) -> str:
-    """``1 layer``, ``8 layers``."""
-    return f"{count} layer{'' if count == 1 else 's'}"

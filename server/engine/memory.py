@@ -249,7 +249,8 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     nodes; and for each draft model the logits of its levels, for 1, 2, 4 .. sequences, twice: for fixed trees, and for
     those that end early."""
     shape, rows = pinned(config), wanted_rows(config)
-    level_rows = 4 * _padded(config.max_seqs) * (_OPEN_ROWS if shape is None else shape.nodes)
+    padded = 1 << (config.max_seqs - 1).bit_length()  # to the next power of two
+    level_rows = 4 * padded * (_OPEN_ROWS if shape is None else shape.nodes)
     drafting = [model for drafter in drafters for model in drafter.shapes(target)]
     passes = _pass_bytes(target, dtype, MAX_CHUNK + rows, rows)
     passes += sum(_pass_bytes(model, dtype, MAX_CHUNK, config.max_seqs) for model in drafting)
@@ -276,11 +277,6 @@ def _of_attention(node: Attention) -> int:
     sums = node.heads * ((node.latent if isinstance(node, Latent) else node.head_dim) + 16)
     inputs = _UNIT * node.heads * (node.head_dim + _SPAN) + (_UNIT + _SPAN * node.kv_heads) * node.head_dim
     return _PARTS * sums + max(os.cpu_count() or 1, 4) * (inputs + 2 * _UNIT * sums)
-
-
-def _padded(count: int) -> int:
-    """The padded size for ``count``: the next power of two."""
-    return 1 << (count - 1).bit_length()
 
 
 class NoRoom(CannotRun):

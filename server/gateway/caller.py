@@ -205,10 +205,6 @@ class Meter:
     output_tokens: int = 0
 
 
-def _nothing() -> None:
-    """Nothing to release."""
-
-
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
     waited: seconds, for its model. release: releases the model's lease.
@@ -218,7 +214,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     meter: Meter = msgspec.field(default_factory=Meter)
     waited: float = 0.0
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = lambda: None
 
 
 NO_REQUEST = RequestContext()
@@ -300,12 +296,9 @@ class Shared:
     @contextmanager
     def holding(self, amount: int, refusal: Callable[[], ApiError]) -> Iterator[None]:
         """Hold ``amount`` within the context."""
-        self.take(amount, refusal)
-        tenant = CONTEXT.get().caller.tenant
-        try:
+        with self.growing(refusal) as more:
+            more(amount)
             yield
-        finally:
-            self.change(tenant, -amount)
 
     @contextmanager
     def growing(self, refusal: Callable[[], ApiError]) -> Iterator[Callable[[int], None]]:

@@ -25,7 +25,7 @@ import logging
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -79,29 +79,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
 
 
-class KeyRing:
-    """All valid keys of the server."""
-
-    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
-        self.keys = tuple(keys)
-
-    def find(self, presented: str) -> ApiKey | None:
-        """The key that was presented; None if it is not valid. All are compared, so the time reveals nothing."""
-        found: ApiKey | None = None
-        for key in self.keys:
-            if key.hashed.matches(presented):
-                found = key
-        return found
-
-
 def new_key() -> str:
     """A key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
-
-
-def new_id() -> str:
-    """An id for a key, unrelated to it."""
-    return secrets.token_hex(6)
 
 
 def check_usable(key: str) -> None:
@@ -175,7 +155,7 @@ def entry_text(name: str, key: str) -> str:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigurationError("a name is 1 to 64 letters, digits, '.', '@', '-' and '_'") from None
-    return f'[[key]]\nid = "{new_id()}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
+    return f'[[key]]\nid = "{secrets.token_hex(6)}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
 
 
 def exposed(path: Path) -> bool:
@@ -206,18 +186,18 @@ class KeyStore:
         ]
         self._file = None if file is None else Path(file)
         self._stamp: Stamp | None = None
-        self._ring = KeyRing()
+        self._keys: tuple[ApiKey, ...] = ()
         self._callers: dict[str, Caller] = {}
         self.needed = bool(keys) or file is not None
         self.anyone = Caller(rate_limiter=RateLimiter(self._limits))
         self._read()
-        if self.needed and not self._ring.keys:
+        if self.needed and not self._keys:
             raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
 
     @property
     def names(self) -> list[str]:
         """The names of all keys."""
-        return [key.name for key in self._ring.keys]
+        return [key.name for key in self._keys]
 
     @property
     def callers(self) -> list[Caller]:
@@ -225,9 +205,9 @@ class KeyStore:
         return list(self._callers.values()) if self.needed else [self.anyone]
 
     def caller(self, presented: str) -> Caller | None:
-        """The caller with this key; None if it is not valid."""
-        key = self._ring.find(presented)
-        return None if key is None else self._callers[key.id]
+        """The caller with this key; None if it is not valid. All keys are compared, so the time reveals nothing."""
+        found = [key for key in self._keys if key.hashed.matches(presented)]
+        return self._callers[found[-1].id] if found else None
 
     async def watch(self) -> None:
         """Poll the file while the server runs, and read it once it has stopped changing."""
@@ -253,18 +233,18 @@ class KeyStore:
         if self._file is not None:
             self._stamp = _stamp(self._file)
             entries = read(self._file)
-            if entries is None and self._ring.keys:
+            if entries is None and self._keys:
                 raise ConfigurationError(f"the key file {self._file} is empty (to revoke all keys, write key = [])")
             keys += [entry.as_key(self._limits) for entry in entries or ()]
             if exposed(self._file):
                 log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)
-        self._replace(KeyRing(keys))
+        self._replace(tuple(keys))
 
-    def _replace(self, ring: KeyRing) -> None:
-        """Use the keys of ``ring``. Keys that were removed, or changed under the same id, are revoked where in use."""
-        before = {key.id: key for key in self._ring.keys}
+    def _replace(self, keys: tuple[ApiKey, ...]) -> None:
+        """Use these keys. Keys that were removed, or changed under the same id, are revoked where in use."""
+        before = {key.id: key for key in self._keys}
         callers = {}
-        for key in ring.keys:
+        for key in keys:
             known = before.get(key.id)
             kept = known is not None and known.hashed == key.hashed
             rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
@@ -276,7 +256,7 @@ class KeyStore:
             caller.rate_limiter.revoked = id not in callers or callers[id].rate_limiter is not caller.rate_limiter
         for caller in callers.values():
             caller.rate_limiter.alone = len(callers) == 1
-        self._ring, self._callers = ring, callers
+        self._keys, self._callers = keys, callers
 
 
 def _stamp(file: Path) -> Stamp | None:

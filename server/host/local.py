@@ -17,8 +17,7 @@ import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.observers import EngineObservers
-from foresay.server.host.notebook import Progress, loading
-from foresay.server.host.text_stream import Completion, TextStream
+from foresay.server.host.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from foresay.server.settings.fields import nearest

@@ -1,25 +1,32 @@
-"""The engine's loop: read frames, step, send what the step emitted."""
+"""The engine process once it has imported this: it builds its engine, then reads frames, steps, and sends what the
+step emitted."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from foresay.drafters.shadow import Shadow
+from foresay.server.engine.build import build_engine
+from foresay.server.engine.memory import NoRoom
+from foresay.server.engine.observers import EngineObservers
+from foresay.server.engine.taken_over import Witness
 from foresay.server.host import frames
-from foresay.server.host.frames import Link
+from foresay.server.host.frames import GONE, Link
+from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import target_directory
 from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
 from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
-from foresay.spec.errors import InvalidRequest
-from foresay.spec.request import Delta, Request
+from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
+from foresay.spec.request import Delta, EngineInfo, Request
 from foresay.spec.trace import ShadowReport
-
-if TYPE_CHECKING:
-    from foresay.drafters.shadow import Shadow
-    from foresay.server.engine.witness import Witness
+from foresay.verifier.model.kept_weights import leave_off
+from foresay.verifier.ops.kernels.cpu import threads
 
 log = logging.getLogger("foresay.engine")
 
@@ -130,3 +137,73 @@ class Loop:
                 self._engine.cancel(request.id)
             message = f"the request could not begin ({type(error).__name__}: {error})"
             self._link.send(frames.Deltas([Delta(id=request.id, tokens=[], finish_reason="error", error=message)]))
+
+
+# -- from the first frame to the exit status ---------------------------------------------------------------------------
+
+
+def started(link: Link) -> frames.Start:
+    """Wait for the first frame."""
+    while True:
+        for frame in link.receive(wait=True):
+            assert isinstance(frame, frames.Start), "the first frame says which engine to build"
+            return frame
+
+
+def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, EngineObservers] | None:
+    """The engine and its observers, or None after reporting to the server why it cannot be built. Progress goes to the
+    link."""
+    observers = EngineObservers()
+
+    try:
+        observers = EngineObservers.of(start.config)
+        given = start.config, link.loading, observers.observers, start.reserved, start.costs, witness, True
+        return build_engine(*given), observers
+    except NoRoom as error:
+        link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
+    except ForesayError as error:
+        link.send(frames.Failed(str(error), building=True, usage=isinstance(error, ConfigurationError)))
+    except GONE:
+        raise
+    except Exception as error:
+        log.exception("the engine could not be built")
+        link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
+    observers.close()
+    return None
+
+
+def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler | None:
+    """The grammar compiler for the target; None, and a line in the log, if its tokenizer is not supported."""
+    try:
+        return GrammarCompiler.load(target_directory(config), info.vocab_size, info.eos_token_ids)
+    except Exception as error:  # llguidance supports fewer kinds of tokenizers than the tokenizers library
+        log.warning("structured output is not available: %s", error)
+        return None
+
+
+def serve(link: Link) -> int:
+    """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
+    start, witness, progress = started(link), Witness(), threads.share()
+    threads.keep_apart()
+    parts = built(start, link, witness)
+    if parts is None:
+        return 2
+    engine, observers = parts
+    engine.steps = start.steps
+    observers.started(engine)
+    gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
+    link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
+    try:
+        grammars = partial(grammar_compiler, start.config, engine.info)
+        Loop(engine, link, grammars, observers.shadow, witness).run()
+    except GONE:
+        raise
+    except Exception as error:
+        log.exception("a step failed")
+        running = [sequence.id for sequence in engine.scheduler.running]
+        link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
+        return 1
+    finally:
+        observers.close()
+        leave_off()
+    return 0

@@ -23,7 +23,7 @@ from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, TooManyWaiting, Unavailable, going_away
 from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames
+from foresay.server.settings.resolved import ModelNames, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
@@ -110,8 +110,6 @@ class Text(msgspec.Struct, frozen=True):
     @classmethod
     def load(cls, config: ServeConfig) -> Text:
         """Load it for the target, downloaded first if it is a hub id."""
-        from foresay.server.settings.resolved import target_directory
-
         directory = target_directory(config)
         import_tokenizers(loader_of(directory))
         tokenizer = Tokenizer.load(directory)

@@ -103,7 +103,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
-        response = _error_response(request, error, error.headers if isinstance(error, ApiError) else {})
+        headers = error.headers if isinstance(error, ApiError) else {}
+        response = _shaped(request, *route.error_body(error), headers)
         if isinstance(error, SlowBody):
             response.force_close()  # the rest is not read
         return response
@@ -123,14 +124,9 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
         if begun.response is None:
-            return _error_response(request, error)
+            return _shaped(request, *route.error_body(error))
         begun.cut(request)
         return begun.response
-
-
-def _error_response(request: web.Request, error: Exception, headers: dict[str, str] | None = None) -> web.Response:
-    """An error as a response."""
-    return _shaped(request, *route.error_body(error), headers)
 
 
 def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:

@@ -19,10 +19,11 @@ import ipaddress
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import suppress
 
 from aiohttp import web
 
-from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, Limits, RateLimiter, TokenBucket, serve
+from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, Limits, RateLimiter, serve
 from foresay.server.gateway.keys import HashedKey, KeyStore
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
@@ -85,10 +86,14 @@ _HEADER_NAMES = re.compile(r"[\w\-, ]{0,2000}")
 
 def is_loopback(host: str) -> bool:
     """Whether this address is reachable only from this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(name)
+    return None
 
 
 class Origins:
@@ -160,23 +165,14 @@ class Origins:
     def _is_ours(self, authority: str) -> bool:
         """Whether no one outside can point this name at this machine."""
         name = _without_port(authority)
-        if name == self._host.lower() or "." not in name or name.endswith(PRIVATE):
-            return True
-        return _is_address(name)
+        own = name == self._host.lower() or "." not in name or name.endswith(PRIVATE)
+        return own or _address(name) is not None
 
 
 def _without_port(authority: str) -> str:
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0].rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 #: Paths that need no key: they reveal only the model's name and state, and probes and load balancers have no key.
@@ -226,7 +222,8 @@ class AuthMiddleware:
         if preflight is not None:
             return preflight
         serve(caller=self._caller(request))
-        _check_plain(request)
+        if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
         rate_limiter = CONTEXT.get().caller.rate_limiter
         most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
@@ -279,24 +276,12 @@ class AuthMiddleware:
             raise NotAdmin("This is not the admin key of this server")
 
 
-def _check_plain(request: web.Request) -> None:
-    """Raise :class:`Compressed` for a compressed body."""
-    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
-
-
 def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:
     """The limits and what remains of them, in the headers that OpenAI's clients read."""
     added: dict[str, str] = {}
     for what, bucket in (("requests", rate_limiter.requests), ("tokens", rate_limiter.tokens)):
         if bucket is not None:
-            added |= _rate_headers(what, bucket)
+            added[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
+            added[f"x-ratelimit-remaining-{what}"] = str(max(0, math.floor(bucket.level)))
+            added[f"x-ratelimit-reset-{what}"] = f"{bucket.seconds_until(bucket.per_minute):.3f}s"
     return added
-
-
-def _rate_headers(what: str, bucket: TokenBucket) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{what}": str(bucket.per_minute),
-        f"x-ratelimit-remaining-{what}": str(max(0, math.floor(bucket.level))),
-        f"x-ratelimit-reset-{what}": f"{bucket.seconds_until(bucket.per_minute):.3f}s",
-    }

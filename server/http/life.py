@@ -93,20 +93,13 @@ class SharedThreads(ThreadPoolExecutor):
     def _run(self, job: _Job) -> None:
         try:
             if job.done.set_running_or_notify_cancel():
-                _settle(job)
+                job.done.set_result(job.work())
+        except BaseException as error:
+            job.done.set_exception(error)
         finally:
             with self._lock:
                 self._slots.change(job.caller.tenant, -1)
                 self._begin()
-
-
-def _settle(job: _Job) -> None:
-    try:
-        result = job.work()
-    except BaseException as error:
-        job.done.set_exception(error)
-    else:
-        job.done.set_result(result)
 
 
 CLOSING_SECONDS = 2.0

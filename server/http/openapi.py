@@ -71,8 +71,8 @@ def document(modules: Sequence[ModuleType]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route, tag, shape in routes:
         paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, tag, shape, known)
-    for name in _reachable([known[route.body] for route, _, _ in routes if route.body is not None], components):
-        refuse(components[name])
+    for component in components.values():
+        refuse(component)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Foresay", "version": foresay.__version__, "description": DESCRIPTION},
@@ -170,21 +170,6 @@ def _errors(route: Route, shape: ErrorShape | None, known: dict[Any, Any]) -> di
         | ({"headers": WAIT} if status in (429, 503) else {})
         for status in route.statuses
     }
-
-
-def _reachable(schema: Any, components: dict[str, Any], found: set[str] | None = None) -> set[str]:
-    """The names of the components that ``schema`` refers to, directly or not."""
-    found = set() if found is None else found
-    if isinstance(schema, dict):
-        name = str(schema.get("$ref", "")).rpartition("/")[2]
-        if name and name not in found:
-            found.add(name)
-            _reachable(components[name], components, found)
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for part in schema:
-            _reachable(part, components, found)
-    return found
 
 
 def encoded(modules: Sequence[ModuleType]) -> bytes:

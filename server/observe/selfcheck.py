@@ -163,7 +163,11 @@ class Backlog:
         """Add an answer; the oldest are dropped if there are too many."""
         packed = msgspec.msgpack.encode(answer)
         self._packed.append(packed)
-        self._added(packed)
+        self._bytes += len(packed)
+        self.filled.set()
+        while len(self._packed) > self._most_answers or self._bytes > self._most_bytes:
+            self._popped()
+            self.dropped += 1
 
     def take(self) -> RecordedAnswer:
         """Remove and return the oldest. Raises IndexError if there is none."""
@@ -173,13 +177,6 @@ class Backlog:
     def clear(self) -> None:
         """Drop all answers."""
         while self._packed:
-            self._popped()
-            self.dropped += 1
-
-    def _added(self, packed: bytes) -> None:
-        self._bytes += len(packed)
-        self.filled.set()
-        while len(self._packed) > self._most_answers or self._bytes > self._most_bytes:
             self._popped()
             self.dropped += 1
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from foresay.server.catalog import catalog
+from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SELF, SUFFIX
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
 from foresay.verifier.model.predicting import mtp_layout
@@ -44,8 +46,6 @@ def target_directory(config: EngineConfig, flag: str = "TARGET") -> Path:
     """The target's local directory, downloaded first for a hub id or a short name of the catalog."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import fetched, of_short_name
-
     known = of_short_name(config.target)
     return resolve(config.target if known is None else fetched(known, flag), flag=flag)
 
@@ -54,8 +54,6 @@ def cached_target(config: EngineConfig) -> Path | None:
     """The target's directory or file if all of it is on disk, without network access."""
     if config.target == "bundled":
         return BUNDLED / "target"
-    from foresay.server.catalog.catalog import of_short_name, on_disk
-
     known = of_short_name(config.target)
     return cached(config.target) if known is None else on_disk(known)
 
@@ -71,8 +69,6 @@ def check_names(config: EngineConfig) -> None:
     if config.target == "bundled":
         return
     check_model_name(f"TARGET {config.target}", config.target)
-    from foresay.server.catalog.catalog import of_short_name
-
     missing = is_local(config.target) and not Path(config.target).expanduser().exists()
     if missing or of_short_name(config.target) is not None:
         target_directory(config)
@@ -89,9 +85,7 @@ def check_config(config: EngineConfig) -> ModelConfig | None:
 def check_model_name(what: str, name: str) -> None:
     """Raise ConfigurationError for a word that is not a path but close to a model of the catalog, with or without its
     owner."""
-    from foresay.server.catalog.catalog import known_targets, last_part
-
-    targets = known_targets()
+    targets = catalog.known_targets()
     short = {name: name for name in (*(each.short for each in targets.values() if each.short), "bundled")}
     _check_spelling(what, name, {last_part(id): id for id in targets} | short)
 
@@ -157,8 +151,6 @@ def _predicts(config: EngineConfig) -> bool:
 
 def _may_draft(config: EngineConfig) -> bool:
     """Whether the target is on disk, and worth a copy in fewer bits."""
-    from foresay.verifier.model.config import parameters
-
     try:
         source = cached_target(config)
         model = None if source is None or config.quantize else ModelConfig.from_directory(resolve(source))
@@ -171,8 +163,6 @@ def _heads(config: EngineConfig) -> dict[str, Path]:
     """The folders of the heads that ship with Foresay for the target, by kind; empty for a target not on disk."""
     folder = BUNDLED
     if config.target != "bundled":
-        from foresay.server.catalog.catalog import of_files
-
         try:
             source = cached_target(config)
             known = None if source is None else of_files(resolve(source))

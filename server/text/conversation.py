@@ -159,16 +159,12 @@ def _content_of(message: schemas.Message) -> str:
         if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
             return ""
         raise InvalidRequest("content", " is required")
-    return _content(message.content)
-
-
-def _content(content: str | list[schemas.ContentPart]) -> str:
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
+    if isinstance(message.content, str):
+        return message.content
+    for index, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(("content", index), ": only parts of type text are supported")
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(part.text or "" for part in message.content)
 
 
 def _answered(message: schemas.Message, called: frozenset[str]) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -108,8 +107,7 @@ class StopSearch:
         self._stops = [(stop, _fallbacks(stop)) for stop in sorted(stops, key=len, reverse=True)]
         self._include = include
         self._begun = [0] * len(self._stops)  # length of each stop string's prefix that the text ends with
-        self._held: deque[str] = deque()
-        self._held_length = 0
+        self._held = ""
 
     def feed(self, piece: str) -> tuple[str, str | None]:
         """Add text; return the text that may be sent and the stop string found, if any. After that, feed no more."""
@@ -125,24 +123,16 @@ class StopSearch:
 
     def flush(self) -> str:
         """The text has ended: what was held back."""
-        held = "".join(self._held)
-        self._held.clear()
-        self._held_length, self._begun = 0, [0] * len(self._stops)
+        held, self._held = self._held, ""
+        self._begun = [0] * len(self._stops)
         return held
 
     def _released(self, piece: str) -> str:
         """Hold a piece; return the text in which no stop string can begin."""
-        self._held.append(piece)
-        self._held_length += len(piece)
-        surplus, released = self._held_length - max(self._begun), []
-        self._held_length -= surplus
-        while surplus:
-            first = self._held.popleft()
-            released.append(first[:surplus])
-            if len(first) > surplus:
-                self._held.appendleft(first[surplus:])
-            surplus -= len(released[-1])
-        return "".join(released)
+        held = self._held + piece
+        certain = len(held) - max(self._begun)
+        self._held = held[certain:]
+        return held[:certain]
 
 
 @lru_cache(16)  # all choices of a request search for the same ones

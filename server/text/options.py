@@ -64,14 +64,11 @@ def logprobs(request: GenerationRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
-def echoed_logprobs(request: GenerationRequest) -> int | None:
-    """The same for the prompt's tokens, which ``echo`` prepends to the text."""
-    return logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
-
-
 def prompt_logprobs(request: GenerationRequest) -> int | None:
-    """How many of the likeliest tokens the engine must report with each token of the prompt."""
-    own, echoed = request.prompt_logprobs, echoed_logprobs(request)
+    """How many of the likeliest tokens the engine must report with each token of the prompt, which ``echo`` prepends to
+    the text."""
+    echoed = logprobs(request) if isinstance(request, CompletionRequest) and request.echo else None
+    own = request.prompt_logprobs
     return max((count for count in (own, echoed) if count is not None), default=None)
 
 
@@ -102,13 +99,8 @@ def logit_bias(request: GenerationRequest) -> dict[int, float]:
     return biases
 
 
-def bad_words(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of the unwanted words: at the beginning of a text, after a space, within a word."""
-    return spelled_words(request.bad_words or (), tokenizer)
-
-
 def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The same for words from any source."""
+    """The token sequences of unwanted words: at the beginning of a text, after a space, within a word."""
     check_count(given, MOST_BAD_WORDS, "bad_words", "words")
     check_count("".join(given), MOST_BAD_CHARACTERS, "bad_words", "characters")
     words = [word.lstrip() for word in given]
@@ -135,11 +127,6 @@ def truncated(request: GenerationRequest, prompt: list[int], room: int) -> list[
     if most != -1 and most < 1:
         raise InvalidRequest("truncate_prompt_tokens", f" must be -1 or positive, got {most}")
     return prompt[-(max(room, 1) if most == -1 else most) :]
-
-
-def stream_interval(request: GenerationRequest) -> int:
-    """The fewest tokens of a chunk, except for the first and last chunk."""
-    return 1 if request.stream_interval is None else request.stream_interval
 
 
 #: Seeds are sent as JSON numbers, and JavaScript reads those beyond 2**53 inexactly.

@@ -6,11 +6,13 @@ an earlier one is reported in words.
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foresay.server.text.warned import Warned, warning
 
@@ -48,6 +50,7 @@ CLIENT_NOISE = (
 )
 
 Messages = list[dict[str, Any]]
+Tokens = NDArray[np.uint32]
 
 
 def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, tuple[Warned, ...]]:
@@ -63,7 +66,11 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
         found.setdefault(noise, index)
         if noise.where == "first line":
             kept.append(message | {"content": message["content"].partition("\n")[2]})
-    return kept, tuple(_warning(noise, index) for noise, index in found.items())
+    warnings = (
+        warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
+        for noise, index in found.items()
+    )
+    return kept, tuple(warnings)
 
 
 def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
@@ -72,15 +79,10 @@ def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
     return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
 
 
-def _warning(noise: NoisePattern, index: int) -> Warned:
-    return warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
-
-
 #: How many prompts are kept for comparison, of all clients together, and from how many tokens a prompt is long.
 MOST_PROMPTS, LONG = 16, 1024
 #: A prompt that continues another may tokenize its last few tokens differently: up to this many are ignored.
 FEW = 64
-_WIDTH = array("I").itemsize
 #: Characters of a message to search for.
 _SHOWN = 200
 
@@ -89,30 +91,25 @@ class LastPrompts:
     """The last long prompts, each with its owner. Thread-safe."""
 
     def __init__(self) -> None:
-        self._prompts: deque[tuple[str, bytes]] = deque(maxlen=MOST_PROMPTS)
+        self._prompts: deque[tuple[str, Tokens]] = deque(maxlen=MOST_PROMPTS)
 
     def compare(self, prompt: Sequence[int], owner: str) -> int | None:
         """Where a prompt differs from the most similar of the owner's last ones; it is then kept as the last. None if
         there are none, if it equals or continues one of them, or if it is short; short prompts are not kept."""
         if len(prompt) < LONG:
             return None
-        data = array("I", prompt).tobytes()
-        alike = [(_common(data, other), -len(other)) for known, other in tuple(self._prompts) if known == owner]
-        self._prompts.append((owner, data))
-        common, length = max(alike, default=(len(prompt), -len(data)))
-        return common if min(-length, len(data)) // _WIDTH - common > FEW else None
+        tokens = np.array(prompt, np.uint32)
+        alike = [(_common(tokens, other), -len(other)) for known, other in tuple(self._prompts) if known == owner]
+        self._prompts.append((owner, tokens))
+        common, length = max(alike, default=(len(tokens), -len(tokens)))
+        return common if min(-length, len(tokens)) - common > FEW else None
 
 
-def _common(one: bytes, other: bytes) -> int:
+def _common(one: Tokens, other: Tokens) -> int:
     """The number of tokens in the common prefix of two prompts."""
-    low, high = 0, min(len(one), len(other)) // _WIDTH
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low * _WIDTH : middle * _WIDTH] == other[low * _WIDTH : middle * _WIDTH]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
 
 
 def difference(

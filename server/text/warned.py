@@ -85,11 +85,6 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")
 
 
-def together(warnings: Iterable[Warned]) -> tuple[Warned, ...]:
-    """Without duplicates."""
-    return tuple(dict.fromkeys(warnings))
-
-
 def headers(warnings: Sequence[Warned]) -> dict[str, str]:
     """The response header: a JSON list of as many sentences as fit."""
     if not warnings:

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bench import __main__, decode, drive, floor, record, texts
 from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
 from bench.experiment import Case, Sample, Taken
-from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.same_tokens.test_directories import write_tokenizer
@@ -83,17 +82,17 @@ def test_summary() -> None:
     run = finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])
     got = decode.summary([Taken("draft_model:2", Case("", "p"), n, Sample({}, detail=run)) for n in range(2)])
     assert got["tokens_per_step"].ratio == pytest.approx(5 / 3)
+    assert got["nodes_per_step"] == pytest.approx(3 / 2)
     assert got["draft_share"] == pytest.approx(0.25)
     assert got["ms of a step"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["counts by depth"] == {"drafted": [4, 2], "accepted": [4, 0]}
-    assert got["accepted_cumulative"] == [1.0, 0.0]
+    assert got["accepted_cumulative"] == got["accepted_given_parent"] == [1.0, 0.0]
 
 
 def test_forced_draws_follow_the_trace(options: Options) -> None:
     engine = drive.build("ngram:3", options)
     output = [7, 8, 9, 7, 8, 9, 7, 8, 9, 7, 8, 9]
-    params = SamplingParams(temperature=1.0, seed=0, max_tokens=len(output), ignore_eos=True)
-    run = drive.run(engine, drive.request([4, 5, 6], params, output))
+    run = drive.run(engine, drive.request([4, 5, 6], len(output), temperature=1.0, forced=output))
     assert run.tokens == output
     assert run.statistics.accepted > 0
 

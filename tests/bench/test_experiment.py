@@ -40,11 +40,11 @@ def of(*variants: Variant, rounds: int = 2, **more: object) -> Experiment:
 
 
 def test_variants_are_compared_by_group_and_paired_by_case_and_round(capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = of(
+    _, groups = of(
         at_once("plain", 1.0, 2.0), at_once("drafts", 3.0, 8.0), more=lambda taken: {"counts": [len(taken)]}
     ).run()
-    assert list(found.groups) == ["slow", "fast"]
-    slow = found.groups["slow"]
+    assert list(groups) == ["slow", "fast"]
+    slow = groups["slow"]
     assert slow["plain"]["speed"].median == 2.0 and slow["plain"]["speed"].size == 4
     assert slow["drafts"]["times plain"].ratio == pytest.approx(12**0.5)
     assert "times plain" not in slow["plain"] and slow["drafts"]["counts"] == [4]
@@ -54,10 +54,10 @@ def test_variants_are_compared_by_group_and_paired_by_case_and_round(capsys: pyt
 
 def test_a_figure_that_does_not_hold_has_no_part_in_a_ratio() -> None:
     experiment = of(at_once("plain", 1.0, 0.0), at_once("drafts", 3.0, 8.0))
-    found = experiment.compare(experiment.measure())
-    assert found.groups["fast"]["drafts"]["times plain"].ratio == pytest.approx(3.0)
+    groups = experiment.compare(experiment.measure())
+    assert groups["fast"]["drafts"]["times plain"].ratio == pytest.approx(3.0)
     none = of(at_once("plain", 0.0), at_once("drafts", 3.0), rounds=1)
-    assert "times plain" not in none.compare(none.measure()).groups["fast"]["drafts"]
+    assert "times plain" not in none.compare(none.measure())["fast"]["drafts"]
 
 
 def test_every_case_has_an_order_of_its_own_and_warm_rounds_do_not_count() -> None:

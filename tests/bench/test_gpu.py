@@ -1,4 +1,4 @@
-"""What the calls of ``bench.gpu`` measure with: floors, models made on the device, drafters, steps, peers."""
+"""What the calls of ``bench.gpu`` measure with: floors, models made on the device, drafters, steps."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from bench import made, shapes
-from bench.engines import PUBLISHED, Bench, answers, request, texts
+from bench.drive import request, together
+from bench.engines import PUBLISHED, Bench, texts
 from bench.gpu import kernels, profile, settings, smoke
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, Steps, rows_proposer
 from bench.gpu.worker import Lines, Task
-from bench.library import Library
 from bench.made import BUNDLED, inflated, paged
 from bench.shapes import (
     EagleShape,
     ModelShape,
-    draft_model_bytes,
     eagle_bytes,
     kv_bytes_per_token,
     step_bytes,
@@ -69,7 +68,6 @@ def test_floors_by_hand() -> None:
     assert 2 * head.pass_weights == pytest.approx(0.749e9, rel=1e-3)
     assert 2 * head.step_weights == pytest.approx(0.1007e9, rel=1e-3)
     assert eagle_bytes(head, 5, 1024) == 2 * (head.step_weights + 5 * (head.pass_weights + 2 * 8 * 128 * 1024))
-    assert draft_model_bytes(large, 3, 0) == 3 * weight_bytes(large)
 
 
 def test_shapes_are_the_published_ones() -> None:
@@ -106,9 +104,9 @@ def test_a_model_made_on_the_device_says_what_the_bundled_one_says(shape, device
 @pytest.mark.parametrize("name", ["draft_model", "eagle3"])
 def test_embedded_drafters_still_guess(name, bench) -> None:
     text = texts(1)[0]
-    plain, _ = answers(bench.engine("none", "", False, 200), [request(text, 24)])
-    drafted, statistics = answers(bench.engine(name, "1,1,1,1", True, 200), [request(text, 24)])
-    assert drafted == plain and len(drafted) / statistics.steps > 1.5
+    [plain] = together(bench.engine("none", "", False, 200), [request(text, 24)])
+    [drafted] = together(bench.engine(name, "1,1,1,1", True, 200), [request(text, 24)])
+    assert drafted.tokens == plain.tokens and drafted.tokens_per_step > 1.5
 
 
 def test_a_head_of_a_published_shape_has_its_bytes(device, bench) -> None:
@@ -148,21 +146,7 @@ def test_every_drafter_has_a_proposer(bench: Bench) -> None:
     assert proposer is not None and proposer.shape.nodes == 3
 
 
-# -- peers and kernels -------------------------------------------------------------------------------------------------
-
-
-def test_the_librarys_step_computes_what_ours_does(bench: Bench, device: Device) -> None:
-    """Token by token from an empty text on."""
-    decoder, tokens = bench.target.decoder, torch.tensor([7, 300, 41, 9, 1200])
-    library = Library(decoder, len(tokens))
-    found = []
-    for at, token in enumerate(tokens):
-        library.at, library.rotation = at, decoder.rope.rows(torch.tensor([at]))
-        library.token.fill_(int(token))
-        found.append(library())
-    assert torch.allclose(torch.cat(found), logits(decoder, device, tokens), atol=1e-3)
-    assert int(library.token) == int(found[-1].argmax()), "the next one is there already"
-    library.products()
+# -- kernels -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_product_and_the_librarys_are_compared_with_nothing_prefetched(monkeypatch, tmp_path: Path) -> None:

@@ -82,9 +82,6 @@ def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
             "steady",
             "whole step",
             "switched",
-            "a step",
-            "its products alone",
-            "answer",
             "kernels in place",
         },
         "B": {"kernel tests", "product", "attention", "answered over HTTP", "text by none"},
@@ -92,9 +89,6 @@ def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
     of_call["B"] |= set() if without else {"foresay bench", "text by auto"}
     assert {"missing", "device", "overlap", "bandwidth", "GPU idle for a step"} | of_call[call] <= made
     assert all(line["busy_us"] > 0 for line in lines if line["what"] == "GPU idle for a step"), "kernels were seen"
-    if call == "A":
-        alike = [line["same_tokens"] for line in lines if line.get("by") == "transformers"]
-        assert alike == [1.0] * 3, "its weights are views of ours"
 
 
 @pytest.mark.slow

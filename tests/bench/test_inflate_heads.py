@@ -15,7 +15,6 @@ from bench import drive
 from bench.drive import Options
 from bench.inflate import CannotInflate, inflate
 from bench.inflate_heads import inflate_head
-from foresay.spec.sampling import SamplingParams
 from tests.bench import head_files
 from tests.bench.test_inflate import LARGE, VOCAB, write_source
 
@@ -51,8 +50,7 @@ def drafted(kind: str, target: Path, head: Path, temperature: float, monkeypatch
         return found
 
     monkeypatch.setattr(engine.drafter, "propose", recording)
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=24, ignore_eos=True)
-    return trees, drive.run(engine, drive.request([5, 6, 7, 8], params)).tokens
+    return trees, drive.run(engine, drive.request([5, 6, 7, 8], 24, temperature, seed=1)).tokens
 
 
 @pytest.mark.parametrize(("temperature", "vocab"), [(0.0, 400), (1.0, None)])

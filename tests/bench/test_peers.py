@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import llama, peers, prompts, readme
+from bench import llama, peers, plain, prompts, readme
 from bench.experiment import Case, Sample, Taken
-from bench.record import plain
-from bench.serving import Answer, ServerFailed, exchange
+from bench.serving import Answer, Server, ServerFailed, exchange
 from tests.server.live import LiveServer
 
 BODY = {"model": None, "prompt": [1, 2, 3], "max_tokens": 512, "seed": 1, "ignore_eos": True}
@@ -28,18 +28,20 @@ def arguments(**changes: Any) -> Namespace:
 
 
 def test_each_way_of_ours_and_each_format_of_theirs_has_a_server() -> None:
-    found = peers.commands(arguments(ways=["none", "eagle3:/some/HEAD --draft-tokens 4"]), slots=3)
+    def commands(args: Namespace) -> dict[str, Sequence[str]]:
+        return {server.name: server.command for server in peers.servers_of(args, slots=3)}
+
+    found = commands(arguments(ways=["none", "eagle3:/some/HEAD --draft-tokens 4"]))
     assert list(found) == [
         "foresay none",
         "foresay eagle3 HEAD --draft-tokens 4",
         *(f"llama.cpp {file} {way}" for file in ("w-q4_1", "w-q4_0") for way in ("plain", "ngram-mod")),
     ]
-    ours, theirs = found["foresay eagle3 HEAD --draft-tokens 4"][0], found["llama.cpp w-q4_0 ngram-mod"][0]
+    ours, theirs = found["foresay eagle3 HEAD --draft-tokens 4"], found["llama.cpp w-q4_0 ngram-mod"]
     assert ours[ours.index("--draft") :][:4] == ["--draft", "eagle3:/some/HEAD", "--draft-tokens", "4"]
     assert ours[ours.index("--max-seqs") + 1] == theirs[theirs.index("-np") + 1] == "3"
     assert theirs[theirs.index("-c") + 1] == str(3 * llama.CONTEXT), "as much for each request"
-    prebuilt = peers.commands(arguments(llama_server=None, xllamacpp=Path("python")), slots=1)
-    assert "xllamacpp w-q4_1 ngram-mod" in prebuilt
+    assert "xllamacpp w-q4_1 ngram-mod" in commands(arguments(llama_server=None, xllamacpp=Path("python")))
 
 
 def test_each_prompt_is_sent_once_and_at_one_temperature(tmp_path: Path) -> None:
@@ -75,14 +77,15 @@ def test_prompts_for_code_are_a_users() -> None:
 
 def test_one_client_times_every_server(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "log", "--draft", "none") as live:
-        server = peers.Server("foresay none", int(live.wait_for_url().rpartition(":")[2]), {"model": None})
+        server = Server("foresay none", [], "/ready", {"model": None})
+        server.port = int(live.wait_for_url().rpartition(":")[2])
         counted: list[int] = []
         group = [peers.PeerPrompt("own", f"{number}", (1, 2, 3 + number)) for number in range(3)]
-        answer = server.send(group[0], arguments(max_tokens=24), endless=True)
+        answer = peers.sent(server, group[0], arguments(max_tokens=24), endless=True)
         whole = exchange(server.port, {**BODY, "stream": False})
         heard = exchange(server.port, {**BODY, "stream": True}, counted.append)
         with pytest.raises(ServerFailed, match="prompt"):
-            server.send(peers.PeerPrompt("own", "none", (1 << 30,)), arguments())
+            peers.sent(server, peers.PeerPrompt("own", "none", (1 << 30,)), arguments())
         with ThreadPoolExecutor(3) as pool:
             measured = peers.together(server, pool, arguments(max_tokens=8)).measure(Case("", "", group), 0)
     assert answer.tokens == 24 and 0 < answer.first <= answer.whole <= answer.seconds, "one event may bring all of it"

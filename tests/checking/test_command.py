@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.check.pair import check
-from foresay.server.cli.check.summary import show
+from foresay.server.cli.check.probe import show
 from foresay.server.cli.main import main
 from foresay.server.engine.checks import CheckReport, Finding, Measured
 from foresay.spec.accept import ByDepth

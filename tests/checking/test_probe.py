@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from foresay.server.cli.check.pair import _note_texts, check
-from foresay.server.cli.check.summary import advice, gains, measured
+from foresay.server.cli.check.probe import advice, gains, measured
 from foresay.server.cli.main import main
 from foresay.server.cli.measure import Speeds, Twice, Written
 from foresay.server.engine.checks import Finding, Measured, Notes

@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import expect
 
 from foresay.server.cli.check.pair import check
-from foresay.server.cli.check.summary import plain
+from foresay.server.cli.check.probe import plain
 from foresay.server.cli.main import main
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.log import Reporter

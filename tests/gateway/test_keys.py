@@ -15,17 +15,11 @@ import pytest
 from foresay.server.cli.main import main
 from foresay.server.gateway import keys
 from foresay.server.gateway.caller import Caller, Limits
-from foresay.server.gateway.keys import ApiKey, HashedKey, KeyRing, KeyStore
+from foresay.server.gateway.keys import HashedKey, KeyStore
 from foresay.server.schemas.errors import Unauthorized
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
 from tests.server.wire import until
-
-
-def ring_of(*given: str) -> KeyRing:
-    return KeyRing(
-        ApiKey(id=str(index), name=key, hashed=HashedKey.of(key), limits=Limits()) for index, key in enumerate(given)
-    )
 
 
 def touch(path: Path, text: str) -> None:
@@ -53,10 +47,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_key_is_recognised_by_its_hash_and_no_other_is():
-    ring = ring_of(ALICE, BOB)
-    assert [found.name for key in (ALICE, BOB) if (found := ring.find(key))] == [ALICE, BOB]
+    chain = KeyStore((ALICE, BOB))
+    assert [holder(chain, key).name for key in (ALICE, BOB)] == ["key-1", "key-2"]
     for wrong in ("", ALICE[:-1], ALICE + "x", ALICE.upper(), "\udcff", "x" * 100_000):
-        assert ring.find(wrong) is None
+        assert chain.caller(wrong) is None
 
 
 def test_the_hash_is_salted_and_does_not_hold_the_key():
@@ -79,9 +73,9 @@ def test_every_key_is_compared_whole_whichever_fits(monkeypatch, presented):
         return constant_time(left, right)
 
     constant_time = hmac.compare_digest
-    ring = ring_of(ALICE, BOB, "sk-carol-0123456789abcdef", "sk-dave-0123456789abcdef")
+    chain = KeyStore((ALICE, BOB, "sk-carol-0123456789abcdef", "sk-dave-0123456789abcdef"))
     monkeypatch.setattr(hmac, "compare_digest", counted)
-    ring.find(presented)
+    chain.caller(presented)
     assert compared == [(keys.DIGEST_BYTES, keys.DIGEST_BYTES)] * 4
 
 

@@ -91,12 +91,9 @@ class World:
     @asynccontextmanager
     async def leased(self, name: str, keep: Keep = "usual", patience: Heartbeat | None = None) -> AsyncIterator[None]:
         resident = self.residents[name]
-        lease = await self.residency.lease(resident, patience or Heartbeat(), keep)
-        try:
+        with await self.residency.lease(resident, patience or Heartbeat(), keep):
             assert resident.latest.state in ("in", "leaving")
             yield
-        finally:
-            lease.release()
 
     async def ask(self, name: str, seconds: float = 0.0, keep: Keep = "usual") -> str:
         """A request that runs so long."""

@@ -1,4 +1,4 @@
-"""Replicas on a real Ray: killed, scaled and updated under streams. ``python -m bench replicas`` is the long form."""
+"""Replicas on a real Ray: killed, scaled and updated under streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench.replicas import REQUESTS, answered, processes
+from tests.replicas.storm import REQUESTS, answered, processes
 from tests.server.live import LiveServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +25,8 @@ pytestmark = [
 
 
 def test_nothing_is_lost_where_replicas_are_killed_scaled_and_updated():
-    arguments = ["-m", "bench", "replicas", "--kills", "2", "--streams", "2", "--no-save"]
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=800)
+    command = [sys.executable, "-m", "tests.replicas.storm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
     reported = json.loads(done.stdout.splitlines()[-1])
     assert reported["wrong"] == [] and reported["answers"] > 10

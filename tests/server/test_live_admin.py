@@ -85,10 +85,10 @@ def text_of(events: list[Any]) -> str:
 
 
 async def test_another_draft_and_the_same_weights_once_more(
-    server: LiveServer, client: aiohttp.ClientSession, folder: Path, tmp_path: Path
+    server: LiveServer, client: aiohttp.ClientSession, folder: Path
 ) -> None:
     right = (await answer(client))["choices"][0]["text"]
-    copied = shutil.copytree(BUNDLED / "target", tmp_path / "copied")
+    copied = shutil.copytree(BUNDLED / "target", folder / "copied")
     for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
         stream = await begun(server, client, folder)
         status, result = await reload(server, *flags)

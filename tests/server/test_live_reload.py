@@ -186,7 +186,7 @@ async def test_one_that_is_not_loaded_has_the_settings_on_the_next_request(serve
     await until(lambda: not served.models.first.loaded)
     assert await served.renew("ngram") == 0 and not served.models.first.loaded
     served.seen.clear()
-    (await residency.lease(served.models.first, Heartbeat())).release()
+    (await residency.lease(served.models.first, Heartbeat())).close()
     info, status = served.engine.info, served.engine.status
     assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
     assert not any(one.cause for one in served.seen), "nothing was replaced"

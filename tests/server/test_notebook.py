@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foresay import ConfigurationError, Engine
-from foresay.server.host.notebook import loading
+from foresay.server.host.text_stream import loading
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from foresay.kvpaging import PagePool
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.witness import NotExact, Witness
+from foresay.server.engine.taken_over import NotExact, Witness
 from foresay.server.host import frames
 from foresay.server.host.frames import Link
 from foresay.server.host.loop import Loop

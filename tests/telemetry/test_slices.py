@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.exposition import choose_encoder
 
 from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.exposition import Exposition, Registry
+from foresay.server.observe.telemetry.exposition import Exposition, registry
 from foresay.server.observe.telemetry.report import Point
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven
@@ -51,7 +51,7 @@ def test_a_scrape_piece_by_piece_is_the_one_in_one_piece(working: Working, accep
     for _ in range(3):
         (body, content_type), _ = driven(exposition.text(accept))
         encode, expected_type = choose_encoder(accept)
-        whole = encode(Registry(*exposition.collect()))
+        whole = encode(registry(*exposition.collect()))
         assert content_type == expected_type
         assert without_process(body) == without_process(whole)
         assert body.count(b"# EOF") == whole.count(b"# EOF") == ("openmetrics" in content_type)

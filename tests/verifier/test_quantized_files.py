@@ -18,6 +18,7 @@ from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.quantization import INTEGERS, Quantization, Scheme
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 from foresay.verifier.model.weights import check, load
 from foresay.verifier.model.written import write
@@ -606,6 +607,26 @@ def test_a_pattern_that_never_ends_does_not_hold_loading_up(tmp_path, about, all
     quantization = ModelConfig.from_directory(tmp_path).quantization
     assert quantization is not None
     assert (quantization.scheme("model.layers.0.self_attn.q_proj", 64) is not None) is all_but
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        (r"model\.layers\.1\.", {"1.mlp.down_proj", "1.self_attn.o_proj", "1.mamba.in_proj"}),
+        (r"model\.language_model\.layers\.1\.mlp", {"1.mlp.down_proj"}),
+        (r"language_model\.model\.layers\.0\.self_attn", {"0.self_attn.o_proj"}),
+        (r".*feed_forward\.w2$", {"0.mlp.down_proj", "1.mlp.down_proj"}),  # LFM2
+        (r".*\.self_attn\.out_proj", {"0.self_attn.o_proj", "1.self_attn.o_proj"}),
+        (r"backbone\.layers\.1\.mixer\.(in|o)_proj", {"1.self_attn.o_proj", "1.mamba.in_proj"}),  # Nemotron-H
+        (r"model.*feed_forward\.down_proj", {"0.mlp.down_proj", "1.mlp.down_proj"}),  # Falcon-H1
+        (r"visual\.|mlp", set()),  # a pattern matches from the beginning
+    ],
+)
+def test_a_pattern_matches_the_names_that_its_family_has_in_files(pattern, kept) -> None:
+    scheme = Scheme(8, None, True, INTEGERS)
+    quantization = Quantization("compressed-tensors", (("Linear", scheme),), (f"re:{pattern}",))
+    names = [f"{layer}.{name}" for layer in (0, 1) for name in ("mlp.down_proj", "self_attn.o_proj", "mamba.in_proj")]
+    assert {name for name in names if quantization.scheme(f"model.layers.{name}", 64) is None} == kept
 
 
 @pytest.mark.parametrize("method", ["fp8", "awq"])

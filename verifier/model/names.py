@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 #: Prefixes in models of texts and images, and the corresponding ones in text models.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
@@ -46,6 +47,24 @@ def tensor_name(stored: str) -> str:
         own = pattern.sub(ours, own)
     called = next((part for part in _CALLED if part in own), None)
     return own if called is None else own.replace(called, _CALLED[called])
+
+
+#: Parts of Nemotron-H's and Falcon-H1's names, by ours.
+_THEIRS = ((".self_attn.", ".mixer."), (".mlp.", ".mixer."), (".mamba.", ".mixer."), (".mlp.", ".feed_forward."))
+
+
+@lru_cache(maxsize=8192)
+def stored_names(module: str) -> tuple[str, ...]:
+    """The names that a module may have in files, its own first: of patterns, which cannot be translated, each family
+    means its own names."""
+    name = f"{module}."
+    parts = (*((ours, theirs) for theirs, ours in _CALLED.items()), *_THEIRS)
+    names = [name, *(name.replace(ours, theirs) for ours, theirs in parts if ours in name)]
+    prefixes = ("backbone.", *(theirs for theirs, ours in _INSIDE.items() if ours == "model."))
+    inside = [
+        theirs + each.removeprefix("model.") for each in names if each.startswith("model.") for theirs in prefixes
+    ]
+    return tuple(each.removesuffix(".") for each in (*names, *inside))
 
 
 def module_name(stored: str) -> str:

@@ -30,6 +30,7 @@ from math import prod
 import regex
 
 from foresay.verifier.model.errors import ConfigError
+from foresay.verifier.model.names import stored_names
 
 MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
 FLOATS8, BLOCKS, MXFP4 = "float-quantized", "fp8", "mxfp4"
@@ -111,11 +112,11 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """method: the tool's name. rules: names of modules (``Linear`` means all, ``re:`` begins a pattern, ``in:`` a part
-    of a name between dots), and how they are quantised; names take precedence over patterns, and these over ``Linear``.
-    named: of further modules by their full names, which may be many. ignore: modules that are not quantised.
-    activations: what these would be rounded to by the files' authors, and are not here; "" for nothing. kv: the dtype
-    that the files request for the KV cache, ``int8`` or ``fp8``; "" for none.
+    """method: the tool's name. rules: names of modules (``Linear`` means all, ``re:`` begins a pattern of names in
+    files, ``in:`` a part of a name between dots), and how they are quantised; names take precedence over patterns, and
+    these over ``Linear``. named: of further modules by their full names, which may be many. ignore: modules that are
+    not quantised. activations: what these would be rounded to by the files' authors, and are not here; "" for nothing.
+    kv: the dtype that the files request for the KV cache, ``int8`` or ``fp8``; "" for none.
     """
 
     method: str
@@ -196,7 +197,8 @@ def _rank(rule: tuple[str, Scheme]) -> int:
 def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
         try:
-            return pattern(target.removeprefix("re:")).match(module, timeout=_MATCHING_SECONDS) is not None
+            compiled = pattern(target.removeprefix("re:"))
+            return any(compiled.match(name, timeout=_MATCHING_SECONDS) for name in stored_names(module))
         except TimeoutError:
             raise ValueError(f"matching {target!r} takes too long") from None
     if target.startswith("in:"):

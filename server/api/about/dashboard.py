@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 
@@ -76,22 +77,19 @@ class Feed:
         """Write events until the reader leaves, its key is revoked, or the server shuts down. service: of the model
         whose numbers are sent. after: the last second that the reader has.
         """
+        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
         with self.readers.holding(1, self._full):
-            return await self._served(http, models, service.telemetry, after)
+            await response.prepare(http)
+            try:
+                await self._write(response, models, service.telemetry, after)
+            except (TimeoutError, ConnectionError):
+                if http.transport is not None:
+                    http.transport.abort()  # do not wait for the rest to be read
+        return response
 
     def _full(self) -> TooManyReaders:
         message = f"{self.readers.used} pages are open already, {self.readers.own} of them yours"
         return TooManyReaders(message, retry_after=10)
-
-    async def _served(self, http: web.Request, models: Models, telemetry: Telemetry, after: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
-        await response.prepare(http)
-        try:
-            await self._write(response, models, telemetry, after)
-        except (TimeoutError, ConnectionError):
-            if http.transport is not None:
-                http.transport.abort()  # do not wait for the rest to be read
-        return response
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
         rate_limiter = CONTEXT.get().caller.rate_limiter
@@ -112,11 +110,9 @@ class Feed:
         return await asyncio.shield(making[1])  # others await it too
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
-        except TimeoutError:
-            return
 
 
 async def _encoded(telemetry: Telemetry) -> msgspec.Raw:
@@ -170,11 +166,6 @@ def served(http: web.Request, name: str) -> web.Response:
         response = web.Response(body=asset.body, content_type=asset.content_type, charset="utf-8", headers=HEADERS)
     response.etag = asset.etag
     return response
-
-
-def wants_page(http: web.Request) -> bool:
-    """Whether the client is a browser rather than a program."""
-    return "text/html" in http.headers.get("Accept", "")
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------

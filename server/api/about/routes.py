@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from foresay.server.api.about.dashboard import PAGE, served, wants_page
+from foresay.server.api.about.dashboard import PAGE, served
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.keys import KeyStore
@@ -106,11 +106,6 @@ class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
     completion_tokens: int
     last_request: int | None
 
-    @classmethod
-    def of(cls, caller: Caller) -> KeyUsage:
-        """Make it for a caller."""
-        return cls(name=caller.name, **msgspec.structs.asdict(caller.usage))
-
 
 class Usages(msgspec.Struct, kw_only=True):
     """``GET /admin/usage``: one entry per key, those of ``--api-key`` first."""
@@ -127,7 +122,7 @@ KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 async def index(request: web.Request) -> web.Response:
     """The server's name, version and routes. Browsers get the dashboard."""
-    if wants_page(request):
+    if "text/html" in request.headers.get("Accept", ""):
         return served(request, PAGE)
     if request.headers.get("User-Agent", "").lower().startswith("ollama"):
         return web.Response(text="Ollama is running")  # which its clients check for
@@ -228,12 +223,16 @@ async def model(request: web.Request) -> web.Response:
 
 async def usage(request: web.Request) -> web.Response:
     """Usage of the caller's key since the server started."""
-    return json_response(KeyUsage.of(CONTEXT.get().caller))
+    return json_response(_usage(CONTEXT.get().caller))
 
 
 async def usages(request: web.Request) -> web.Response:
     """Usage of each key since the server started; needs the admin key."""
-    return json_response(Usages(data=[KeyUsage.of(caller) for caller in request.app[KEYS].callers]))
+    return json_response(Usages(data=[_usage(caller) for caller in request.app[KEYS].callers]))
+
+
+def _usage(caller: Caller) -> KeyUsage:
+    return KeyUsage(name=caller.name, **msgspec.structs.asdict(caller.usage))
 
 
 def _card(served: Models, entry: Model, name: str) -> ModelCard:

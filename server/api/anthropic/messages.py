@@ -11,8 +11,8 @@ from msgspec import UNSET
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.anthropic.request import Conversation, drawing
 from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
-from foresay.server.api.common.route import ErrorShape, Framing, Route, Stream, json_response, named_event
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.route import NAMED_EVENTS, ErrorShape, Route, Stream, json_response
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
 from foresay.server.gateway.caller import CONTEXT
@@ -23,7 +23,7 @@ from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
-FRAMING = Framing("text/event-stream; charset=utf-8", named_event, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
+FRAMING = msgspec.structs.replace(NAMED_EVENTS, ping=b'event: ping\ndata: {"type":"ping"}\n\n')
 
 _KINDS = {
     400: "invalid_request_error",
@@ -72,9 +72,8 @@ class MessagesAnswer(Answer):
     def closing(self) -> list[msgspec.Struct]:
         return [schemas.MessageStop()]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        for piece in pieces[0]:
-            self._blocks.take(piece.parts)
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        self._blocks.take(pieces[0].parts)
         self._blocks.close()
         message = self._message(self._blocks.whole)
         message.stop_reason, message.stop_sequence = self._stop_reason(), self._stop_sequence()
@@ -154,13 +153,9 @@ def _block(item: Item) -> schemas.AnswerBlock:
             return schemas.ToolUseBlock(id=id or "", name=name or "", input=parsed_arguments(item.text))
 
 
-async def messages(http: web.Request, body: schemas.MessagesRequest) -> web.StreamResponse:
+@leasing(FRAMING)
+async def messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    framing = FRAMING if body.stream else None
-    return await leased(http, body.model, lambda service: _messages(http, service, body), framing)
-
-
-async def _messages(http: web.Request, service: Service, body: schemas.MessagesRequest) -> web.StreamResponse:
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
     fields = conversation.chat_fields() | drawing(body)

@@ -9,27 +9,19 @@ import msgspec
 
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.common.validation import FieldNames, thinking
+from foresay.server.catalog.formats import EFFORTS
 from foresay.server.schemas.bounds import MOST_TOOLS, check_count
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path
-
-#: Anthropic's efforts that chat templates support.
-EFFORTS = ("low", "medium", "high")
 
 Json = dict[str, Any]
 
 
 def drawing(body: schemas.MessagesRequest) -> Json:
     """Sampling and stop fields of the chat request."""
-    return {
-        "max_tokens": body.max_tokens,
-        "stream": body.stream,
-        "stop": body.stop_sequences,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-    }
+    same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+    return {name: getattr(body, name) for name in same} | {"stop": body.stop_sequences}
 
 
 _NAMES = {

@@ -26,10 +26,9 @@ from foresay.server.schemas import tokens as schemas
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion, Completion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece
-from foresay.server.text.options import stream_interval
 from foresay.server.text.parts import Part, continues, part_text
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.server.text.warned import Warned, together, warning
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.request import TokenLogprobs
 
 #: Chunks and bodies with metrics, timings and warnings.
@@ -98,7 +97,7 @@ class Answer(ABC):
     """An answer in progress: identity, usage and metrics are OpenAI's unless an API has its own.
 
     body: the request, in OpenAI's form. listed: how many of the likeliest tokens to report with each token; None: no
-    logprobs at all. stream_interval: fewest tokens of a chunk.
+    logprobs at all. stream_interval: fewest tokens of a chunk, except for the first and last one.
     """
 
     prefix = ""
@@ -111,7 +110,7 @@ class Answer(ABC):
         self.choices = choices
         self.body = body
         self.listed = choices[0].request.params.logprobs
-        self.stream_interval = stream_interval(body)
+        self.stream_interval = body.stream_interval or 1
         self.created = int(time.time())
         self._token_decoder = TokenDecoder(choices[0].tokenizer, bool(body.return_tokens_as_token_ids))
         positions = {choice.request.id: index for index, choice in enumerate(choices)}
@@ -121,14 +120,13 @@ class Answer(ABC):
 
     @property
     def warnings(self) -> tuple[Warned, ...]:
-        """Warnings known so far."""
-        return together(
-            (*self.origin.warnings, *(one for choice in self.choices for one in choice.warnings), *self._replaced())
-        )
+        """Warnings known so far, without duplicates."""
+        of_choices = (one for choice in self.choices for one in choice.warnings)
+        return tuple(dict.fromkeys((*self.origin.warnings, *of_choices, *self._replaced())))
 
-    @abstractmethod
     def opening(self, index: int) -> list[msgspec.Struct]:
-        """The chunks that introduce a choice."""
+        """The chunks that introduce a choice; by default there are none."""
+        return []
 
     @abstractmethod
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
@@ -139,8 +137,8 @@ class Answer(ABC):
         """The chunks after the last choice has finished."""
 
     @abstractmethod
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        """The whole answer, from the pieces of each choice."""
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        """The whole answer, from each choice in one piece."""
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The last chunk of a stream that fails: the error."""
@@ -185,15 +183,11 @@ class Answer(ABC):
         self._unclosed -= 1
         return not self._unclosed and not self._reports_usage
 
-    def _ids(self, pieces: Sequence[Piece]) -> list[int] | UnsetType:
-        return [token for piece in pieces for token in piece.token_ids] if self.body.return_token_ids else UNSET
+    def _ids(self, piece: Piece) -> list[int] | UnsetType:
+        return piece.token_ids if self.body.return_token_ids else UNSET
 
-    def _provenance(self, pieces: Sequence[Piece]) -> schemas.Provenance | UnsetType:
-        """The provenance of these pieces."""
-        if not self.body.provenance:
-            return UNSET
-        steps = [step for piece in pieces for step in piece.steps]
-        return schemas.Provenance(steps, [token for piece in pieces for token in piece.tokens])
+    def _provenance(self, piece: Piece) -> schemas.Provenance | UnsetType:
+        return schemas.Provenance(piece.steps, piece.tokens) if self.body.provenance else UNSET
 
     def _note_prompt(self, index: int, piece: Piece) -> None:
         """Keep the prompt's logprobs: the first choice of a prompt has them, with its first token, for all of them."""

@@ -5,8 +5,8 @@ A record's size includes everything it refers to, although records may share par
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -78,63 +78,57 @@ class Kept(msgspec.Struct, kw_only=True, eq=False):
 R = TypeVar("R", bound=Kept)
 
 
-class TenantRecords(Generic[R]):
-    """The records of one tenant, the least recently used first."""
-
-    def __init__(self) -> None:
-        self.records: OrderedDict[str, R] = OrderedDict()
-        self.bytes = 0
-
-
 class Store(Generic[R]):
-    """Records by tenant and id. A lookup of a tenant never finds another's."""
+    """Records by tenant and id, the least recently used first. A lookup of a tenant never finds another's."""
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
         self.limits = limits or StoreLimits()
-        self._tenants: dict[str, TenantRecords[R]] = {}
+        self._records: OrderedDict[tuple[str, str], R] = OrderedDict()
+        self._counts, self._sizes = Counter[str](), Counter[str]()  # by tenant
 
     def __len__(self) -> int:
-        return sum(len(kept.records) for kept in self._tenants.values())
+        return len(self._records)
 
     @property
     def bytes(self) -> int:
         """The size of all records together."""
-        return sum(kept.bytes for kept in self._tenants.values())
+        return self._sizes.total()
 
     def of(self, tenant: str) -> Iterator[R]:
         """All records of a tenant, the least recently used first."""
-        return iter(list(self._tenants.get(tenant, TenantRecords()).records.values()))
+        return iter([record for record in self._records.values() if record.tenant == tenant])
 
     def keep(self, record: R) -> None:
         """Keep a record. Beyond the limits, the tenant with the most loses its least recently used records."""
         self.drop(record.tenant, record.id)
         record.size = record.measured()
-        kept = self._tenants.setdefault(record.tenant, TenantRecords())
-        kept.records[record.id] = record
-        kept.bytes += record.size
+        self._records[record.tenant, record.id] = record
+        self._count(record, 1)
         while len(self) > self.limits.count:
-            self._make_room(lambda kept: len(kept.records))
+            self._make_room(self._counts)
         while self.bytes > self.limits.bytes:
-            self._make_room(lambda kept: kept.bytes)
+            self._make_room(self._sizes)
 
     def find(self, tenant: str, id: str) -> R | None:
         """The record, which becomes the most recently used; None if there is none."""
-        kept: TenantRecords[R] = self._tenants.get(tenant, TenantRecords())
-        if id in kept.records:
-            kept.records.move_to_end(id)
-        return kept.records.get(id)
+        if (tenant, id) in self._records:
+            self._records.move_to_end((tenant, id))
+        return self._records.get((tenant, id))
 
     def drop(self, tenant: str, id: str) -> bool:
         """Drop a record; returns whether it existed."""
-        kept = self._tenants.get(tenant)
-        record = None if kept is None else kept.records.pop(id, None)
-        if kept is None or record is None:
-            return False
-        kept.bytes -= record.size
-        if not kept.records:
-            del self._tenants[tenant]
-        return True
+        record = self._records.pop((tenant, id), None)
+        if record is not None:
+            self._count(record, -1)
+        return record is not None
 
-    def _make_room(self, held: Callable[[TenantRecords[R]], int]) -> None:
-        tenant, kept = max(self._tenants.items(), key=lambda entry: held(entry[1]))
-        self.drop(tenant, next(iter(kept.records)))
+    def _count(self, record: R, change: int) -> None:
+        self._counts[record.tenant] += change
+        self._sizes[record.tenant] += change * record.size
+        if not self._counts[record.tenant]:
+            del self._counts[record.tenant], self._sizes[record.tenant]
+
+    def _make_room(self, held: Counter[str]) -> None:
+        """Drop the oldest record of the tenant that holds the most."""
+        most = max(held, key=held.__getitem__)
+        self.drop(*next(key for key in self._records if key[0] == most))

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from foresay.server.api.common.validation import decoded
 from foresay.server.gateway.caller import CONTEXT
@@ -40,19 +41,8 @@ def one_line(chunk: Any) -> bytes:
 
 
 def event(chunk: Any) -> bytes:
-    """An event without a name, as OpenAI's completions send it."""
+    """An event without a name."""
     return b"data: " + one_line(chunk) + b"\n\n"
-
-
-def named_event(chunk: Any) -> bytes:
-    """An event named by the chunk's ``type``, as OpenAI's Responses and Anthropic send it."""
-    name: str = chunk.type
-    return b"event: " + name.encode() + b"\ndata: " + one_line(chunk) + b"\n\n"
-
-
-def line(chunk: Any) -> bytes:
-    """A line of JSON, as Ollama sends it."""
-    return one_line(chunk) + b"\n"
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -66,9 +56,11 @@ class Framing(msgspec.Struct, frozen=True):
     broken: bytes = b""
 
 
+#: Events without names, as OpenAI's completions send them; named by their ``type``, as Responses and Anthropic do; and
+#: lines of JSON, as Ollama sends them.
 EVENTS = Framing("text/event-stream; charset=utf-8", event, b"data: [DONE]\n\n", b": ping\n\n")
-NAMED_EVENTS = Framing("text/event-stream; charset=utf-8", named_event, b"", b": ping\n\n")
-LINES = Framing("application/x-ndjson", line)
+NAMED_EVENTS = replace(EVENTS, encode=lambda chunk: f"event: {chunk.type}\n".encode() + event(chunk), done=b"")
+LINES = Framing("application/x-ndjson", lambda chunk: one_line(chunk) + b"\n")
 
 
 class EventStream:
@@ -252,16 +244,11 @@ class ErrorShape:
     body: type
     make: Callable[[int, ErrorBody], Any]
 
-    @property
-    def unversioned(self) -> str:
-        """The prefix without ``/v1``."""
-        return self.prefix.removeprefix("/v1")
-
 
 def error_shape(http: web.Request) -> ErrorShape | None:
     """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.unversioned))]
+    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.prefix.removeprefix("/v1")))]
     return max(found, key=lambda shape: len(shape.prefix), default=None)
 
 

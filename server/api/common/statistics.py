@@ -44,13 +44,16 @@ def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) 
         return None
     decode = max(statistics.decode_seconds for statistics in known)
     longest = max(choice.completion_tokens for choice in choices)
+    per_step = tokens_per_step(
+        sum(choice.completion_tokens for choice in choices), sum(statistics.steps for statistics in known)
+    )
     return shared.Metrics(
         time_to_first_token_ms=_milliseconds(min(statistics.time_to_first_token for statistics in known)),
         generation_time_ms=_milliseconds(decode),
         queue_time_ms=_milliseconds(max(statistics.seconds.get("queue", 0.0) for statistics in known)),
         mean_itl_ms=_milliseconds(decode / (longest - 1)) if longest > 1 else None,
         tokens_per_second=round(sum(statistics.decode_tokens_per_second for statistics in known), 2),
-        tokens_per_step=_per_step(choices),
+        tokens_per_step=None if per_step is None else round(per_step, 4),
         exact=exact,
         resumed=max(len(statistics.resumed) for statistics in known),
         speculative_decoding=speculative_decoding(choices, level),
@@ -85,12 +88,6 @@ def timings(choices: Sequence[Choice]) -> shared.Timings | None:
 
 def _ratio(over: float, under: float) -> float:
     return over / under if under else 0.0
-
-
-def _per_step(choices: Sequence[Choice]) -> float | None:
-    steps = sum(choice.statistics.steps for choice in choices if choice.statistics is not None)
-    found = tokens_per_step(sum(choice.completion_tokens for choice in choices), steps)
-    return None if found is None else round(found, 4)
 
 
 def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) -> shared.SpeculativeDecoding | None:

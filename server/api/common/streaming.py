@@ -18,16 +18,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial, wraps
 from itertools import groupby
 from math import inf
 from operator import itemgetter
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, error_body, error_shape
+from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Heartbeat, Keep
@@ -63,7 +64,10 @@ class Spread:
 
     def arrive(self, now: float, run: Piece) -> None:
         """Add the next step's tokens. Everything before them is due now, and so is the first of them."""
-        self._expect(now)
+        if self._last is not None:  # how long the next step is expected to take
+            passed = now - self._last
+            self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
+        self._last = now
         tokens = split(run)
         over = run.finish_reason is not None or run.finish_at is not None
         pause = 0.0 if over or self._interval is None else self._interval / len(tokens)
@@ -81,13 +85,6 @@ class Spread:
             pieces.append(self._waiting.popleft()[1])
         return merged(pieces) if pieces else None
 
-    def _expect(self, now: float) -> None:
-        """Update the expected time until the next step by the time since the last."""
-        if self._last is not None:
-            passed = now - self._last
-            self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
-        self._last = now
-
 
 class Evenly:
     """Passes tokens on one by one, at the average rate. clock: seconds."""
@@ -102,8 +99,10 @@ class Evenly:
         """As the arrivals; their error is raised after everything that arrived before it."""
         began = self._clock()
         while True:
-            if due := self._due(self._clock()):
-                return due
+            now = self._clock()
+            due = ((index, spread.due(now)) for index, spread in self._spreads.items())
+            if batch := [(index, piece) for index, piece in due if piece is not None]:
+                return batch
             if self._error is not None:
                 raise self._error
             left = None if timeout is None else max(0.0, began + timeout - self._clock())
@@ -125,26 +124,15 @@ class Evenly:
             self._spreads.setdefault(index, Spread()).arrive(self._clock(), run)
         return bool(batch)
 
-    def _due(self, now: float) -> Batch:
-        due = ((index, spread.due(now)) for index, spread in self._spreads.items())
-        return [(index, piece) for index, piece in due if piece is not None]
-
 
 def split(run: Piece) -> list[Piece]:
     """A piece for each token; the first has what belongs to the step's beginning, the last what belongs to its end."""
     if len(run.token_texts) < 2:
         return [run]
+    lists = ("token_ids", "logprobs", "offsets", "tokens", "token_texts")
     pieces = [
-        Piece(
-            text=token_texts.text,
-            parts=joined(token_texts.parts),
-            token_ids=run.token_ids[index : index + 1],
-            logprobs=run.logprobs[index : index + 1],
-            offsets=run.offsets[index : index + 1],
-            tokens=run.tokens[index : index + 1],
-            token_texts=[token_texts],
-        )
-        for index, token_texts in enumerate(run.token_texts)
+        Piece(text=one.text, parts=joined(one.parts), **{name: getattr(run, name)[at : at + 1] for name in lists})
+        for at, one in enumerate(run.token_texts)
     ]
     pieces[0].prompt_logprobs, pieces[0].steps = run.prompt_logprobs, run.steps
     pieces[-1].finish_reason, pieces[-1].finish_at = run.finish_reason, run.finish_at
@@ -156,6 +144,9 @@ HEADERS_AFTER_SECONDS = 1.0
 #: Formatting this many logprobs, with the likeliest of each, takes about a millisecond.
 MOST_INLINE_ENTRIES = 200
 
+#: Makes a chunk of an error, from the HTTP status and OpenAI's body.
+Broken = Callable[[int, ErrorBody], msgspec.Struct]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -164,28 +155,24 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
     """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
     pending = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
-    async with _ErrorReporter(events, lambda error: answer.broken(error_body(error)[1])):
+    try:
         async for chunks, last in pending:
             await events.send(chunks, last)
+    except Exception as error:
+        return await _reported(error, events, lambda status, body: answer.broken(body))
     return await events.end()
 
 
-class _ErrorReporter:
-    """Reports exceptions of its block in the stream, if that has started; internal errors are raised as well."""
-
-    def __init__(self, events: EventStream, broken: Callable[[Exception], msgspec.Struct]) -> None:
-        self._events, self._broken = events, broken
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not self._events.started or not isinstance(error, Exception) or isinstance(error, ConnectionError):
-            return False
-        if isinstance(error, ApiError | InvalidRequest):
-            await self._events.break_off(self._broken(error))
-            return True
-        await self._events.fail(self._broken(error))
-        return False
+async def _reported(error: Exception, events: EventStream, broken: Broken) -> web.StreamResponse:
+    """End a stream with an error, which is raised if the stream has not started; internal errors are raised as well."""
+    if not events.started or isinstance(error, ConnectionError):
+        raise error
+    chunk = broken(*error_body(error))
+    if not isinstance(error, ApiError | InvalidRequest):
+        await events.fail(chunk)
+        raise error
+    await events.break_off(chunk)
+    return await events.end()
 
 
 class Paced:
@@ -248,7 +235,8 @@ async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:
     while not finished(answer):
         for index, piece in pieces_of(answer, generation, await generation.next()):
             pieces[index].append(piece)
-    return await _unhurried([piece for of_choice in pieces for piece in of_choice], answer.whole, pieces)
+    all_pieces = [merged(of_choice) for of_choice in pieces]
+    return await _unhurried(all_pieces, answer.whole, all_pieces)
 
 
 async def _unhurried(pieces: Sequence[Piece], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -299,14 +287,13 @@ async def leased(
     name: str | None,
     answer: Answering,
     framing: Framing | None = None,
-    broken: Callable[[int, ErrorBody], msgspec.Struct] | None = None,
+    broken: Broken | None = None,
     keep: Keep = "usual",
 ) -> web.StreamResponse:
     """Call ``answer`` with the model called ``name``, leased.
 
-    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer, from the
-    HTTP status and OpenAI's body; by default the API's error body. keep: see
-    :meth:`foresay.server.host.models.models.Models.lease`.
+    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer; by default
+    the API's error body. keep: see :meth:`foresay.server.host.models.models.Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:
@@ -317,9 +304,23 @@ async def leased(
     heartbeat = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
-    async with (
-        _ErrorReporter(events, lambda error: make(*error_body(error))),
-        models.lease(name, heartbeat, keep) as service,
-    ):
-        return await answer(service)
-    return await events.end()
+    try:
+        async with models.lease(name, heartbeat, keep) as service:
+            return await answer(service)
+    except Exception as error:
+        return await _reported(error, events, make)
+
+
+def leasing(framing: Framing, broken: Broken | None = None) -> Callable[[Handler], Handler]:
+    """Make a route's handler of a function that answers a request, given its model's leased service and its body.
+    framing, broken: as of :func:`leased`."""
+
+    def handling(answer: Handler) -> Handler:
+        @wraps(answer)
+        async def handler(http: web.Request, body: Any) -> web.StreamResponse:
+            answering = partial(answer, http, body=body)
+            return await leased(http, body.model, answering, framing if body.stream else None, broken)
+
+        return handler
+
+    return handling

@@ -33,7 +33,7 @@ from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
-from foresay.server.text.options import bad_words, check_choices, check_echoed, forked, scores_only, truncated
+from foresay.server.text.options import check_choices, check_echoed, forked, scores_only, spelled_words, truncated
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
@@ -319,7 +319,7 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=service.config.seed)
     if body.bad_words:
-        params = msgspec.structs.replace(params, bad_words=bad_words(body, text.tokenizer))
+        params = msgspec.structs.replace(params, bad_words=spelled_words(body.bad_words, text.tokenizer))
     return params
 
 

@@ -120,6 +120,12 @@ def marked_fields(kind: type[msgspec.Struct], mark: str) -> dict[str, tuple[list
     return {name: (extra["harmless"], extra[mark]) for name, extra in fields if extra and mark in extra}
 
 
+def check_window(options: Any) -> None:
+    """Raise for a window of repeat_penalty, which always counts the whole text; one without a penalty is ignored."""
+    if options.repeat_penalty not in (None, 1.0) and options.repeat_last_n not in (None, -1):
+        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
+
+
 def not_followed(request: GenerationRequest) -> tuple[Warned, ...]:
     """Warnings about ignored fields whose value is not harmless."""
     given = [(name, getattr(request, name), *marks) for name, marks in marked_fields(type(request), "why").items()]
@@ -229,11 +235,9 @@ def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
 
 
 def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
-    if isinstance(request, ChatRequest):
-        if request.max_completion_tokens is not None:
-            return "max_completion_tokens", request.max_completion_tokens
-        return "max_tokens", _first(request.max_tokens, defaults.max_new_tokens, None)
-    return "max_tokens", _first(request.max_tokens, COMPLETION_MAX_TOKENS, None)
+    usual = defaults.max_new_tokens if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS
+    given = ((field, most) for field in _LIMITING if (most := getattr(request, field, None)) is not None)
+    return next(given, ("max_tokens", usual))
 
 
 T = TypeVar("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.host.models.model import Model
@@ -146,30 +145,27 @@ class Native(Answer):
 
     framing = FRAMING
 
-    def opening(self, index: int) -> list[msgspec.Struct]:
-        return []
-
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
-        return [self._answer([piece])] if piece.text or piece.token_ids else []
+        return [self._answer(piece)] if piece.text or piece.token_ids else []
 
     def closing(self) -> list[msgspec.Struct]:
-        return [self._ended(self._answer([]))]
+        return [self._ended(self._answer(Piece()))]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         answer = self._answer(pieces[0])
         answer.tokens = answer.tokens if self.body.return_token_ids else []
         return self._ended(answer)
 
-    def _answer(self, pieces: Sequence[Piece]) -> NativeAnswer:
+    def _answer(self, piece: Piece) -> NativeAnswer:
         choice = self.choices[0]
         answer = NativeAnswer(
-            content="".join(piece.text for piece in pieces),
-            tokens=[token for piece in pieces for token in piece.token_ids],
+            content=piece.text,
+            tokens=piece.token_ids,
             tokens_predicted=choice.completion_tokens,
             tokens_evaluated=len(choice.request.prompt),
         )
         if self.listed is not None:
-            answer.completion_probabilities = [self._likely(entry) for piece in pieces for entry in piece.logprobs]
+            answer.completion_probabilities = [self._likely(entry) for entry in piece.logprobs]
         return answer
 
     def _likely(self, entry: TokenLogprobs) -> NativeTokenLogprob:
@@ -193,8 +189,7 @@ class Native(Answer):
 
 def fields_of(body: NativeRequest) -> dict[str, Any]:
     """The fields of the completion request, without the prompt."""
-    if body.repeat_penalty not in (None, 1.0) and body.repeat_last_n not in (None, -1):
-        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
+    validation.check_window(body)
     validation.refuse(body)
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     fields |= {"return_token_ids": bool(body.return_tokens), "logprobs": body.n_probs}
@@ -208,15 +203,17 @@ def fields_of(body: NativeRequest) -> dict[str, Any]:
     return fields
 
 
-async def native(http: web.Request, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
+@leasing(FRAMING)
+async def native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     """Continue a prompt, or fill in the text between a prefix and a suffix."""
-    framing = FRAMING if body.stream else None
-    return await leased(http, body.model, partial(_native, http, body=body), framing)
-
-
-async def _native(http: web.Request, service: Service, body: NativeCompletion | InfillRequest) -> web.StreamResponse:
     with NAMES as names:
-        tokens = await (_infilled if isinstance(body, InfillRequest) else _prompt)(service, body)
+        if isinstance(body, InfillRequest):
+            tokens = await _infilled(service, body)
+        elif isinstance(body.prompt, str):
+            room = room_for(service, body, "prompt")
+            tokens = await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
+        else:
+            tokens = body.prompt
         fields = fields_of(body)
         if fields["max_tokens"] is None:
             fields["max_tokens"] = max(1, service.opened()[1].max_model_len - len(tokens))
@@ -227,14 +224,7 @@ async def _native(http: web.Request, service: Service, body: NativeCompletion | 
         return await answered(http, service, request, choices, Native)
 
 
-async def _prompt(service: Service, body: Any) -> list[int]:
-    if not isinstance(body.prompt, str):
-        return list(body.prompt)
-    room = room_for(service, body, "prompt")
-    return await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
-
-
-async def _infilled(service: Service, body: Any) -> list[int]:
+async def _infilled(service: Service, body: InfillRequest) -> list[int]:
     """The tokenizer's own beginning, then both texts, in which a control token's name is text."""
     tokenizer = service.opened()[0].tokenizer
     before, hole, after = infill_tokens(tokenizer)

@@ -21,7 +21,7 @@ from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
 from foresay.server.settings.units import count_in_words, moment
 from foresay.server.text.choice import Choice, Piece
-from foresay.server.text.parts import Part, ToolCallPart, joined, text_of, thought_of
+from foresay.server.text.parts import Part, ToolCallPart, text_of, thought_of
 from foresay.spec.request import EngineInfo
 
 NANOSECONDS = 1_000_000_000
@@ -47,21 +47,18 @@ class OllamaAnswer(Answer):
     def _line(self, text: str, thought: str, calls: list[schemas.OllamaToolCall]) -> schemas.OllamaProgress:
         """A line with this content."""
 
-    def opening(self, index: int) -> list[msgspec.Struct]:
-        return []
-
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         calls = self._calls.of(piece.parts, last=piece.finish_reason is not None)
         text, thought = text_of(piece.parts), thought_of(piece.parts)
         if not (text or thought or calls or piece.logprobs):
             return []
-        return [self._scored(self._line(text, thought, calls), [piece])]
+        return [self._scored(self._line(text, thought, calls), piece)]
 
     def closing(self) -> list[msgspec.Struct]:
         return [self._ended(self._line("", "", []))]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        parts = joined([part for piece in pieces[0] for part in piece.parts])
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        parts = pieces[0].parts
         line = self._line(text_of(parts), thought_of(parts), self._calls.of(parts, last=True))
         return self._ended(self._scored(line, pieces[0]))
 
@@ -69,9 +66,9 @@ class OllamaAnswer(Answer):
         """The error as a line."""
         return error_shape(500, error)
 
-    def _scored(self, line: schemas.OllamaProgress, pieces: Sequence[Piece]) -> schemas.OllamaProgress:
+    def _scored(self, line: schemas.OllamaProgress, piece: Piece) -> schemas.OllamaProgress:
         if self.listed is not None:
-            line.logprobs = self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs]).content
+            line.logprobs = self._token_decoder.chat(piece.logprobs).content
         return line
 
     def _ended(self, line: schemas.OllamaProgress) -> schemas.OllamaProgress:

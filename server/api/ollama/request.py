@@ -9,6 +9,7 @@ import msgspec
 from foresay.server.api.common import validation
 from foresay.server.api.common.validation import FieldNames, thinking
 from foresay.server.api.ollama import schemas
+from foresay.server.catalog.formats import EFFORTS
 from foresay.server.host.models.resident import Keep
 from foresay.server.schemas.bounds import MOST_CALLS, check_count
 from foresay.server.schemas.chat import ChatRequest
@@ -74,7 +75,7 @@ def refuse_unsupported(body: schemas.OllamaRequest) -> None:
     if body.options is not None:
         with inside("options"):
             validation.refuse(body.options)
-            _check_window(body.options)
+            validation.check_window(body.options)
 
 
 def keep_alive(body: schemas.OllamaRequest) -> Keep:
@@ -87,13 +88,6 @@ def keep_alive(body: schemas.OllamaRequest) -> Keep:
     except ValueError as error:
         raise InvalidRequest("keep_alive", f": {error}") from None
     return seconds if 0 <= seconds < _FOREVER else None
-
-
-def _check_window(options: schemas.OllamaOptions) -> None:
-    """repeat_penalty always counts the whole text: a window is refused with it, and ignored without it."""
-    penalized = options.repeat_penalty not in (None, 1.0)
-    if penalized and options.repeat_last_n not in (None, -1):
-        raise InvalidRequest("repeat_last_n", " must be -1: repeat_penalty counts the whole text on this server")
 
 
 def _shared(body: schemas.OllamaRequest) -> Json:
@@ -122,7 +116,7 @@ def _format(wanted: str | Json | None) -> Json | None:
 
 def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
     if isinstance(think, str):
-        if think not in schemas.EFFORTS:
+        if think not in EFFORTS:
             raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
     if think is False and chat_format.channels:  # Ollama ignores it for gpt-oss; the template warns of the effort

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -23,12 +22,11 @@ from foresay.server.catalog.catalog import fetched, of_short_name
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import Service, Text
+from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.errors import Forbidden, ModelNotFound
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.settings.units import moment
-from foresay.server.text.choice import Choice
 from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
@@ -60,7 +58,7 @@ async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatReq
     with ollama.NAMES as names:
         request = ollama.chat_of(body, text.chat_format)
         choices = names.warned(await chat_choices(service, request))
-        return await _answered(http, service, answers.OllamaChat, body, request, choices)
+        return await answered(http, service, request, choices, answers.OllamaChat, _origin(service, body))
 
 
 async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
@@ -84,7 +82,8 @@ async def _generate(
         else:
             request = raw = await _raw(service, body, prompt)
             choices = await completion_choices(service, raw, validation.prompts(raw))
-        return await _answered(http, service, answers.OllamaGenerate, body, request, names.warned(choices))
+        warned = names.warned(choices)
+        return await answered(http, service, request, warned, answers.OllamaGenerate, _origin(service, body))
 
 
 async def _load_only(
@@ -120,16 +119,9 @@ async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: st
     return validation.converted({"prompt": tokens, **fields}, CompletionRequest)
 
 
-async def _answered(
-    http: web.Request,
-    service: Service,
-    kind: type[answers.OllamaAnswer],
-    body: schemas.OllamaRequest,
-    request: GenerationRequest,
-    choices: Sequence[Choice],
-) -> web.StreamResponse:
-    origin = msgspec.structs.replace(service.origin(CONTEXT.get().id, body.model), model=body.model)
-    return await answered(http, service, request, choices, kind, origin)
+def _origin(service: Service, body: schemas.OllamaRequest) -> AnswerOrigin:
+    """The origin of an answer, which calls the model as the request does."""
+    return msgspec.structs.replace(service.origin(CONTEXT.get().id, body.model), model=body.model)
 
 
 async def tags(http: web.Request) -> web.Response:

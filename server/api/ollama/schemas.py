@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from foresay.server.catalog.formats import EFFORTS
 from foresay.server.schemas.bounds import Stop, Stops, shown
 from foresay.server.schemas.shared import Metrics, RequestWarning, not_done
 from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.spec.sampling import Logprobs, MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
-
-#: Levels of reasoning effort.
-EFFORTS = ("low", "medium", "high")
 
 # -- requests ------------------------------------------------------------------------------------------------------
 

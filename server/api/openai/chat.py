@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices
 from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import AnswerOrigin, Service
@@ -20,7 +20,7 @@ from foresay.server.schemas import chat as schemas
 from foresay.server.schemas.bounds import check_metadata
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.schemas.tokens import ChatLogprobs, Provenance
-from foresay.server.text.choice import Choice, Piece
+from foresay.server.text.choice import Choice, Piece, merged
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
 
 
@@ -57,8 +57,8 @@ class ChatAnswer(Answer):
         chunked = [self._chunk(index, delta) for delta in deltas]
         if chunked:  # per-token fields go with the first of them
             first = chunked[0].choices[0]
-            first.token_ids, first.logprobs = self._ids([piece]), self._logprobs([piece])
-            first.provenance = self._provenance([piece])
+            first.token_ids, first.logprobs = self._ids(piece), self._logprobs(piece)
+            first.provenance = self._provenance(piece)
             if piece.prompt_logprobs is not None:
                 chunked[0].prompt_logprobs = self._prompt_logprobs(index)
         chunks: list[msgspec.Struct] = [*chunked]
@@ -73,7 +73,7 @@ class ChatAnswer(Answer):
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if requested: it has no choices, so only clients that requested it need to handle it."""
         if self._store is not None:
-            self.whole(self._pieces)
+            self.whole([merged(of_choice) for of_choice in self._pieces])
         if not self._reports_usage:
             return []
         usage = statistics.usage(self.choices)
@@ -81,14 +81,13 @@ class ChatAnswer(Answer):
             self._final(schemas.ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))
         ]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        for piece in pieces[0]:
-            self._note_prompt(0, piece)
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        self._note_prompt(0, pieces[0])
         whole = schemas.ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model,
-            choices=[self._choice(index, of_choice) for index, of_choice in enumerate(pieces)],
+            choices=[self._choice(index, piece) for index, piece in enumerate(pieces)],
             usage=statistics.usage(self.choices),
             prompt_token_ids=known(self._prompt_ids(0)),
             prompt_logprobs=known(self._prompt_logprobs(0)),
@@ -106,30 +105,28 @@ class ChatAnswer(Answer):
         ids = self.body.return_token_ids and piece.token_ids
         return bool(ids or piece.logprobs or piece.prompt_logprobs or piece.steps or piece.tokens)
 
-    def _provenance(self, pieces: Sequence[Piece]) -> Provenance | UnsetType:
+    def _provenance(self, piece: Piece) -> Provenance | UnsetType:
         """The provenance, without reasoning if the client does not want it."""
-        provenance = super()._provenance(pieces)
+        provenance = super()._provenance(piece)
         if not self._include_reasoning and provenance is not UNSET:
             for token in provenance.tokens:
                 token.reasoning = UNSET
         return provenance
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> ChatLogprobs | None:
-        if self.listed is None:
-            return None
-        return self._token_decoder.chat([entry for piece in pieces for entry in piece.logprobs], chosen_first=True)
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        return None if self.listed is None else self._token_decoder.chat(piece.logprobs, chosen_first=True)
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> schemas.ChatChoice:
+    def _choice(self, index: int, piece: Piece) -> schemas.ChatChoice:
         choice = self.choices[index]
         return schemas.ChatChoice(
             index=index,
-            message=message_of([part for piece in pieces for part in self._shown(piece)]),
-            logprobs=self._logprobs(pieces),
+            message=message_of(self._shown(piece)),
+            logprobs=self._logprobs(piece),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             seed=choice.seed,
-            token_ids=known(self._ids(pieces)),
-            provenance=self._provenance(pieces),
+            token_ids=known(self._ids(piece)),
+            provenance=self._provenance(piece),
         )
 
     def _chunk(self, index: int, delta: schemas.ChatDelta) -> schemas.ChatChunk:
@@ -178,12 +175,9 @@ def _call(part: ToolCallPart) -> schemas.ToolCall:
     )
 
 
-async def chat_completions(http: web.Request, body: schemas.ChatRequest) -> web.StreamResponse:
+@leasing(EVENTS)
+async def chat_completions(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    return await leased(http, body.model, lambda service: _chat(http, service, body), EVENTS if body.stream else None)
-
-
-async def _chat(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     check_metadata(body.metadata)
     store = service.server.of(StoredChats) if body.store else None
     return await answered(http, service, body, await chat_choices(service, body), partial(ChatAnswer, store=store))

@@ -14,7 +14,7 @@ from msgspec import UnsetType
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
@@ -80,7 +80,7 @@ class CompletionAnswer(Answer):
         waits = self._scores_prompt and self._leaders[index] not in self._prompts
         chunks = [] if self._introduced[index] or waits else self._introduction(index)
         if self._shows(piece) or piece.finish_reason is not None:
-            chunk = self._chunk([self._choice_of(index, [piece])], self._usage())
+            chunk = self._chunk([self._choice_of(index, piece)], self._usage())
             chunks.append(self._final(chunk) if self._closes(piece) else chunk)
         return chunks
 
@@ -89,12 +89,11 @@ class CompletionAnswer(Answer):
             return []
         return [self._final(self._chunk([], statistics.usage(self.choices)))]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         choices = []
-        for index, of_choice in enumerate(pieces):
-            for piece in of_choice:
-                self._note_prompt(index, piece)
-            choices.append(_nulled(_joined(self._before(index), self._choice_of(index, of_choice))))
+        for index, piece in enumerate(pieces):
+            self._note_prompt(index, piece)
+            choices.append(_nulled(_joined(self._before(index), self._choice_of(index, piece))))
         return self._final(self._chunk(choices, statistics.usage(self.choices)))
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -127,28 +126,26 @@ class CompletionAnswer(Answer):
         tokens, offsets = self.choices[index].request.prompt, self._echoes[index].offsets
         return self._token_decoder.completion(self._prompt_entries(index), tokens, offsets, self.listed)
 
-    def _choice_of(self, index: int, pieces: Sequence[Piece]) -> CompletionChoice:
-        """What pieces add to a choice."""
+    def _choice_of(self, index: int, piece: Piece) -> CompletionChoice:
+        """What a piece adds to a choice."""
         choice = CompletionChoice(
             index=index,
-            text="".join(piece.text for piece in pieces),
-            logprobs=self._logprobs(index, pieces),
-            token_ids=self._ids(pieces),
-            provenance=self._provenance(pieces),
+            text=piece.text,
+            logprobs=self._logprobs(index, piece),
+            token_ids=self._ids(piece),
+            provenance=self._provenance(piece),
         )
-        if any(piece.finish_reason is not None for piece in pieces):
+        if piece.finish_reason is not None:
             ended = self.choices[index]
             choice.finish_reason, choice.stop_reason, choice.seed = ended.finish_reason, ended.stop_reason, ended.seed
         return choice
 
-    def _logprobs(self, index: int, pieces: Sequence[Piece]) -> CompletionLogprobs | None:
+    def _logprobs(self, index: int, piece: Piece) -> CompletionLogprobs | None:
         if self.listed is None:
             return None
         begin = len(self._echoes[index].text) if self._echoes else 0
-        tokens = [token for piece in pieces for token in piece.token_ids]
-        entries = [entry for piece in pieces for entry in piece.logprobs]
-        offsets = [begin + offset for piece in pieces for offset in piece.offsets]
-        return self._token_decoder.completion(entries, tokens, offsets, self.listed)
+        offsets = [begin + offset for offset in piece.offsets]
+        return self._token_decoder.completion(piece.logprobs, piece.token_ids, offsets, self.listed)
 
     @property
     def _scores_prompt(self) -> bool:
@@ -174,13 +171,9 @@ def _nulled(choice: CompletionChoice) -> CompletionChoice:
     return choice
 
 
-async def completions(http: web.Request, body: CompletionRequest) -> web.StreamResponse:
+@leasing(EVENTS)
+async def completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     """Continue one prompt or several."""
-    framing = EVENTS if body.stream else None
-    return await leased(http, body.model, lambda service: _completions(http, service, body), framing)
-
-
-async def _completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     text, _ = service.opened()
     given = validation.prompts(body)
     choices = await completion_choices(service, body, given)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
 
 from foresay.server.api.common import validation
 from foresay.server.api.common.route import Route, json_response, json_slices
@@ -92,21 +91,15 @@ _TEMPLATE_FIELDS = {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct
 async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamResponse:
     """The tokens of a text or of a conversation."""
     async with http.app[MODELS].reading(body.model) as service:
-        answer = await _tokenized(service, body)
-    fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
-    return await json_slices(http, {name: value for name, value in fields.items() if value is not UNSET})
-
-
-async def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
-    text, info = service.opened()
-    tokens = await _tokens(service, body)
-    answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=[*tokens])
-    if body.return_token_strs:
-        answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
-    if body.with_pieces:
-        pieces = await asyncio.to_thread(lambda: [text.tokenizer.spelled(token).text for token in tokens])
-        answer.tokens = [TokenPiece(*one) for one in zip(tokens, pieces, strict=True)]
-    return answer
+        text, info = service.opened()
+        tokens = await _tokens(service, body)
+        answer = Tokenized(count=len(tokens), max_model_len=info.max_model_len, tokens=[*tokens])
+        if body.return_token_strs:
+            answer.token_strs = await asyncio.to_thread(text.tokenizer.token_strings, tokens)
+        if body.with_pieces:
+            pieces = await asyncio.to_thread(lambda: [text.tokenizer.spelled(token).text for token in tokens])
+            answer.tokens = [TokenPiece(*one) for one in zip(tokens, pieces, strict=True)]
+    return await json_slices(http, msgspec.structs.asdict(answer))
 
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:

@@ -73,10 +73,6 @@ class ResponseItems(Items[ResponseEvent]):
             return [_delta(item, more, logprobs=taken)] if more else []
         return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
 
-    def empty_delta(self) -> list[ResponseEvent]:
-        """An empty delta of the open item, to report tokens without text."""
-        return [] if self.open is None else [_delta(self.open, "")]
-
     def closes(self, item: Item) -> list[ResponseEvent]:
         """Events for a complete item; it gets the logprobs of tokens without text."""
         self._logprobs_so_far += self.logprobs
@@ -191,9 +187,9 @@ class ResponseAnswer(Answer):
         return self.response.status != "in_progress"
 
     @property
-    def output_ids(self) -> list[int]:
-        """The token ids of the output."""
-        return self.choices[0].tokens if self._generates else []
+    def tokens(self) -> list[int]:
+        """Token ids of prompt and output."""
+        return self.choices[0].request.prompt + (self.choices[0].tokens if self._generates else [])
 
     # -- Answer --------------------------------------------------------------------------------------------------
 
@@ -218,8 +214,9 @@ class ResponseAnswer(Answer):
         complete = self.choices[0].finish_reason != "length"
         silent = not self.response.output and self._items.open is None
         emitted = self._items.take([TextPart("")] if silent else [])
-        if self._pending_provenance.steps or self._pending_provenance.tokens:
-            emitted += self._items.empty_delta()
+        pending = self._pending_provenance
+        if self._items.open is not None and (pending.steps or pending.tokens):
+            emitted.append(_delta(self._items.open, ""))  # to report tokens without text
             self._attach_provenance(emitted)
         emitted += self._close("completed" if complete else "incomplete")
         if complete:
@@ -245,9 +242,8 @@ class ResponseAnswer(Answer):
         self.response.error = schemas.ResponseError(code, error.error.message)
         return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
 
-    def whole(self, pieces: Sequence[Sequence[Piece]]) -> msgspec.Struct:
-        for piece in pieces[0]:
-            self.chunks(0, piece)
+    def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
+        self.chunks(0, pieces[0])
         self.closing()
         return self.response
 

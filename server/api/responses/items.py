@@ -27,6 +27,8 @@ from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, inside
 
 NAMESPACE, CUSTOM = "namespace", "custom"
+#: The types of tools that are not left out.
+SERVED = (FUNCTION, CUSTOM, NAMESPACE)
 #: The type of items that add tools.
 ADDITIONAL = "additional_tools"
 _TEXT = {
@@ -96,11 +98,6 @@ class Toolbox(msgspec.Struct, frozen=True):
     def client_name(self, name: str) -> ClientName:
         """The client's name of the function that the model calls ``name``."""
         return self.names.get(name, ClientName(name))
-
-
-def served(tools: Sequence[FunctionTool] | None) -> list[FunctionTool]:
-    """The tools that are not left out."""
-    return [tool for tool in tools or () if tool.type in (FUNCTION, CUSTOM, NAMESPACE)]
 
 
 def full_name(name: str | None, namespace: str | None) -> str:

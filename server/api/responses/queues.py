@@ -210,7 +210,7 @@ class SendQueue:
     def _put_delta(self, response_id: str, event: ItemDelta) -> None:
         tail = self._tails.get(response_id)
         self.bytes += len(event.delta) + MESSAGE_BYTES * (len(getattr(event, "logprobs", ())) + _provenance_size(event))
-        if tail is not None and _continues(tail.first, event):
+        if tail is not None and type(tail.first) is type(event) and tail.first.item_id == event.item_id:
             tail.add(event)
             return
         self._tails[response_id] = merged = _Merged(event)
@@ -238,7 +238,3 @@ class SendQueue:
 def _provenance_size(event: ItemDelta) -> int:
     """The number of tokens and steps in its provenance."""
     return 0 if event.provenance is UNSET else len(event.provenance.tokens) + len(event.provenance.steps)
-
-
-def _continues(first: ItemDelta, event: ItemDelta) -> bool:
-    return type(first) is type(event) and first.item_id == event.item_id

@@ -73,7 +73,7 @@ def chat_request(
     fields |= {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
-        "logprobs": True if _wants_logprobs(body) else None,
+        "logprobs": True if schemas.LOGPROBS in (body.include or ()) or body.top_logprobs else None,
         "tools": list(toolbox.chat) or None,
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -116,10 +116,6 @@ def check(body: schemas.ResponseRequest) -> None:
         raise InvalidRequest("truncation", f" must be auto or disabled, got {body.truncation!r}")
     check_metadata(body.metadata)
     check_count(body.tools, MOST_TOOLS, "tools")
-
-
-def _wants_logprobs(body: schemas.ResponseRequest) -> bool:
-    return schemas.LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
 def _tool_choice(choice: str | schemas.NamedChoice | None) -> Any:

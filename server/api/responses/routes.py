@@ -10,7 +10,7 @@ from aiohttp import web
 
 from foresay.server.api.common.kept import LIST_QUERY, number, page
 from foresay.server.api.common.route import BODY_ERRORS, EventStream, Route, Stream, json_response
-from foresay.server.api.common.streaming import leased, stream
+from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import CANCELLED
 from foresay.server.api.responses.compact import compacted
@@ -30,23 +30,19 @@ from foresay.spec.errors import InvalidRequest
 CANCEL_SECONDS = 2.0
 
 
-async def create(http: web.Request, body: schemas.ResponseRequest) -> web.StreamResponse:
+def _broken(status: int, body: ErrorBody) -> StreamError:
+    error = body.error
+    return StreamError(code=error.code or error.type, message=error.message, param=error.param, error=error)
+
+
+@leasing(FRAMING, _broken)
+async def create(http: web.Request, service: Service, body: schemas.ResponseRequest) -> web.StreamResponse:
     """Answer a conversation given as items, or continue an earlier response."""
-    framing = FRAMING if body.stream else None
-    return await leased(http, body.model, lambda service: _create(http, service, body), framing, _broken)
-
-
-async def _create(http: web.Request, service: Service, body: schemas.ResponseRequest) -> web.StreamResponse:
     turn = await prepared(service, body)
     if not body.stream:
         return json_response(await whole(turn), headers=headers(turn.answer.warnings))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.ping_seconds)
-
-
-def _broken(status: int, body: ErrorBody) -> StreamError:
-    error = body.error
-    return StreamError(code=error.code or error.type, message=error.message, param=error.param, error=error)
 
 
 async def count(http: web.Request, body: schemas.ResponseRequest) -> web.Response:

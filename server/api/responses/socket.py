@@ -32,7 +32,6 @@ from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized
-from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
@@ -234,15 +233,11 @@ class Socket:
         try:
             async with self._models.lease(create.model) as service:
                 await self._answered(service, message, create)
-        except (ApiError, InvalidRequest) as error:
-            self._forget(create, error)
+        except Exception as error:
+            self._note_failure(create, error)
             self._refuse(error, create.stream_id)
             if isinstance(error, Unauthorized):
                 self.close(UNWELCOME)
-        except Exception as error:
-            self._forget(create, error)
-            log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
-            self._send("", _error(*error_body(error), create.stream_id))
 
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -255,32 +250,34 @@ class Socket:
             except Exception as error:
                 if not turn.begun or turn.answer.over:
                     raise
-                self._forget(create, error)
-                if not isinstance(error, ApiError | InvalidRequest):
-                    log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
+                self._note_failure(create, error)
                 self._send(turn.record.response.id, turn.answer.broken(error_body(error)[1]))
         self._remember(create.stream_id, turn)
 
-    def _forget(self, create: Create, error: Exception) -> None:
-        """Drop the response that a failed one was to follow, if only this socket had it: the client restarts with all
-        items."""
+    def _note_failure(self, create: Create, error: Exception) -> None:
+        """Log an internal error, and drop the response that the failed one was to follow, if only this socket had it:
+        the client restarts with all items."""
+        if not isinstance(error, ApiError | InvalidRequest):
+            log.exception("a response over a WebSocket failed (request %s)", CONTEXT.get().id)
         record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
         if record is not None and record.socket_id and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
 
     def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
         """Remember a lane's conversation, whose KV is kept warm while the socket is open."""
-        self._warm[lane] = (turn.record.response.id, turn.salt)
+        self._warm[lane] = (turn.record.response.id, turn.answer.choices[0].request.salt)
         self._warm.move_to_end(lane)
         if len(self._warm) > MOST_WARM:
             self._warm.popitem(last=False)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: ApiError | InvalidRequest, stream_id: str | None) -> None:
+    def _refuse(self, error: Exception, stream_id: str | None) -> None:
         if isinstance(error, InvalidRequest | ModelNotFound):
             CONTEXT.get().caller.rate_limiter.refused()
-        self._send("", _error(*error_body(error), stream_id))
+        status, body = error_body(error)
+        lane = msgspec.UNSET if stream_id is None else stream_id
+        self._send("", SocketError(status=status, error=body.error, stream_id=lane))
 
     def _send(self, response_id: str, *events: msgspec.Struct) -> None:
         self._send_queue.put(response_id, events)
@@ -295,11 +292,6 @@ def _protocols(http: web.Request) -> tuple[str, ...]:
     if offered and PROTOCOL not in offered:
         raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {PROTOCOL}, or none")
     return (PROTOCOL,)
-
-
-def _error(status: int, body: ErrorBody, stream_id: str | None) -> SocketError:
-    lane = msgspec.UNSET if stream_id is None else stream_id
-    return SocketError(status=status, error=body.error, stream_id=lane)
 
 
 async def _stopped(*tasks: asyncio.Task[None]) -> None:

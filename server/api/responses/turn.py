@@ -17,7 +17,7 @@ from foresay.server.api.common.streaming import batches
 from foresay.server.api.common.turns import chat_choices
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
-from foresay.server.api.responses.items import Toolbox, given_items, served
+from foresay.server.api.responses.items import SERVED, Toolbox, given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
 from foresay.server.engine.generation import Generation
@@ -43,16 +43,6 @@ class ResponseTurn:
         answer.record = record.note
 
     @property
-    def tokens(self) -> list[int]:
-        """Token ids of prompt and output."""
-        return self.answer.choices[0].request.prompt + self.answer.output_ids
-
-    @property
-    def salt(self) -> str:
-        """The salt of its prefixes."""
-        return self.answer.choices[0].request.salt
-
-    @property
     def begun(self) -> bool:
         """Whether its first event was made, so that an error is reported as a failed response."""
         return bool(self.record.events)
@@ -76,10 +66,9 @@ class ResponseTurn:
                 async with self._service.generation(choices, keeps_text=stored) as generation:
                     self._run(generation)
                     yield generation
-        except ConnectionError:
-            raise
         except Exception as error:
-            self._fail(error)
+            if self.begun and not self.answer.over and not isinstance(error, ConnectionError):
+                self.answer.broken(error_body(error)[1])
             raise
         finally:
             self._generation = None
@@ -99,17 +88,13 @@ class ResponseTurn:
             async for events, _ in batches(self.answer, generation, lambda: None if self.begun else timeout):
                 yield events
 
-    def _fail(self, error: Exception) -> None:
-        if self.begun and not self.answer.over:
-            self.answer.broken(error_body(error)[1])
-
     def _keep(self) -> None:
         """The response has ended: close it if that has not happened (the client left), and keep it if it ever began."""
         if not self.begun and not self._cancelled:
             return
         if not self.answer.over:
             self.answer.broken(described(Cancelled())[1])
-        self.record.tokens = self.tokens
+        self.record.tokens = self.answer.tokens
         self.record.over.set()
         if self._keeps:
             self._service.server.of(Responses).store.keep(self.record)
@@ -239,7 +224,7 @@ def _response(body: schemas.ResponseRequest, id: str, model: str, choice: Choice
         store=body.store is not False,
         text=_text(body.text or schemas.TextOptions()),
         tool_choice=_tool_choice(body.tool_choice or "auto"),
-        tools=served(body.tools),
+        tools=[tool for tool in body.tools or () if tool.type in SERVED],
         top_logprobs=body.top_logprobs or 0,
         truncation=body.truncation or "disabled",
         metadata=body.metadata or {},

@@ -16,19 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
-from foresay.server.cli.check.summary import advice
-from foresay.server.engine import kept_kv
+from foresay.server.cli.check.probe import Probed, advice, gains, measured, probe
+from foresay.server.cli.measure import factor
+from foresay.server.engine import taken_over
 from foresay.server.engine.build import choose_dtype, draft_shape, fitting, max_model_len
 from foresay.server.engine.checks import CheckReport, Measured, Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import choose_activations, find_device
+from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.drafters.registry import find, settled
+from foresay.server.engine.drafters.registry import drafts, find, settled
 from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
@@ -113,10 +114,6 @@ def recommended(name: str, target: Target | None = None) -> str:
 
 def _listed(drafts: Sequence[KnownDraft]) -> str:
     return ", ".join(f"--draft {draft.setting} ({count_in_words(draft.parameters)} weights)" for draft in drafts)
-
-
-if TYPE_CHECKING:
-    from foresay.server.cli.check.probe import Probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +243,7 @@ def _look(notes: Notes, config: EngineConfig) -> str:
 
 def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     """Note what is kept on disk, and where."""
-    size, note = kept_kv.room(config, target.device)
+    size, note = taken_over.room(config, target.device)
     notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
     packed, most = model_bytes(target.model, target.dtype.value, True), config.weight_cache_bytes
     if target.device.is_gpu or not config.weight_cache or packed < kept_weights.LEAST_BYTES:
@@ -262,8 +259,6 @@ def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:
     """The measurements, and advice; None if there is nothing to measure, or measuring failed."""
-    from foresay.server.cli.check.probe import probe
-    from foresay.server.cli.check.summary import measured
 
     choice = choose_draft(config)
     if choice.value == NONE:
@@ -288,8 +283,6 @@ _LEAVE = "leave --draft-quantize out"
 
 def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
     """The same with an int8 draft model; None if there is no float draft model, or it is already quantised."""
-    from foresay.server.engine.drafters.draft_model import DraftModel
-    from foresay.server.engine.drafters.registry import drafts
 
     models = [one for one in drafts(config, draft) if isinstance(one, DraftModel)]
     if config.draft_quantize is not None or not models or models[0].model.quantization is not None:
@@ -299,8 +292,6 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
     """Note what an int8 draft model does to acceptance and speed."""
-    from foresay.server.cli.check.summary import gains, measured
-    from foresay.server.cli.measure import factor
 
     if found is None:
         return

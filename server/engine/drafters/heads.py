@@ -15,7 +15,7 @@ from torch import Tensor
 from foresay.drafters.eagle import EagleDrafter, MtpDrafter, PEagleDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import PagePool, PageTable
-from foresay.server.engine.checks import Notes, Target, layers
+from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import KV_DTYPES
 from foresay.server.engine.drafters.head import (
     Head,
@@ -30,6 +30,7 @@ from foresay.server.engine.drafters.head import (
 from foresay.server.engine.parameters import item_bytes, token_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
+from foresay.server.settings.units import counted
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
@@ -233,7 +234,7 @@ class Eagle(LayeredHead):
         kind = "EAGLE-3" if config.generation == 3 else "EAGLE"
         if config.mask is not None:
             kind = f"P-EAGLE, {config.guesses} tokens at once"
-        return f"{kind}, {layers(config.layer.num_layers)}"
+        return f"{kind}, {counted(config.layer.num_layers, 'layer')}"
 
 
 @dataclass(frozen=True)
@@ -331,4 +332,5 @@ class DFlash(LayeredHead):
     def about(self, drafter: Any) -> str:
         config = drafter.head.config
         kind = "DFlash" if config.markov is None else f"DSpark ({config.markov.kind}, rank {config.markov.rank})"
-        return f"{kind}, blocks of {config.block} that guess {config.guesses} tokens, {layers(config.layer.num_layers)}"
+        size = counted(config.layer.num_layers, "layer")
+        return f"{kind}, blocks of {config.block} that guess {config.guesses} tokens, {size}"

@@ -144,7 +144,7 @@ class Model(Resident):
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
-        if self._text is None and await _in_thread(is_here, self._config):
+        if self._text is None and await _in_thread(cached_target, self._config) is not None:
             await self._read_text()
 
     async def _read_text(self) -> None:
@@ -268,11 +268,6 @@ async def _in_thread(read: Callable[[ServeConfig], T], config: ServeConfig) -> T
 def _import() -> None:
     """Import what :func:`fetch` needs, in one thread at a time."""
     import foresay.server.engine.build  # noqa: F401
-
-
-def is_here(config: ServeConfig) -> bool:
-    """Whether the target's tokenizer can be read without a download."""
-    return cached_target(config) is not None
 
 
 def longest_here(config: ServeConfig) -> int | None:

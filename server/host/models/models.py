@@ -134,11 +134,9 @@ class Models:
         lease = await self._leased(
             entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
         )
-        serve(release=lease.release)
-        try:
+        serve(release=lease.close)
+        with lease:
             yield self.find(name).service  # after waiting, another model may have taken over
-        finally:
-            lease.release()
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:

@@ -64,11 +64,13 @@ class Residency:
     async def lease(self, resident: Resident, heartbeat: Heartbeat, keep: Keep = "usual") -> Lease:
         """Lease a model; waits until it is loaded. keep: how long it stays loaded after this request without another.
 
-        Raises :class:`LoadFailed` if it cannot be loaded. The lease must be released.
+        Raises :class:`LoadFailed` if it cannot be loaded. The lease must be closed.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
         given = self._give(resident) if resident.state == "in" else await self._arrival(resident, heartbeat)
-        return Lease(lambda: self._return(given))
+        lease = Lease()
+        lease.callback(self._return, given)
+        return lease
 
     def arrived(self, resident: Resident) -> None:
         """The model of the server's start is loaded: its idle time starts now."""

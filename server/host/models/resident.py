@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Literal, NamedTuple, TypeVar
 
 from foresay.spec.errors import ForesayError
@@ -56,17 +57,8 @@ class NoMemory(ForesayError):
     """It would fit alone, but not alongside the others; its footprint says what it would hold."""
 
 
-class Lease:
-    """Keeps a model loaded until released: when its engine is done with the request."""
-
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
-
-    def release(self) -> None:
-        """Release it; further calls do nothing."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+#: Keeps a model loaded until closed: when its engine is done with the request. Closing it again does nothing.
+Lease = ExitStack
 
 
 class Waiter(NamedTuple):

@@ -28,7 +28,7 @@ from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import Request
-from foresay.spec.trace import ShadowReport, StepTrace
+from foresay.spec.trace import StepTrace
 
 #: How often the cluster is asked for its replicas.
 LOOK_SECONDS = 0.5
@@ -106,7 +106,7 @@ class Fleet(Supervised):
             self._leave(self._replicas[name])
         for name in listed.keys() - self._replicas.keys():
             replica = ReplicaClient(listed[name], self._config.max_resumes, self._one_ready, self._step)
-            replica.observe_shadow = self._shadow
+            replica.observe_shadow = self.observe_shadow
             self._replicas[name], self._serving[name] = replica, asyncio.create_task(self._serve(replica))
 
     async def _serve(self, replica: ReplicaClient) -> None:
@@ -192,9 +192,6 @@ class Fleet(Supervised):
             names = ("running", "waiting", "pages", "kept_pages")
             together = replace(trace, **{name: sum(getattr(last, name) for last in lasts) for name in names})
             self._notify(self.observe, together)
-
-    def _shadow(self, report: ShadowReport) -> None:
-        self._notify(self.observe_shadow, report)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

@@ -12,11 +12,12 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from foresay.server.engine.generation import Cause, EngineStatus
+from foresay.spec.accept import summed
 from foresay.spec.trace import ShadowReport
 
 #: Upper bounds in seconds of the time between two chunks or tokens: a small model on a CPU takes less than a
@@ -35,6 +36,38 @@ SOCKET_BOUNDS = (0.1, 1.0, 10.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0, 86
 CHOICE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Tokens of a prompt or an answer.
 LENGTH_BOUNDS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
+
+K = TypeVar("K")
+
+
+def add(counts: dict[K, Any], more: Mapping[K, Any]) -> None:
+    """Add up by key: numbers, or objects with an ``add`` method."""
+    for key, count in more.items():
+        if isinstance(count, int | float):
+            counts[key] = counts.get(key, 0) + count
+        else:
+            counts.setdefault(key, type(count)()).add(count)
+
+
+def added(own: Any, more: Any) -> Any:
+    """The sum of two counts: numbers, counts by depth from 0 on, counts by key, or of several things."""
+    if isinstance(more, int | float):
+        return own + more
+    if isinstance(more, list):
+        return summed([own, more])
+    add(own, more) if isinstance(more, dict) else own.add(more)
+    return own
+
+
+class Counts:
+    """Counts several things, its slots, which add up."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def add(self, other: Any) -> None:
+        """Count what the other one has counted."""
+        for name in self.__slots__:
+            setattr(self, name, added(getattr(self, name), getattr(other, name)))
 
 
 class Histogram:
@@ -211,12 +244,11 @@ class Shapes:
 
 # -- what became of drafts ---------------------------------------------------------------------------------------------
 
-K = TypeVar("K")
 #: Drafter, tree, the last accepted node that is in the text (0: the root), and the number of tokens in the text.
 Run = tuple[str, Shape, int, int]
 
 
-class DraftCounts:
+class DraftCounts(Counts):
     """One drafter's trees: how many, their nodes, and the accepted nodes whose tokens are in the text; also by
     depth."""
 
@@ -232,28 +264,12 @@ class DraftCounts:
         self.drafts += times
         self.drafted += shape.drafted * times
         self.accepted += accepted * times
-        self._deepen(len(shape.per_depth))
-        for depth, nodes in enumerate(shape.per_depth):
-            self.drafted_per_depth[depth] += nodes * times
-        for depth in range(accepted):
-            self.accepted_per_depth[depth] += times
-
-    def add(self, other: DraftCounts | ShadowReport) -> None:
-        """Add the counts of another."""
-        self.drafts += other.drafts
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self._deepen(len(other.drafted_per_depth))
-        for depth, pair in enumerate(zip(other.drafted_per_depth, other.accepted_per_depth, strict=True)):
-            self.drafted_per_depth[depth] += pair[0]
-            self.accepted_per_depth[depth] += pair[1]
-
-    def _deepen(self, depths: int) -> None:
-        for counts in (self.drafted_per_depth, self.accepted_per_depth):
-            counts.extend([0] * (depths - len(counts)))
+        deeper = len(shape.per_depth) - accepted
+        self.drafted_per_depth = summed([self.drafted_per_depth, [nodes * times for nodes in shape.per_depth]])
+        self.accepted_per_depth = summed([self.accepted_per_depth, [times] * accepted + [0] * deeper])
 
 
-class PositionCounts:
+class PositionCounts(Counts):
     """How often there was a node at each position of a tree, and how often it was accepted. Positions are those of
     :func:`~foresay.server.observe.telemetry.counts.link`."""
 
@@ -270,25 +286,11 @@ class PositionCounts:
         for position in shape.trails[last]:
             self.taken[position] = self.taken.get(position, 0) + times
 
-    def add(self, other: Self) -> None:
-        """Count what the other one has counted."""
-        add(self.drafted, other.drafted)
-        add(self.taken, other.taken)
-
-
-def add(counts: dict[K, Any], more: Mapping[K, Any]) -> None:
-    """Add up by key: numbers, or objects with an ``add`` method."""
-    for key, count in more.items():
-        if isinstance(count, int | float):
-            counts[key] = counts.get(key, 0) + count
-        else:
-            counts.setdefault(key, type(count)()).add(count)
-
 
 # -- what a shadow drafter would have had accepted ---------------------------------------------------------------------
 
 
-class Shadowing:
+class Shadowing(Counts):
     """One shadow drafter's hypothetical steps. tokens: what they would have emitted; seconds: what drafting took."""
 
     __slots__ = ("drafting", "seconds", "steps", "tokens")
@@ -304,10 +306,3 @@ class Shadowing:
         self.steps += report.steps
         self.seconds += report.seconds
         self.drafting.add(report)
-
-    def add(self, other: Self) -> None:
-        """Count what the other one has counted."""
-        self.tokens += other.tokens
-        self.steps += other.steps
-        self.seconds += other.seconds
-        self.drafting.add(other.drafting)

@@ -6,9 +6,10 @@ families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -28,7 +29,7 @@ KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram"
 OfModel = tuple[str, Histogram | Sequence[Series]]
 #: Escaping schemes that do not change our names.
 HARMLESS = ("underscores", "values")
-#: Encodes a :class:`Registry` as text.
+#: Encodes families as text.
 Encode = Callable[[Any], bytes]
 
 
@@ -45,9 +46,9 @@ class Exposition:
     async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics and their content type, in the format that the Accept header requests."""
         encode, content_type = chosen(accept)
-        end, pieces, slices = encode(Registry()), [], Slices()
+        end, pieces, slices = encode(registry()), [], Slices()
         for family in self.collect():
-            pieces.append(encode(Registry(family)).removesuffix(end))
+            pieces.append(encode(registry(family)).removesuffix(end))
             await slices.pause()
         return b"".join([*pieces, end]), content_type
 
@@ -100,6 +101,11 @@ def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogra
     return list(sums.items())
 
 
+def registry(*families: Family) -> SimpleNamespace:
+    """Some families, with the interface that an encoder needs."""
+    return SimpleNamespace(collect=lambda: families)
+
+
 def chosen(accept: str) -> tuple[Encode, str]:
     """The format that an Accept header requests, and its content type; plain text if the header is invalid."""
     try:
@@ -110,14 +116,3 @@ def chosen(accept: str) -> tuple[Encode, str]:
         # prometheus-client 0.26 escapes colons in samples but not in TYPE lines, so Prometheus 2 cannot match them
         encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
     return encode, content_type
-
-
-class Registry:
-    """Some families, with the interface that an encoder needs."""
-
-    def __init__(self, *families: Family) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Family]:
-        """The families."""
-        return self._families

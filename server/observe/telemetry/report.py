@@ -6,6 +6,7 @@ request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -200,12 +201,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     drafter: str = ""
     draft: str = ""
     drafter_reason: str = ""
-    drafters: list[str] = []
+    drafters: Sequence[str] = ()
     dtype: str = ""
     device: str = ""
     exact: bool | None = None
     exact_reason: str = ""
-    draft_shape: list[int] = []
+    draft_shape: Sequence[int] = ()
     kv_tokens: int = 0
     page_size: int = 0
     max_seqs: int = 0

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from types import MappingProxyType
 
 import foresay
@@ -32,6 +33,7 @@ from foresay.server.observe.telemetry.report import (
     RequestSummary,
     Server,
     Snapshot,
+    from_counts,
 )
 from foresay.server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
 from foresay.server.observe.telemetry.window import Verdict, Window, judged, summed
@@ -249,7 +251,8 @@ class Telemetry:
 
     def _server(self, now: float, info: EngineInfo | None) -> Server:
         status = self.engine.status
-        known = Server(
+        made = Server if info is None else partial(from_counts, Server, info)
+        return made(
             model=self.model,
             status="draining" if self.draining else status.state,
             message=DRAINING if self.draining else status.message,
@@ -260,10 +263,3 @@ class Telemetry:
             resumed=self.startup.resumed,
             replicas=self.replicas(),
         )
-        return known if info is None else _with_engine(known, info)
-
-
-def _with_engine(known: Server, info: EngineInfo) -> Server:
-    names = [name for name in Server.__struct_fields__ if name in EngineInfo.__struct_fields__]
-    fields = {name: getattr(known, name) for name in Server.__struct_fields__} | {n: getattr(info, n) for n in names}
-    return Server(**fields | {"draft_shape": list(info.draft_shape), "drafters": list(info.drafters)})

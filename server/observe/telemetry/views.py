@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from foresay.server.observe.telemetry import report
-from foresay.server.observe.telemetry.counts import Histogram, link, unlink
+from foresay.server.observe.telemetry.counts import DraftCounts, Histogram, link, unlink
 from foresay.server.observe.telemetry.window import Window, judged
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
 
@@ -69,14 +69,7 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
 def drafters(window: Window) -> list[report.DrafterRates]:
     """Each drafter's trees, the most frequent drafter first."""
     rows = [
-        report.from_counts(
-            report.DrafterRates,
-            drafting,
-            drafter=name,
-            share=drafting.drafts / window.drafts,
-            acceptance_rate=ratio(drafting.accepted, drafting.drafted),
-            mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
-        )
+        _rates(report.DrafterRates, drafting, drafter=name, share=drafting.drafts / window.drafts)
         for name, drafting in window.drafting.items()
     ]
     return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
@@ -85,18 +78,23 @@ def drafters(window: Window) -> list[report.DrafterRates]:
 def shadows(window: Window) -> list[report.ShadowRates]:
     """What the shadow drafters would have had accepted."""
     return [
-        report.from_counts(
+        _rates(
             report.ShadowRates,
             shadow.drafting,
             drafter=name,
             steps=shadow.steps,
-            acceptance_rate=ratio(shadow.drafting.accepted, shadow.drafting.drafted),
             tokens_per_step=tokens_per_step(shadow.tokens, shadow.steps),
-            mean_acceptance_length=ratio(shadow.drafting.drafts + shadow.drafting.accepted, shadow.drafting.drafts),
             milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
         )
         for name, shadow in sorted(window.shadows.items())
     ]
+
+
+def _rates(kind: type[report.S], drafting: DraftCounts, **own: Any) -> report.S:
+    """The rates of a drafter or a shadow."""
+    own["acceptance_rate"] = ratio(drafting.accepted, drafting.drafted)
+    own["mean_acceptance_length"] = ratio(drafting.drafts + drafting.accepted, drafting.drafts)
+    return report.from_counts(kind, drafting, **own)
 
 
 def nodes(window: Window) -> list[report.Node]:

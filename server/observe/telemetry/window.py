@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, get_origin, get_type_hints
 import msgspec
 
 from foresay.server.observe.telemetry import counts
-from foresay.server.observe.telemetry.counts import DraftCounts, PositionCounts, Run, Shadowing, add
+from foresay.server.observe.telemetry.counts import DraftCounts, PositionCounts, Run, Shadowing, add, added
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
@@ -201,13 +201,7 @@ class Window:
         self.news = later.news or self.news
         self.latest = later.latest or self.latest
         for name in _NOTHING:
-            own, more = getattr(self, name), getattr(later, name)
-            if isinstance(more, int | float):
-                setattr(self, name, own + more)
-            elif isinstance(more, dict):
-                add(own, more)
-            else:
-                own.add(more)
+            setattr(self, name, added(getattr(self, name), getattr(later, name)))
 
 
 #: The empty value of each field of a window.

@@ -1,5 +1,5 @@
 """The grammar of a whole chat answer: tool calls, the requested format, and the reasoning before both; or messages on
-channels (:mod:`foresay.server.text.parsers.harmony`): the model may think, and say what it does, and then it calls, or
+channels (:mod:`foresay.server.text.parsers.formats`): the model may think, and say what it does, and then it calls, or
 answers in the requested form.
 
 Tool calls may be in any of the formats of :mod:`foresay.server.catalog.formats`. If parameters are between tags, those

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,8 @@ class GrammarCompiler:
             matcher = self._fresh(grammar.text)
             self._check(matcher, grammar)
             matcher = self._keep((salt, grammar.text), matcher)
-        border = constraint.Border(grammar.after, grammar.opens)
-        return constraint.LlguidanceConstraint(
-            matcher, self._vocabulary, border, lambda: self._renewed(grammar.text, salt)
-        )
+        renewed = partial(self._renewed, grammar.text, salt)
+        return constraint.LlguidanceConstraint(matcher, self._vocabulary, grammar, renewed)
 
     def kept(self, grammar: Grammar, salt: str = "") -> LLMatcher | None:
         """A matcher at the start of a cached grammar; None if it is not cached."""
@@ -106,7 +105,7 @@ class GrammarCompiler:
             raise InvalidRequest(grammar.param, f" cannot be compiled: {constraint.complaint(matcher)}")
         row = np.zeros(self._vocabulary.columns, dtype=np.int32)
         try:
-            constraint.Walker(matcher.deep_copy(), self._vocabulary, constraint.Border(), "inside").fill(row)
+            constraint.Walker(matcher.deep_copy(), self._vocabulary, grammar, "inside").fill(row)
         except constraint.Stuck as error:
             raise InvalidRequest(grammar.param, f" cannot begin: {error}") from None
         if not (row & ~self._vocabulary.ends).any():

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.spec.errors import ForesayError
+from foresay.spec.request import Grammar
 
 Words = NDArray[np.int32]
 #: Before the grammar; at its first token, where reasoning could begin instead; inside; after its end.
@@ -27,19 +28,6 @@ State = Literal["before", "first", "inside", "ended"]
 
 class Stuck(Exception):
     """The matcher hit its limits or a dead end of the grammar, and cannot be used any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Border:
-    """Where a grammar begins: see :class:`~foresay.spec.request.Grammar`."""
-
-    after: int | None = None
-    opens: int | None = None
-
-    @property
-    def state(self) -> State:
-        """The state before the first token."""
-        return "inside" if self.after is None else "before" if self.opens is None else "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +62,11 @@ def _bits(tokens: Sequence[int], columns: int) -> Words:
 class Walker:
     """A matcher that moves through a grammar and the text before it."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, border: Border, state: State) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, grammar: Grammar, state: State) -> None:
         self.state = state
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._border = border
+        self._grammar = grammar
         self._past: list[State] = []
 
     def down(self, token: int) -> bool:
@@ -92,8 +80,8 @@ class Walker:
 
     def _behind(self, token: int) -> State | None:
         if self.state == "before":
-            return "inside" if token == self._border.after else "before"
-        if self.state == "first" and token == self._border.opens:
+            return "inside" if token == self._grammar.after else "before"
+        if self.state == "first" and token == self._grammar.opens:
             return "before"
         if self.state == "ended":
             return None
@@ -101,7 +89,8 @@ class Walker:
             return "ended" if self._matcher.is_accepting() else None
         if self._matcher.try_consume_tokens([token]) == 1:
             return "inside"
-        self._check()
+        if self._matcher.is_error():
+            raise Stuck(complaint(self._matcher))
         return None
 
     def up(self) -> None:
@@ -119,8 +108,8 @@ class Walker:
             row[:] = self._vocabulary.ends
         else:
             self._fill(row)
-        if self.state == "first" and self._border.opens is not None:
-            row |= _bits([self._border.opens], len(row))
+        if self.state == "first" and self._grammar.opens is not None:
+            row |= _bits([self._grammar.opens], len(row))
 
     def _fill(self, row: Words) -> None:
         accepting = self._matcher.is_accepting()
@@ -130,10 +119,6 @@ class Walker:
             row &= ~self._vocabulary.ends
         if self._matcher.is_error() or not row.any():
             row[:] = 0
-            raise Stuck(complaint(self._matcher))
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
             raise Stuck(complaint(self._matcher))
 
 
@@ -196,19 +181,19 @@ class TimeBudget:
 
 
 class LlguidanceConstraint:
-    """A :class:`~foresay.spec.constrain.Constraint`. border: where the grammar begins.
+    """A :class:`~foresay.spec.constrain.Constraint`, of a grammar that may begin after other text.
 
     fresh: makes a new matcher of the same grammar, with its own automaton.
     """
 
     def __init__(
-        self, matcher: LLMatcher, vocabulary: Vocabulary, border: Border, fresh: Callable[[], LLMatcher]
+        self, matcher: LLMatcher, vocabulary: Vocabulary, grammar: Grammar, fresh: Callable[[], LLMatcher]
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._border = border
+        self._grammar = grammar
         self._fresh = fresh
-        self._state = border.state
+        self._state: State = "inside" if grammar.after is None else "before" if grammar.opens is None else "first"
         self._taken: list[int] = []
         self._budget = TimeBudget()
         self._forces = True
@@ -243,7 +228,7 @@ class LlguidanceConstraint:
         Unreachable nodes have all bits set. A node has none if the grammar failed or time ran out there: acceptance
         stops at its token, and the next step decides. Raises :class:`GrammarFailed` if that is the root.
         """
-        if self._state == "before" and self._border.after not in tokens[1:]:
+        if self._state == "before" and self._grammar.after not in tokens[1:]:
             return None
         rows, problem = self._filled(tokens, parents)
         if problem is not None and self._refresh():
@@ -278,7 +263,7 @@ class LlguidanceConstraint:
 
     def _takes(self, token: int) -> bool:
         """Advance the committed state; False if the grammar does not allow it."""
-        walker = Walker(self._matcher, self._vocabulary, self._border, self._state)
+        walker = Walker(self._matcher, self._vocabulary, self._grammar, self._state)
         try:
             with self._budget.spent():
                 allowed = walker.down(token)
@@ -299,10 +284,10 @@ class LlguidanceConstraint:
 
     def fork(self) -> LlguidanceConstraint:
         """An independent copy in the same state."""
-        twin = LlguidanceConstraint(self._matcher.deep_copy(), self._vocabulary, self._border, self._fresh)
+        twin = LlguidanceConstraint(self._matcher.deep_copy(), self._vocabulary, self._grammar, self._fresh)
         twin._state, twin._taken = self._state, list(self._taken)
         twin._budget, twin._forces = TimeBudget(self._budget.seconds), self._forces
         return twin
 
     def _walker(self) -> Walker:
-        return Walker(self._matcher.deep_copy(), self._vocabulary, self._border, self._state)
+        return Walker(self._matcher.deep_copy(), self._vocabulary, self._grammar, self._state)

@@ -137,17 +137,14 @@ def _refuse(schema: Schema) -> None:
     if isinstance(properties, dict) and len(properties) > MOST_PROPERTIES:
         many = f"an object has {len(properties)} properties; at most {MOST_PROPERTIES} are allowed"
         raise InvalidRequest((), f": {many}")
-    patterns = [schema.get("pattern"), *(schema["patternProperties"] if _has_names(schema) else ())]
+    named = schema.get("patternProperties")
+    patterns = [schema.get("pattern"), *(named if isinstance(named, dict) else ())]
     if any(isinstance(pattern, str) and len(pattern) > MOST_PATTERN for pattern in patterns):
         raise InvalidRequest((), f": a pattern has more than {MOST_PATTERN} characters")
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
         # Unlisted keys may be repeated, so counting them proves nothing.
         raise InvalidRequest((), ": minProperties beyond the required properties is not supported")
-
-
-def _has_names(schema: Schema) -> bool:
-    return isinstance(schema.get("patternProperties"), dict)
 
 
 def _escapes(schema: Schema) -> Schema:

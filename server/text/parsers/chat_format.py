@@ -27,8 +27,7 @@ from foresay.server.catalog.formats import (
     ToolFormat,
 )
 from foresay.server.settings.config import ReasoningParser, ToolParser
-from foresay.server.text.parsers import harmony
-from foresay.server.text.parsers.formats import output
+from foresay.server.text.parsers.formats import begun, messages, output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.errors import InvalidRequest, inside
@@ -231,7 +230,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
         answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
         if self.channels:
-            script = partial(harmony.messages, harmony.begun(prompt), self.thinks is not None)
+            script = partial(messages, begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)
         tags = (*(form.tags if offer.functions else ()), *form.wraps, *(self.thinks or ()))
         if not any(tags):
