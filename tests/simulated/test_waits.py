@@ -143,7 +143,7 @@ def spent(engine: Engine) -> Spent:
 def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, Any] | None = None) -> Iterator[Spent]:
     """Steps that decode all of the texts. special: fields of the first request and of how it is sampled."""
     for number, job in enumerate(jobs_of(vocab_size, (2 * (9, 12, 17, 33, 8, 10, 11, 13))[:max_seqs], 24)):
-        params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True}
+        params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "ignore_eos": True}
         params |= {} if number or special is None else special
         extra = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
         grammar = extra.pop("grammar", None)
@@ -197,7 +197,7 @@ def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, ex
 ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
     "penalties": ({"frequency_penalty": 0.5, "repetition_penalty": 1.2}, (1, 2), (2, 2)),
     "bias": ({"logit_bias": {3: 2.0}, "bad_words": ((5,), (7, 9))}, (1, 2), (2, 2)),
-    "early": ({"min_tokens": 48, "ignore_eos": False, "stop_token_ids": (4, 5)}, (1, 2), (2, 2)),
+    "early": ({"min_tokens": 24, "ignore_eos": False, "stop_token_ids": (4, 5)}, (1, 2), (2, 2)),
     "forced": ({"forced": tuple(range(5, 60))}, (1, 2), (2, 2)),
     "grammar": ({"grammar": Automaton(3, 300, forcing=0.0)}, (1, 2), (2, 2)),
     "logprobs": ({"logprobs": 3}, (2, 2), (2, 2)),
