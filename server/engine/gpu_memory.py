@@ -200,8 +200,9 @@ class _Case:
         prompts = chunks(seqs, min(self.device.chunk, self.length), positions, page_size)
         kept += sum(each.logits for each in (*passes(seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
-        most = max((each.rows for each in prompts), default=0)
-        stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size
+        most, decoding = max((each.text_rows for each in prompts), default=0), rows[positions] if seqs > 1 else 0
+        stretch = workspace_bytes(self.target, item, positions, most + decoding, decoding)
+        stretch -= 4 * most * self.target.vocab_size
         steps = [(item, at, count, count) for at, count in rows.items()]
         workspace = max(workspace_bytes(shape, *step) for shape in shapes for step in steps)
         return GRAPH_RESERVE + logits + max(workspace, stretch)
