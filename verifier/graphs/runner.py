@@ -160,8 +160,8 @@ class GraphStepRunner(StepRunner):
         """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
         for (size, pages), steps in self.buckets.items():
             rows = max(map(reach, steps))
-            longest = max(s.table.pool.pages_for(s.table.length + rows) for s in sequences)
-            if len(sequences) <= size and longest <= pages:
+            fits = len(sequences) <= size
+            if fits and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
                 yield from steps
 
     def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> Launched | None:
