@@ -36,7 +36,8 @@ KINDS = (
 def serve(engine: Engine, most: int) -> None:
     """One request alone, with a prompt of each size, then more and more of them together, until all slots are taken, of
     short and long prompts."""
-    lengths = [[3], [7], [20], [50], *([(93 if n % 2 else 6) + n for n in range(k)] for k in {2, min(3, most), most})]
+    mixed = [(93 if number % 2 else 6) + number for number in range(most)]
+    lengths = [[3], [7], [20], [50], *(mixed[:together] for together in sorted({2, min(3, most), most}))]
     for turn, together in enumerate(lengths):
         for number, length in enumerate(together):
             prompt, params = list(range(107, 107 + length)), KINDS[(turn + number) % len(KINDS)]
