@@ -108,7 +108,8 @@ class Bench:
             capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _ignore)
             for _ in capture_levels(self.target, drafting, tokens, max_seqs, capture):
                 pass
-            runner = runner_of(self.target, drafting, tokens, max_seqs, capture, _ignore)
+            chunk = GPU_CHUNK if capture is not Eager else 0
+            runner = runner_of(self.target, drafting, tokens, max_seqs, chunk, capture, _ignore)
         pool = self.target.store.pool
         info = EngineInfo(
             target=self.pair.target.name, drafter=name, drafter_reason="", dtype="", dtype_reason="", exact=True,

@@ -6,6 +6,8 @@ probability is corrected (:mod:`foresay.spec.budget.chance`) by its way of sampl
 both at its depth. Verification gives trials: below every accepted node the emitted token is one of the candidates, or
 none. Probabilities of chains are not computed, so for those it learns how often first choices below first choices are
 accepted. All of this only affects speed: no token depends on it.
+
+Its curves, and the limits of tree growth, are written by the host before a step, and read on the device.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from foresay.spec.budget.chance import Feature, chance_of, learn
+from foresay.spec.price import CHOICES, Bar
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES
+from foresay.verifier.graphs.staging import Staged
 from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
@@ -174,3 +179,40 @@ class Curves:
         """The curves of a depth."""
         slopes, shifts = self._pieces[:, min(depth, DEPTHS - 1)]
         return Pieces(self._knots, slopes, shifts, _PIECES, -_ROOM)
+
+
+#: A threshold that every node reaches, and one that none does.
+ALWAYS, NEVER = (Bar((0.0,) * CHOICES, 0.0, level) for level in (0.0, math.inf))
+
+
+class WrittenBars:
+    """The thresholds that nodes must reach, for each level but the last of some trees.
+
+    nodes: of the largest tree. counts: int64[S], how many nodes a tree may have. rows: fp32[S, nodes], the total cost
+    of 0, 1, .. nodes below the root.
+    """
+
+    def __init__(self, sequences: int, levels: int, device: torch.device, nodes: int = 0) -> None:
+        bars = {"bars": ((levels, sequences, CHOICES + 2), torch.float32)}
+        self._staged = Staged(
+            device, bars | {"counts": ((sequences,), torch.int64), "rows": ((sequences, nodes), torch.float32)}
+        )
+        self.counts, self.rows = self._staged.tensors["counts"], self._staged.tensors["rows"]
+
+    def write(
+        self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Sequence[float]] = ()
+    ) -> None:
+        """Write those of the first trees; bars level by level. Nodes past the given rows are never worth it."""
+        to = self._staged.writable()
+        for tree, levels in enumerate(bars):
+            for level, bar in enumerate(levels):
+                to["bars"][level, tree] = *bar.shares, bar.row, bar.level
+        to["counts"][: len(counts)] = counts
+        for tree, prices in enumerate(rows):
+            known = prices[: to["rows"].shape[1]]
+            to["rows"][tree, : len(known)], to["rows"][tree, len(known) :] = known, math.inf
+        self._staged.send()
+
+    def below(self, depth: int) -> Tensor:
+        """fp32[S, N]: the bars of the level below nodes of a depth."""
+        return self._staged.tensors["bars"][depth - 1]

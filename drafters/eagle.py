@@ -43,7 +43,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
-from foresay.verifier.graphs.state import StepState
+from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.model.config import kv_shapes
 
@@ -97,7 +97,7 @@ class EagleDrafter(FeatureDrafter):
             stop = min(table.length, start + _CATCH_UP_ROWS)
             if stop > start:
                 tokens = torch.tensor(sequence.tokens[start:stop])
-                hidden = self.rows[table.slots(start - 1, stop - 1)]
+                hidden = self.rows[sent(table.slots(start - 1, stop - 1), self.device)]
                 self.head.run([Rows(table, tokens, start, logits="none")], hidden, self.store)
             self.store.mark(table, stop)
 

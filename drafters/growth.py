@@ -28,9 +28,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Curves
+from foresay.drafters.calibration import Curves, WrittenBars
 from foresay.drafters.cut import Candidates, Cut, cut
-from foresay.drafters.prices import WrittenBars
 from foresay.kvpaging import KVStore
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.forward_batch import StaticRows

@@ -27,7 +27,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import recorded
 from foresay.verifier.graphs.proposer import AcceptedTree
-from foresay.verifier.graphs.state import StepState
+from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
 
@@ -146,18 +146,22 @@ class HiddenStateDrafter(TreeDrafter):
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Newly committed positions wait in their pages until a draft needs them. If too many do, the oldest are
-        stored, or dropped if no text that runs has them."""
+        stored, or dropped if no text that runs has them; a prompt's, if they alone are too many, are stored at once."""
         waiting, table, size, stop = self._waiting, sequence.table, self._pool.page_size, sequence.table.length
         start = first = stop - _count(features)
+        if not self._most:  # the same in all steps
+            row = sum([rows[:1].nbytes for rows in features.values()])
+            self._most = _MOST_BYTES // row if self.device.type == "cpu" else _MOST_WAITING
+        if stop - start > self._most:
+            self._store(features, torch.arange(start, stop), table.slots(start, stop))
+            self.stored(sequence, stop - start)
+            return
         while start < stop:
             end = min(stop, start - start % size + size)
             whole = end - start == stop - first
             part = features if whole else {n: rows[start - first : end - first] for n, rows in features.items()}
             waiting.add(table.pages[start // size], start, end - start, part)
             start = end
-        if not self._most:  # the same in all steps
-            row = sum([rows[:1].nbytes for rows in features.values()])
-            self._most = _MOST_BYTES // row if self.device.type == "cpu" else _MOST_WAITING
         while waiting.rows > self._most:
             self._store_oldest()
 
@@ -198,7 +202,7 @@ class HiddenStateDrafter(TreeDrafter):
         room = next((room for room in _RECORDED if room >= len(positions)), 0)
         features = {name: rows[: len(slots)] for name, rows in features.items()}
         if not room or not compiled(self.hidden_states.layer(0)[0]):
-            self.keep(features, positions.to(self.device), slots.to(self.device))
+            self.keep(features, sent(positions, self.device), sent(slots, self.device))
             return
         if not self._keeping:
             assert self.needs is not None, "it reads hidden states"

@@ -25,9 +25,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.calibration import Calibration, Curves, WrittenBars, kind_of
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
-from foresay.drafters.prices import WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foresay.drafters.suffix.growth import DraftNodes
+from foresay.drafters.suffix.drafter import DraftNodes
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.chance import Cells
 from foresay.spec.names import PREDICTION

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars, kind_of
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
 from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
-from foresay.drafters.prices import ALWAYS, NEVER, WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.names import together
@@ -26,7 +25,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
-from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer, RootOnly
+from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, KeepsFeatures, Proposer, RootOnly
 from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model_runner import ModelRunner
@@ -44,6 +43,7 @@ class Drafts:
     def __init__(self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int) -> None:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.needs: FeatureRequest | None = drafter.needs
+        self.readers: Sequence[KeepsFeatures] = [drafter] if isinstance(drafter, HiddenStateDrafter) else []
         self.reach = drafter.reach(self.shape.levels)
         columns = drafter.columns(vocab_size)
         self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
@@ -147,6 +147,7 @@ class LookupHits:
     """Implements the same for the hits of lookups before the step, which the host writes. nodes: of the largest."""
 
     needs: FeatureRequest | None = None
+    readers: Sequence[KeepsFeatures] = ()
     name = ""
     reach = 1
 
@@ -215,7 +216,7 @@ class Together:
 
     def __init__(self, found: LookupHits, drafts: Drafts) -> None:
         self.found, self.drafts, self.name = found, drafts, drafts.name
-        self.needs, self.reach = drafts.needs, drafts.reach
+        self.needs, self.reach, self.readers = drafts.needs, drafts.reach, drafts.readers
         nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
         self.shape = TreeShape((1 + nodes - deep,) + (1,) * (deep - 1))
         self._own: dict[str, tuple[DraftTree, dict[int, int]]] = {}
@@ -282,7 +283,8 @@ class ReadAlong:
     """Wraps another one, so that other drafters can read the features in its steps."""
 
     def __init__(self, inner: Proposer, readers: Sequence[HiddenStateDrafter]) -> None:
-        self.inner, self._readers = inner, readers
+        self.inner, self._others = inner, readers
+        self.readers: Sequence[KeepsFeatures] = [*inner.readers, *readers]
         self.name, self.shape, self.reach = inner.name, inner.shape, inner.reach
         self.needs = united([inner.needs, *(reader.needs for reader in readers)])
         self.propose, self.prepare, self.takes = inner.propose, inner.prepare, inner.takes
@@ -291,13 +293,13 @@ class ReadAlong:
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """The other drafters store the features of the accepted paths."""
         self.inner.committed(state, taken)
-        for reader in self._readers:
+        for reader in self._others:
             reader.follow(state, taken, self.shape.levels)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features are stored."""
         self.inner.collected(sequence, tree, path)
-        for reader in self._readers:
+        for reader in self._others:
             reader.stored(sequence, len(path))
 
 

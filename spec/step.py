@@ -133,7 +133,7 @@ class StepRunner:
         """Propose, run the forward pass, sample, accept and commit; afterwards tokens, pages and caches agree again."""
         trees = self._propose(batch)
         watch.lap("propose")
-        rows = [_rows(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
+        rows = [rows_of(scheduled, _pruned(scheduled, tree)) for scheduled, tree in zip(batch, trees, strict=True)]
         forward, masks = self._forward(batch, rows, watch)
         verified, raw = self._verify(batch, rows, forward, masks)
         self.woken = forward.woken  # a device, too, has ended the pass
@@ -142,7 +142,7 @@ class StepRunner:
             if scheduled.sequence.scoring:
                 score_prompt(scheduled.sequence, forward.of(index))
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        results = [self._commit(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
+        results = [self._committed(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
         watch.lap("commit")
         return results
 
@@ -198,7 +198,7 @@ class StepRunner:
             return [None] * len(rows), raw
         return self.verifier.verify(edits), raw
 
-    def _commit(
+    def _committed(
         self,
         scheduled: ScheduledSequence,
         rows: Rows,
@@ -206,20 +206,36 @@ class StepRunner:
         raw: Raw,
         features: FeaturesOfPath | None,
     ) -> VerifyResult:
+        why = lambda: why_nothing(scheduled.sequence, raw()[0])  # noqa: E731
+        show = partial(self._show, scheduled, features)
+        result = self._commit(scheduled, rows.tree, verified, why, show)
+        if result.tree is not None:
+            self.look_at(scheduled, result, raw)
+        return result
+
+    def _commit(
+        self,
+        scheduled: ScheduledSequence,
+        tree: DraftTree | None,
+        verified: Verified | None,
+        why_nothing: Callable[[], ForesayError],
+        show: Callable[[list[int]], None],
+    ) -> VerifyResult:
+        """Commit the prompt's rows, and the path of the tree if there is one. show: called with the committed nodes
+        before drafters are."""
         sequence, table = scheduled.sequence, scheduled.sequence.table
         table.commit(scheduled.prefill)
-        if rows.tree is None or verified is None:
+        if tree is None or verified is None:
             self.verifier.committed(table)
-            self._show(scheduled, [], features)
+            show([])
             if self.drafter is not None and sequence.speculate:
                 self.drafter.extend(sequence)
             return VerifyResult(scheduled)
-        result = self.emitted(scheduled, rows.tree, verified, lambda: why_nothing(sequence, raw()[0]))
+        result = self.emitted(scheduled, tree, verified, why_nothing)
         path = result.rows
-        self._show(scheduled, path, features)
+        show(path)
         if self.drafter is not None and path:
-            self.drafter.committed(sequence, rows.tree.proposed(path))
-        self.look_at(scheduled, result, raw)
+            self.drafter.committed(sequence, tree.proposed(path))
         return result
 
     @staticmethod
@@ -247,7 +263,7 @@ class StepRunner:
         self.verifier.committed(table, path[: len(emitted)], len(path) if captured else 0)
         return VerifyResult(scheduled, tree, sampled, path[1 : len(emitted) + 1], emitted)
 
-    def _show(self, scheduled: ScheduledSequence, path: list[int], features: FeaturesOfPath | None) -> None:
+    def _show(self, scheduled: ScheduledSequence, features: FeaturesOfPath | None, path: list[int]) -> None:
         """Pass the features of the rows just committed to a drafter that reads them."""
         if features is not None and (scheduled.prefill or path):
             reader = reader_of(self.drafter)
@@ -287,7 +303,7 @@ def _constrained(scheduled: ScheduledSequence, rows: Rows) -> tuple[Guarded, Dra
     return None if constraint is None or rows.tree is None else (constraint, rows.tree)
 
 
-def _rows(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
+def rows_of(scheduled: ScheduledSequence, tree: DraftTree) -> Rows:
     """The rows of one sequence: its tree, or the chunk of committed tokens (ending in the root, if it reaches that)."""
     sequence, table = scheduled.sequence, scheduled.sequence.table
     if not scheduled.prefill:

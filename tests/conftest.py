@@ -11,9 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from bench.inflate import inflate
 from foresay.server.host.child import Spares
-from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
@@ -150,14 +148,6 @@ def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     flags = ("--draft", "auto", "--served-model-name", "bundled", "--max-model-len", "1024", "--max-seqs", "4")
     with LiveServer(tmp_path_factory.mktemp("smollm2") / "log", str(smollm2), *flags) as server:
         yield server.wait_for_url()
-
-
-@pytest.fixture(scope="session")
-def slow_target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The bundled target made as slow as drafting needs to pay for sure: it says the same."""
-    directory = tmp_path_factory.mktemp("slow") / "target"
-    inflate(BUNDLED / "target", directory, "layers=40")
-    return str(directory)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The Dockerfile, the unit of systemd and what make says are true of the package; its pins agree."""
+"""The wheel, the Dockerfile, the unit of systemd and what make says are true of the package; its pins agree. That it
+serves once it is installed shows tests/test_readme_runs.py."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from packaging.utils import canonicalize_name
 from foresay.server.cli.command import USAGE_ERROR
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import all_settings
-from tests.test_wheel import PACKAGES, ROOT
 
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("drafters", "kvpaging", "server", "spec", "verifier")
 PACKAGING = ROOT / "packaging"
 DOCKERFILE = (PACKAGING / "Dockerfile").read_text("utf-8")
 UNIT = (PACKAGING / "foresay.service").read_text("utf-8")
@@ -30,11 +32,11 @@ def instruction(name: str) -> list[str]:
     return re.findall(rf"^{name} (.*)$", DOCKERFILE.replace("\\\n", " "), re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_what_the_image_copies_is_enough_to_install(tmp_path: Path) -> None:
-    """The very RUN that installs, with a wheel in place of an installation."""
-    build, ignored = tmp_path / "build", (PACKAGING / "Dockerfile.dockerignore").read_text("utf-8")
-    build.mkdir()
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Built offline from what the image copies, where there are tests and a bench, too: the build backend comes with
+    torch, which needs setuptools."""
+    build, ignored = tmp_path_factory.mktemp("build"), (PACKAGING / "Dockerfile.dockerignore").read_text("utf-8")
     for *sources, target in map(str.split, instruction("COPY")):
         for source in sources:
             assert f"!{source}\n" in ignored
@@ -44,17 +46,45 @@ def test_what_the_image_copies_is_enough_to_install(tmp_path: Path) -> None:
                 )
             else:
                 shutil.copy(ROOT / source, build / target)
+    for name in ("tests", "bench"):
+        (build / name).mkdir()
+        (build / name / "__init__.py").touch()
     (install,) = [words for words in instruction("RUN") if "pip install" in words]
     assert "pip install --no-cache-dir -c constraints.txt . " in install
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
     done = subprocess.run([*pip, "-c", "constraints.txt", "-w", "out", "."], cwd=build, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = (build / "out").glob("foresay-*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
-    assert packed == {
-        "foresay/__init__.py",
-        *(f"foresay/{path.relative_to(ROOT)}" for name in PACKAGES for path in (ROOT / name).rglob("*.py")),
-    }
+    (path,) = (build / "out").glob("foresay-*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    sources = {f"foresay/{path.relative_to(ROOT)}" for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert {name for name in files if name.endswith(".py")} == sources | {"foresay/__init__.py"}
+    assert {Path(name).parts[0] for name in files} == {"foresay"}, "no other name of ours is to lie in site-packages"
+
+
+def test_the_wheel_holds_the_bundled_models_whole(wheel: zipfile.ZipFile) -> None:
+    bundled = ROOT / "server" / "bundled"
+    here = {f"foresay/{path.relative_to(ROOT)}": path.stat().st_size for path in bundled.rglob("*") if path.is_file()}
+    packed = {entry.filename: entry.file_size for entry in wheel.infolist() if "server/bundled/" in entry.filename}
+    assert packed == here
+    assert any(name.endswith(".safetensors") for name in packed)
+
+
+def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert "foresay/py.typed" in names
+    assert any(name.endswith("LICENSE") for name in names)
+    metadata = wheel.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: >=3.11" in metadata
+    assert (
+        "foresay = foresay.server.cli.main:main"
+        in wheel.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
+    )
 
 
 @pytest.mark.parametrize(("device", "status"), [("cpu", 0), ("cuda", 0), ("tpu", 1)])

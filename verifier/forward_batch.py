@@ -272,7 +272,7 @@ class ForwardBatch:
         for name in () if self._finds else ("offsets", "tokens", "positions", *self._slots, "logits_indices"):
             to[name][:] = 0  # padding, where nothing is written
         for part in rows:
-            text = not self._finds and is_text(part)
+            text = not self._finds and (is_text(part) or not self.sizes.of_trees[1])
             row, number = max((row, number), self.sizes.of_trees) if text else (row, number)
             end = row + len(part.tokens)
             self._write_offset(part, number, end, text)

@@ -26,7 +26,7 @@ from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows
 from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
 from foresay.verifier.graphs.proposer import DeviceTree
-from foresay.verifier.graphs.state import write
+from foresay.verifier.graphs.state import sent
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.eager import compiled
@@ -100,8 +100,7 @@ def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence
     if not path:
         return
     state.reserve()
-    numbers = torch.empty(5 + len(path), dtype=torch.int64, device=store.layers.tails.device)
-    write(numbers, [*state.targets(), state.at, len(path), *path])
+    numbers = sent(torch.tensor([*state.targets(), state.at, len(path), *path]), store.layers.tails.device)
     targets, length, taken, nodes = numbers.split((3, 1, 1, len(path)))
     replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, index)
     state.read(len(path))

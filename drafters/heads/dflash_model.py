@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
-from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy, spread, vocabulary
 from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
 
 #: How often each text is passed over in a step.

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge
-from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
 from foresay.drafters.heads.walk import Norm, TrainedLayer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge
-from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
 
 
 class MedusaModel(nn.Module):

@@ -266,7 +266,7 @@ def _drafting(
     capture: Capture | None,
 ) -> tuple[Drafting, StepRunner | None]:
     """The drafting, by measured costs, and the step runner (None: the default). capture: a GPU's."""
-    config, report = loading.config, loading.report
+    config, report, chunk = loading.config, loading.report, loading.device.chunk
     if capture is None:
         drafting = Drafting.of(config, drafters, profile_run)
         for _ in capture_levels(verifier, drafting, 1, 1, Eager):  # what the first request needs: a CPU records it
@@ -277,11 +277,11 @@ def _drafting(
     shapes = COMPILED if shape is None else (shape,)
     for member in [*drafters, None][: max(1, len(drafters))]:
         for each in shapes[:1] if member is None else shapes:
-            profile_run.compile(member, each, config.max_seqs, loading.device.chunk)
+            profile_run.compile(member, each, config.max_seqs, chunk)
     drafting = Drafting.of(config, drafters, profile_run)
     for part in capture_levels(verifier, drafting, loading.length, config.max_seqs, capture):
         report("capturing drafts", part)
-    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, capture, report)
+    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, chunk, capture, report)
 
 
 def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:

@@ -28,11 +28,12 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, mixed, passes, sizes, widths
 from foresay.verifier.graphs.buckets import pinned as pinned_proposers
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
+from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
 
 #: Draft length if the shape is fixed and no length is given.
@@ -124,22 +125,24 @@ def runner_of(
     drafting: Drafting,
     longest: int,
     max_seqs: int,
+    chunk: int,
     capture: Capture,
     report: Callable[..., None],
 ) -> StepRunner:
-    """The step runner. Whole steps are captured, and launched one ahead of the host if the plan
-    is unlikely to change; with user-defined drafters all steps are split."""
+    """The step runner. Whole steps are captured, those with rows of a prompt too, and launched one ahead of the host if
+    the plan is unlikely to change; with user-defined drafters all steps are split. chunk: most prefill rows."""
     make = _proposers(verifier, drafting)
     if make is None:
         return StepRunner(verifier, drafting.drafter)
     page_size, shape = verifier.store.pool.page_size, drafting.shape if drafting.budget is None else OPEN
     tables, counts = widths(longest + 2 * shape.nodes + 1, page_size), sizes(max_seqs)
+    prompts = mixed(max_seqs if verifier.store.states is None else 1, min(chunk, longest))
     made, total = {}, len(counts) * len(tables)
-    for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables)), start=1):
+    for number, (key, bucket) in enumerate(buckets(verifier, make, capture, (counts, tables), prompts), start=1):
         report("capturing steps", number / total)
         made[key] = bucket
         for step in bucket:
-            step.drafting = _part(drafting.budget, step.proposer)
+            step.drafting = _part(drafting.budget, step)
     return GraphStepRunner(verifier, drafting.drafter, made)
 
 
@@ -158,13 +161,14 @@ def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | Non
     return by_plan(known, len(models) < len(budget.members), verifier, budget.pinned)
 
 
-def _part(budget: Budget | None, drafts: Proposer) -> float:
+def _part(budget: Budget | None, step: SpeculativeStep) -> float:
     """Drafting's share of a step's time, as measured; 0 without a budget."""
-    member, shape = None if budget is None else budget.members.get(drafts.name), drafts.shape
+    shape = step.proposer.shape
+    member = None if budget is None else budget.members.get(step.proposer.name)
     if budget is None or member is None:
         return 0.0
     drafting = member.cost.seconds(shape.levels, shape.nodes - 1 - shape.levels, grown=not shape.is_chain)
-    return drafting / (drafting + budget.cost.seconds(shape.nodes))
+    return drafting / (drafting + budget.cost.seconds(shape.nodes + step.prompt_rows[-1]))
 
 
 def capture_of(graphs: bool) -> Capture:

@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 
@@ -199,8 +200,9 @@ class _Case:
         prompts = chunks(seqs, min(self.device.chunk, self.length), positions, page_size)
         kept += sum(each.logits for each in (*passes(seqs, positions, page_size), *prompts))
         logits = kept * self.target.vocab_size * 4
-        most = max((each.rows for each in prompts), default=0)
-        stretch = workspace_bytes(self.target, item, positions, most, 0) - 4 * most * self.target.vocab_size
+        most, decoding = max((each.text_rows for each in prompts), default=0), rows[positions] if seqs > 1 else 0
+        stretch = workspace_bytes(self.target, item, positions, most + decoding, decoding)
+        stretch -= 4 * most * self.target.vocab_size
         steps = [(item, at, count, count) for at, count in rows.items()]
         workspace = max(workspace_bytes(shape, *step) for shape in shapes for step in steps)
         return GRAPH_RESERVE + logits + max(workspace, stretch)
@@ -311,6 +313,7 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
     return 2 * item * positions * model.attention.turning * sum(rope is not None for rope in model.ropes)
 
 
+@lru_cache(maxsize=16)  # a plan is searched for: it is requested for many lengths
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
     their product, of each chosen expert and of the shared one."""
@@ -324,6 +327,7 @@ def _row_numbers(model: ModelConfig) -> int:
     return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + latents
 
 
+@lru_cache(maxsize=16)
 def _linear_partials(model: ModelConfig) -> int:
     """fp32 partial sums of one row in the widest split-K product, which experts' are not; 0 if none is split. Counted
     with the smallest blocks, which give the most segments.

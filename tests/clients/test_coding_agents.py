@@ -103,14 +103,15 @@ def test_launched_agents_edit_a_file_and_nothing_else(agent, work, name, words, 
     assert not config.exists() or "foresay" not in config.read_text()
 
 
-@pytest.mark.parametrize(("start", "flags"), [(codex, ()), (claude, ("--model", "toy"))], ids=["codex", "claude"])
-def test_most_of_a_prompt_is_that_of_the_session_before(agent, work, start, flags):
-    """Tools and rules do not change with the task, the rest not within a session."""
+@pytest.mark.parametrize("start", [codex, claude])
+def test_most_of_a_prompt_is_that_of_the_session_before(agent, work, start):
+    """Tools and rules do not change with the task, the rest not within a session; Claude Code calls the model what it
+    likes."""
     tool = call("Read", file_path=str(work / "hello.py")) if start is claude else call("exec_command", cmd="ls")
     engine = AnsweringEngine(agent, in_turn(tool, "Nothing to do."), CONTEXT)
-    with running(engine, agent) as url:
+    with running(engine, agent, any_model=start is claude) as url:
         for task in ("Is there a fox?", "Read hello.py and tell me what it says"):
-            start(url, work, *flags, task=task)
+            assert "Nothing to do." in start(url, work, task=task)
     first, turn, second, _ = engine.requests
     assert known_already(first, turn) >= 0.98 and known_already(first, second) >= 0.8
     assert "billing" not in engine.prompts[0]
@@ -175,10 +176,3 @@ def test_claude_code_edits_a_file(agent, work):
     assert "print('helo')" in third
     most = engine.requests[0].params.max_tokens
     assert most is not None and most == CONTEXT - len(engine.requests[0].prompt) < 32_000
-
-
-def test_claude_code_calls_the_model_what_it_likes(agent, work):
-    engine = AnsweringEngine(agent, in_turn("Nothing to do."), CONTEXT)
-    with running(engine, agent, any_model=True) as url:
-        assert "Nothing to do." in claude(url, work)
-    assert engine.requests

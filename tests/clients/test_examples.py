@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.async_api import async_playwright
 
+from tests.dashboard.browsing import CHROMIUM, PATIENCE, SWITCHES
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape
 
@@ -20,10 +25,25 @@ EXAMPLES = ROOT / "examples"
 GUIDELLM = Path(sys.prefix) / "guidellm" / "bin" / "guidellm"
 
 
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, "--max-seqs", "4", "--served-model-name", "story") as server:
+def page_origin() -> Iterator[str]:
+    """Where the page is, which is not where the API is."""
+    handler = functools.partial(_Quiet, directory=str(EXAMPLES))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{files.server_port}"
+        files.shutdown()
+
+
+@pytest.fixture(scope="module")
+def url(page_origin: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    flags = ("--max-seqs", "4", "--served-model-name", "story", "--cors-origin", page_origin)
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server.wait_for_url()
 
 
@@ -101,9 +121,25 @@ def test_guidellm_as_one_user(url, tmp_path):
     assert benchmark["metrics"]["request_totals"]["successful"] in (4, 5)
 
 
+@pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="needs Chromium (apt install chromium)")
+async def test_a_page_of_another_origin_streams_both_ways(page_origin, url):
+    async with async_playwright() as play:
+        browser = await play.chromium.launch(executable_path=CHROMIUM, args=SWITCHES, timeout=PATIENCE)
+        page = await browser.new_page()
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+        await page.goto(f"{page_origin}/browser.html?url={url}")
+        for place in ("#events", "#socket"):
+            await page.wait_for_selector(f"{place}[data-done=yes]", state="attached", timeout=PATIENCE)
+            assert (await page.inner_text(place)).strip()
+        assert [line for line in complaints if "favicon" not in line and "404" not in line] == []
+        await browser.close()
+
+
 def test_every_example_is_listed_and_tested():
     listed = (EXAMPLES / "README.md").read_text()
-    tested = Path(__file__).read_text() + (Path(__file__).parent / "test_browser.py").read_text()
+    tested = Path(__file__).read_text()
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.name != "README.md")
     assert [name for name in names if f"({name})" not in listed] == []
     # AIPerf brings 140 packages, more than a test may: it was run by hand, its table is in the README.

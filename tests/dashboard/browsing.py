@@ -163,3 +163,12 @@ async def visiting(url: str, **context: Any) -> AsyncIterator[Visit]:
         assert visit.tried == []
     finally:
         await opened.close()
+
+
+@asynccontextmanager
+async def dashboard(url: str, **context: Any) -> AsyncIterator[Visit]:
+    """A visit that has the dashboard before it."""
+    async with visiting(url, **context) as visit:
+        await visit.go("/dashboard")
+        await visit.ready()
+        yield visit

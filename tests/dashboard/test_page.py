@@ -10,8 +10,12 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from tests.dashboard.browsing import needs_chromium, visiting
+from foresay.server.gateway.keys import KeyStore
+from foresay.server.http.auth import AuthMiddleware
+from tests.dashboard.browsing import dashboard, needs_chromium, visiting
+from tests.gateway.guarded import guarded
 from tests.server.live import LiveServer
+from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -34,13 +38,6 @@ def url(tmp_path_factory) -> Iterator[str]:
         yield server.wait_for_url()
 
 
-@pytest.fixture(scope="module")
-def guarded_url(tmp_path_factory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("guarded") / "log"
-    with LiveServer(log, "--api-key", KEY, "--threads", "1") as server:
-        yield server.wait_for_url()
-
-
 async def scraped(url: str) -> dict[str, float]:
     """The counters of /metrics, labels added up."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
@@ -52,10 +49,8 @@ async def scraped(url: str) -> dict[str, float]:
 
 
 async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_path):
-    async with visiting(url) as visit:
+    async with dashboard(url) as visit:
         page = visit.page
-        await visit.go("/dashboard")
-        await visit.ready()
         before = await scraped(url)
         await visit.run(max_output_tokens=60, temperature=0.8, seed=3)
         assert len(visit.sockets) == 1
@@ -81,10 +76,8 @@ async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_pa
 
 
 async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_path):
-    async with visiting(url) as visit:
+    async with dashboard(url) as visit:
         page = visit.page
-        await visit.go("/dashboard")
-        await visit.ready()
         await visit.run(max_output_tokens=40, temperature=0.8, seed=4)
         output = await visit.tokens(page.locator(".answer"))
         row = page.locator("#requests tr[data-id]").first
@@ -113,9 +106,7 @@ async def test_light_and_dark_and_what_was_chosen_stays(url):
     background = "getComputedStyle(document.body).backgroundColor"
     shades = {}
     for scheme in ("light", "dark"):
-        async with visiting(url, color_scheme=scheme) as visit:
-            await visit.go("/dashboard")
-            await visit.ready()
+        async with dashboard(url, color_scheme=scheme) as visit:
             shades[scheme] = await visit.page.evaluate(background)
             await visit.page.click("#theme")
             other = await visit.page.evaluate(background)
@@ -133,10 +124,8 @@ async def test_light_and_dark_and_what_was_chosen_stays(url):
 async def test_a_reload_loses_nothing(url):
     columns = "#time-per-step .fill[data-colour=verify]"
     count = "all => all.map(path => path.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
-    async with visiting(url) as visit:
+    async with dashboard(url) as visit:
         page = visit.page
-        await visit.go("/dashboard")
-        await visit.ready()
         await visit.run(max_output_tokens=30)
         await page.wait_for_selector(columns, state="attached")
         await page.click("#span button[data-span='3600']")
@@ -153,10 +142,8 @@ async def test_a_reload_loses_nothing(url):
 
 
 async def test_the_charts_can_be_read_with_the_keyboard(url):
-    async with visiting(url) as visit:
+    async with dashboard(url) as visit:
         page = visit.page
-        await visit.go("/dashboard")
-        await visit.ready()
         await visit.run(max_output_tokens=30)
         chart = page.locator("#time-per-step svg")
         await page.wait_for_selector("#time-per-step .fill", state="attached")
@@ -175,9 +162,7 @@ async def test_the_charts_can_be_read_with_the_keyboard(url):
 
 
 async def test_a_phone_shows_all_of_it(url, tmp_path):
-    async with visiting(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as visit:
-        await visit.go("/dashboard")
-        await visit.ready()
+    async with dashboard(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as visit:
         await visit.run(max_output_tokens=20)
         for chart in CHARTS:
             await visit.page.wait_for_selector(f"#{chart} :is(.fill, .line)", state="attached")
@@ -188,8 +173,11 @@ async def test_a_phone_shows_all_of_it(url, tmp_path):
         await visit.keep_picture("phone", tmp_path)
 
 
-async def test_a_key_is_requested_once_and_a_wrong_one_refused(guarded_url, tmp_path):
-    async with visiting(guarded_url) as visit:
+async def test_a_key_is_requested_once_and_a_wrong_one_refused(tokenizer, tmp_path):
+    async with (
+        guarded(ScriptedEngine(tokenizer.encode("a fox ")), tokenizer, AuthMiddleware(KeyStore([KEY]))) as client,
+        visiting(f"http://127.0.0.1:{client.port}") as visit,
+    ):
         page = visit.page
         await visit.go("/dashboard")
         dialog, field = page.locator("dialog#key"), page.locator("#key-value")
@@ -217,10 +205,8 @@ async def test_a_note_replaces_text_that_was_not_to_be_stored(url):
         requested = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
         async with session.post(f"{url}/v1/responses", json=requested) as response:
             assert response.status == 200
-    async with visiting(url) as visit:
+    async with dashboard(url) as visit:
         detail = visit.page.locator("#request-detail")
-        await visit.go("/dashboard")
-        await visit.ready()
         await visit.page.locator("#requests tr[data-id] button").first.click()
         await expect(detail.locator(".note")).to_have_text("Its text was not kept, as store was false.")
         await expect(detail.locator(".strip .step").nth(1)).to_be_attached()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from playwright.async_api import Page, expect
 
 from foresay.server.text.tokenizer import Tokenizer
-from tests.dashboard.browsing import Visit, needs_chromium, visiting
+from tests.dashboard.browsing import Visit, dashboard, needs_chromium
 from tests.dashboard.showing import posted, shown, step, writing
 from tests.models.serving import serving
 from tests.server.scripted import ScriptedEngine
@@ -100,10 +100,8 @@ async def test_the_page_of_several_models_is_sound(tokenizer: Tokenizer, theme: 
     texts = {"fox": "said the fox", "a-model-of-a-very-long-name-and-then-some-more-of-it": "said the owl"}
     async with (
         serving(tokenizer, texts) as server,
-        visiting(str(server.client.make_url("")).rstrip("/"), color_scheme=theme) as visit,
+        dashboard(str(server.client.make_url("")).rstrip("/"), color_scheme=theme) as visit,
     ):
-        await visit.go("/dashboard")
-        await visit.ready()
         await sound(visit, theme)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.dashboard.browsing import needs_chromium, visiting
+from tests.dashboard.browsing import dashboard, needs_chromium
 from tests.server.live import LiveServer
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -18,10 +18,8 @@ async def test_the_page_says_since_when_and_goes_on_by_itself(tmp_path: Path) ->
     flags = ("--draft", "ngram", "--threads", "1")
     with LiveServer(tmp_path / "first", *flags) as server:
         url = server.wait_for_url()
-        async with visiting(url) as visit:
+        async with dashboard(url) as visit:
             page = visit.page
-            await visit.go("/dashboard")
-            await visit.ready()
             await visit.run(max_output_tokens=8)
             notice, tiles = page.locator("#notice"), page.locator("#tiles")
             generated = page.locator("#footer li[data-total=generation_tokens] b")

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves
+from foresay.drafters.calibration import Calibration, Curves, WrittenBars
 from foresay.drafters.growth import Growth, GrowthPlan
-from foresay.drafters.prices import WrittenBars
 from foresay.drafters.tree_builder import TreeBuilder
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sample import Noise

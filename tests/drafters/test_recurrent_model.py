@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foresay.drafters.recurrent_model import RecurrentDraftDrafter
+from foresay.drafters.draft_model import RecurrentDraftDrafter
 from foresay.spec.protocols import Forward, Rows
 from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import Stopwatch

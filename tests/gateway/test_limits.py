@@ -15,17 +15,9 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
+from tests.routes.apis import APIS
 from tests.server.scripted import END, ScriptedEngine
 from tests.server.wire import until
-
-CHAT = {"messages": [{"role": "user", "content": "Tell"}], "max_tokens": 4}
-DOORS = [
-    ("/v1/completions", ASK),
-    ("/v1/chat/completions", CHAT),
-    ("/v1/messages", CHAT | {"model": "toy"}),
-    ("/api/chat", CHAT | {"model": "toy"}),
-    ("/v1/responses", {"input": "Tell", "max_output_tokens": 16}),
-]
 
 
 def auth(**limits: int) -> AuthMiddleware:
@@ -44,22 +36,22 @@ async def post(client, path="/v1/completions", body=ASK, key=ALICE, **fields):
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "body"), DOORS)
-async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, letters, path, body):
+@pytest.mark.parametrize("api", APIS.values(), ids=list(APIS))
+async def test_every_door_counts_requests_and_refuses_with_a_time(tokenizer, letters, api):
     engine = ScriptedEngine([*letters, END])
     async with guarded(engine, tokenizer, auth(max_requests_per_minute=2)) as client:
         for left in ("1", "0"):
-            response = await post(client, path, body)
+            response = await post(client, api.path, api.request())
             assert response.status == 200
             assert response.headers["x-ratelimit-limit-requests"] == "2"
             assert response.headers["x-ratelimit-remaining-requests"] == left
             assert response.headers["x-ratelimit-reset-requests"].endswith("s")
             assert "x-ratelimit-limit-tokens" not in response.headers
-        refused = await post(client, path, body)
+        refused = await post(client, api.path, api.request())
         assert refused.status == 429
         assert 10 <= int(refused.headers["Retry-After"]) <= 30
         assert "2 requests per minute" in await refused.text()
-        other = await post(client, path, body, BOB)
+        other = await post(client, api.path, api.request(), BOB)
         assert other.status == 200, "another key has its own"
     assert len(engine.requests) == 3
 

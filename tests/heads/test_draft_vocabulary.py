@@ -9,8 +9,8 @@ import torch
 
 from foresay.drafters.eagle import MtpDrafter
 from foresay.server.engine.build import build_engine
-from foresay.verifier.heads import vocabulary
-from foresay.verifier.heads.vocabulary import DraftVocabulary
+from foresay.verifier.heads import layer as head_layer
+from foresay.verifier.heads.layer import DraftVocabulary
 from tests.heads.mtp import Mtp
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, witnessed
@@ -29,7 +29,7 @@ def directory(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "DRAFTED", 64)
+    monkeypatch.setattr(head_layer, "DRAFTED", 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,9 +63,9 @@ def test_texts_are_the_same_and_their_tokens_can_be_drafted(directory, tree) -> 
 
 def test_a_vocabulary_of_few_tokens_or_of_no_floats_is_drafted_whole(directory, monkeypatch) -> None:
     target = load_decoder(directory)
-    monkeypatch.setattr(vocabulary, "DRAFTED", 151)
+    monkeypatch.setattr(head_layer, "DRAFTED", 151)
     assert DraftVocabulary.of(target) is None
-    monkeypatch.setattr(vocabulary, "DRAFTED", 150)
+    monkeypatch.setattr(head_layer, "DRAFTED", 150)
     assert DraftVocabulary.of(target) is not None
     quantized = load_decoder(directory, quantize="int8")
     assert (DraftVocabulary.of(quantized) is None) == (not target.config.tie_word_embeddings)

@@ -65,14 +65,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with torch.enable_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         teach_target(made)
-        teach(made, MedusaModel(model.lm_head.weight.detach(), 1), "medusa")
+        medusa = MedusaModel(model.lm_head.weight.detach(), 1)
+        lessons = [made.lesson() for _ in range(90)]
+        teach(made, lessons, medusa, "medusa")
         shape = EagleShape(
             vocab_size=290, draft_vocab_size=290, hidden_size=64, intermediate_size=160,
             num_attention_heads=4, num_key_value_heads=4, head_dim=16, rms_norm_eps=1e-5, rope_theta=10_000.0,
             max_position_embeddings=512, layers=LAYERS,
         )  # fmt: skip
         embed = model.model.embed_tokens.weight.detach()
-        teach(made, EagleModel(shape, embed, torch.arange(290), model.lm_head.weight.detach(), 2), "eagle3")
+        teach(made, lessons, EagleModel(shape, embed, torch.arange(290), model.lm_head.weight.detach(), 2), "eagle3")
     return made
 
 
@@ -89,8 +91,9 @@ def teach_target(made: Trained) -> None:
     made.model.save_pretrained(made.root / "target")
 
 
-def teach(made: Trained, model: MedusaModel | EagleModel, name: str) -> None:
-    descend(model, lambda: model.losses(made.lesson()), 90, 3e-3 if name == "medusa" else 6e-3)
+def teach(made: Trained, lessons: list[Lesson], model: MedusaModel | EagleModel, name: str) -> None:
+    given = iter(lessons)
+    descend(model, lambda: model.losses(next(given)), len(lessons), 3e-3 if name == "medusa" else 6e-3)
     (made.root / name).mkdir()
     file = "medusa_lm_head.safetensors" if name == "medusa" else "model.safetensors"
     save_file({key: tensor.clone().contiguous() for key, tensor in model.published().items()}, made.root / name / file)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.runtime.driver import driver
 
-import foresay.drafters.prices
+import foresay.drafters.calibration
 from bench import shapes
 from bench.gpu import settings
 from bench.gpu.device import Device
@@ -94,7 +94,7 @@ class Blank(Staged):
 
 def test_launches_of_a_step_of_an_8b(target, monkeypatch) -> None:
     """Plain, and with a chain of an EAGLE-3 head."""
-    monkeypatch.setattr(foresay.drafters.prices, "Staged", Blank)
+    monkeypatch.setattr(foresay.drafters.calibration, "Staged", Blank)
     chosen = settings.full()
     with bound():
         head = random_eagle(OnShapes(), target.decoder, chosen.pairs["8B"].eagle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels import rotate, rows
+from foresay.verifier.ops.kernels import rows
 from foresay.verifier.ops.launch import row_of, warps
 from foresay.verifier.ops.records import Norm, SplitKSums
 from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, pair, take_both
@@ -98,7 +98,5 @@ def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     largest = {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
     if largest:
         arguments["scales"] = "*fp32"
-    made = compile_kernel(
-        rotate.rotate_and_store_rows, arguments, constants | {"LARGEST": largest}, tmp_path, capability
-    )
+    made = compile_kernel(rows.rotate_and_store_rows, arguments, constants | {"LARGEST": largest}, tmp_path, capability)
     assert fits(made, registers=80 if largest and dim > 128 else 64)

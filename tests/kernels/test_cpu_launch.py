@@ -129,7 +129,7 @@ def test_callers_in_several_threads_wait_for_each_other() -> None:
 
 def test_the_number_of_threads_may_change_while_others_call() -> None:
     numbers = itertools.cycle([1, 3, 2])
-    for _ in range(10):
+    for _ in range(4):
         doubled_in_several_threads(lambda: use(next(numbers)))
 
 
@@ -176,7 +176,7 @@ def test_a_child_has_threads_of_its_own() -> None:
 
     other = threading.Thread(target=run_on)
     other.start()
-    for _ in range(20):
+    for _ in range(7):
         child = os.fork()
         if not child:
             signal.alarm(20)

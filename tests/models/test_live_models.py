@@ -83,13 +83,9 @@ async def until_state(url: str, name: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("switches", [3, pytest.param(7, marks=pytest.mark.soak)])
-async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(tmp_path, switches):
-    with serving(tmp_path, settings(tmp_path)) as server:
-        url = server.wait_for_url()
-        outcome = await switch(server.process.pid, url, switches=switches, clients=4)
-        assert len(server.engine_processes()) == 1
-        server.terminate()
-        assert await asyncio.to_thread(server.process.wait, 180) == 0
+async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(server, switches):
+    outcome = await switch(server.process.pid, server.wait_for_url(), switches=switches, clients=4)
+    assert len(server.engine_processes()) == 1
     assert outcome.lost == []
     assert min(outcome.answered.values()) >= switches // 2
     settled = switches // 3

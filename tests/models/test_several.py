@@ -16,29 +16,25 @@ from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.warned import HEADER
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from tests.models.serving import serving
+from tests.models.serving import Serving, serving
+from tests.routes.apis import APIS, TURN, Api
 from tests.server.scripted import END
 
 FOX, OWL = "said the fox", "said the owl"
 TEXTS = {"fox": FOX, "org/owl-1.5:q": OWL}
-TURN = {"role": "user", "content": "Who?"}
-#: By path: a body for it, and where the text is in the answer.
-APIS: dict[str, tuple[dict[str, Any], Any]] = {
-    "/v1/completions": ({"prompt": "Who?"}, lambda body: body["choices"][0]["text"]),
-    "/v1/chat/completions": ({"messages": [TURN]}, lambda body: body["choices"][0]["message"]["content"]),
-    "/v1/responses": ({"input": "Who?"}, lambda body: body["output"][0]["content"][0]["text"]),
-    "/v1/messages": ({"messages": [TURN], "max_tokens": 40}, lambda body: body["content"][0]["text"]),
-    "/api/chat": ({"messages": [TURN], "stream": False}, lambda body: body["message"]["content"]),
-    "/api/generate": ({"prompt": "Who?", "stream": False}, lambda body: body["response"]),
-}
+apis = pytest.mark.parametrize("api", APIS.values(), ids=list(APIS))
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_every_api_uses_the_model_that_is_named(tokenizer, path):
-    ask, text = APIS[path]
+async def said(server: Serving, api: Api, model: str) -> str:
+    """The text of an answer."""
+    return api.joined([await server.json(api.path, **api.request(model=model))]).text
+
+
+@apis
+async def test_every_api_uses_the_model_that_is_named(tokenizer, api: Api):
     async with serving(tokenizer, TEXTS) as server:
         for name in ("fox", "org/owl-1.5:q", "fox"):
-            assert text(await server.json(path, model=name, **ask)) == TEXTS[name]
+            assert await said(server, api, name) == TEXTS[name]
     assert server.loads == {"fox": 2, "org/owl-1.5:q": 1}
 
 
@@ -54,30 +50,29 @@ async def test_over_a_websocket_each_message_names_its_model(tokenizer):
     assert server.loads == {"fox": 2, "org/owl-1.5:q": 1}
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_a_name_that_is_none_or_missing(tokenizer, path):
-    ask, _ = APIS[path]
+@apis
+async def test_a_name_that_is_none_or_missing(tokenizer, api: Api):
     async with serving(tokenizer, TEXTS) as server:
         for name in ("wolf", "", "fox ", "FOX", "../fox", "fox\u0000", "x" * 5000, "org/owl-1.5"):
-            response = await server.client.post(path, json={"model": name, **ask})
+            response = await server.client.post(api.path, json=api.request(model=name))
             body = await response.text()
             assert response.status == 404, body
             assert "org/owl-1.5:q" in body and len(body) < 4000
-        response = await server.client.post(path, json=ask)
+        nameless = {field: value for field, value in api.request().items() if field != "model"}
+        response = await server.client.post(api.path, json=nameless)
         assert response.status == 400
         assert "model" in await response.text()
     assert server.loads == {"fox": 0, "org/owl-1.5:q": 0}
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_where_any_name_will_do_the_first_model_serves_it(tokenizer, path):
-    ask, text = APIS[path]
+@apis
+async def test_where_any_name_will_do_the_first_model_serves_it(tokenizer, api: Api):
     async with serving(tokenizer, TEXTS, any_model=True) as server:
         for name in ("claude", ""):
-            assert text(await server.json(path, model=name, **ask)) == FOX
-        answer = await server.json(path, model="org/owl-1.5:q:latest", **ask)
-        assert text(answer) == OWL and "warnings" not in answer
-        answer = await server.json(path, model="claude", **ask)
+            assert await said(server, api, name) == FOX
+        answer = await server.json(api.path, **api.request(model="org/owl-1.5:q:latest"))
+        assert api.joined([answer]).text == OWL and "warnings" not in answer
+        answer = await server.json(api.path, **api.request(model="claude"))
     assert [warning["message"] for warning in answer["warnings"]] == ["model: 'claude' is served by 'fox'"]
 
 
@@ -87,14 +82,13 @@ async def test_where_any_name_will_do_none_need_be_given(tokenizer):
         assert "warnings" not in await server.json("/v1/completions", prompt="Who?")
 
 
-@pytest.mark.parametrize("path", APIS)
-async def test_a_stream_that_began_while_it_waited_has_warnings_in_its_events_alone(tokenizer, path):
+@apis
+async def test_a_stream_that_began_while_it_waited_has_warnings_in_its_events_alone(tokenizer, api: Api):
     """Its headers were out before anybody had looked at the request."""
-    ask = APIS[path][0] | {"stream": True, "model": "claude"}
     async with serving(tokenizer, TEXTS, any_model=True, ping_seconds=0.05) as server:
         server.by_name["fox"].gate.clear()
         for told_in_header in (False, True):
-            response = await server.client.post(path, json=ask)
+            response = await server.client.post(api.path, json=api.request(True, model="claude"))
             server.by_name["fox"].gate.set()
             assert "is served by 'fox'" in await response.text()
             assert (HEADER in response.headers) is told_in_header
@@ -171,12 +165,11 @@ async def test_the_page_shows_one_model_at_a_time(tokenizer):
 # -- waiting ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
-async def test_a_stream_that_waits_for_its_model_has_pings_and_then_goes_on(tokenizer, path):
-    ask, _ = APIS[path]
+@pytest.mark.parametrize("api", [api for api in APIS.values() if api.quiet], ids=lambda api: api.path)
+async def test_a_stream_that_waits_for_its_model_has_pings_and_then_goes_on(tokenizer, api: Api):
     async with serving(tokenizer, TEXTS, ping_seconds=0.05) as server:
         server.by_name["fox"].gate.clear()
-        async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
+        async with server.client.post(api.path, json=api.request(True, model="fox")) as response:
             assert response.status == 200
             begin = b""
             while begin.count(b"ping") < 2:
@@ -203,34 +196,23 @@ async def test_ollamas_lines_wait_in_silence(tokenizer):
     assert 0.15e9 <= (pieces[-1].load_duration or 0) <= (pieces[-1].total_duration or 0)
 
 
-BROKEN: dict[str, tuple[str, Any]] = {
-    "/v1/completions": ("data: ", lambda error: error["error"]["code"]),
-    "/v1/chat/completions": ("data: ", lambda error: error["error"]["code"]),
-    "/v1/messages": ("event: error\ndata: ", lambda error: error["error"]["type"] and "load_failed"),
-    "/v1/responses": ("event: error\ndata: ", lambda error: error["code"]),
-    "/api/chat": ("", lambda error: "load_failed" if "could not be loaded" in error["error"] else ""),
-}
-
-
-@pytest.mark.parametrize("path", BROKEN)
-async def test_a_load_that_fails_is_an_error_in_the_stream_that_began_or_a_status(tokenizer, path):
-    ask, _ = APIS[path]
-    prefix, code = BROKEN[path]
+@apis
+async def test_a_load_that_fails_is_an_error_in_the_stream_that_began_or_a_status(tokenizer, api: Api):
     async with serving(tokenizer, TEXTS, ping_seconds=0.02) as server:
         server.by_name["fox"].wrong = "its weights are damaged"
         server.by_name["fox"].gate.clear()
-        async with server.client.post(path, json={"model": "fox", **ask, "stream": True}) as response:
+        async with server.client.post(api.path, json=api.request(True, model="fox")) as response:
             assert response.status == 200
             server.by_name["fox"].gate.set()
-            body = (await response.text()).removesuffix("data: [DONE]\n\n")
-        *_, last = body.strip().split(": ping\n\n")[-1].split('data: {"type":"ping"}\n\n')
-        assert last.startswith(prefix)
-        assert code(json.loads(last.removeprefix(prefix))) == "load_failed"
-        assert "its weights are damaged" in body
-        async with server.client.post(path, json={"model": "fox", **ask, "stream": False}) as response:
+            body = await response.text()
+        last = api.events(body)[-1]
+        error = last if api.path == "/v1/responses" else last["error"]
+        assert "its weights are damaged" in str(error)
+        assert api.path in ("/v1/messages", "/api/chat", "/api/generate") or error["code"] == "load_failed"
+        assert ("event: error\n" in body) == (api.path in ("/v1/messages", "/v1/responses"))
+        async with server.client.post(api.path, json=api.request(model="fox")) as response:
             assert response.status == 503 and int(response.headers["Retry-After"]) >= 1
-        text = APIS[path][1](await server.json(path, **{"model": "org/owl-1.5:q", **ask, "stream": False}))
-        assert text == OWL, "the others go on"
+        assert await said(server, api, "org/owl-1.5:q") == OWL, "the others go on"
 
 
 async def test_what_is_wrong_with_a_request_is_an_error_in_its_stream_after_the_wait(tokenizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 TURN = {"role": "user", "content": "Tell"}
@@ -61,6 +61,11 @@ class Api:
         if stream and self.path.endswith("completions"):
             body["stream_options"] = {"include_usage": True}
         return body
+
+    def asking(self, text: str, stream: bool = False, **fields: Any) -> dict[str, Any]:
+        """A request whose prompt is ``text``, or has it as its only turn."""
+        [name] = {"prompt", "input", "messages"} & self.body.keys()
+        return self.request(stream, **fields) | {name: [TURN | {"content": text}] if name == "messages" else text}
 
     async def answer(self, client: Any, stream: bool = False, **fields: Any) -> Answer:
         """Its answer to a request."""
@@ -152,3 +157,5 @@ APIS = {
     "ollama": Api("/api/chat", CHAT, OLLAMA, (FUNCTION, SEARCH), b"", b'"done":true'),
     "ollama generate": Api("/api/generate", {"prompt": "Tell"}, OLLAMA, quiet=b"", whole=b'"done":true'),
 }
+#: Where the prompt of a generation is read as it is.
+RAW = replace(APIS["ollama generate"], body={"prompt": "Tell", "raw": True})

@@ -15,7 +15,7 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
 from foresay.spec.errors import ConfigurationError
 from tests.routes.apis import APIS as PLAIN
-from tests.routes.apis import TURN
+from tests.routes.apis import RAW, TURN
 from tests.routes.conftest import AGENT_TEMPLATE
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, INFO, ScriptedEngine, served
@@ -23,7 +23,7 @@ from tests.server.scripted import END, INFO, ScriptedEngine, served
 #: With another name of a field, and another way of reading a prompt.
 APIS = PLAIN | {
     "chat, new name": replace(PLAIN["chat"], names={"max_tokens": "max_completion_tokens"}, tools=()),
-    "ollama raw": replace(PLAIN["ollama generate"], body={"prompt": "Tell", "raw": True}),
+    "ollama raw": RAW,
 }
 
 
@@ -92,24 +92,13 @@ async def test_strict_limits_refuse_instead(agent, engine, name):
     async with served(engine, agent, strict_limits=True) as client:
         response = await client.post(api.path, json=api.request(False, max_tokens=32_000))
         text = await response.text()
+        long = await client.post(api.path, json=api.asking("fox " * 600, max_tokens=32_000))
+        assert (long.status, "maximum context length is 512 tokens" in await long.text()) == (400, True)
+        assert engine.requests == []
         assert (await client.post(api.path, json=api.request(False))).status == 200
     assert (response.status, HEADER in response.headers) == (400, False)
     assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
     assert "in the prompt, 32000 in the completion)" in text
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", APIS)
-async def test_a_prompt_that_does_not_fit_is_refused_as_ever(agent, engine, name, strict):
-    api = APIS[name]
-    prompt = "fox " * 600
-    given = {"prompt": prompt, "input": prompt, "messages": [TURN | {"content": prompt}]}
-    fields = {field: value for field, value in given.items() if field in api.body} | {"max_tokens": 32_000}
-    async with served(engine, agent, strict_limits=strict) as client:
-        response = await client.post(api.path, json=api.request(False, **fields))
-        text = await response.text()
-    assert (response.status, "maximum context length is 512 tokens" in text) == (400, True)
-    assert engine.requests == []
 
 
 async def test_a_default_is_clamped_without_a_warning(agent, engine):

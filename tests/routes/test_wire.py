@@ -5,12 +5,13 @@ vLLM's routes and members, fields that are not followed, and chat completions th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
+from tests.routes.apis import APIS
 from tests.server.live import LiveServer
 from tests.server.saying import saying
 
@@ -115,21 +116,33 @@ async def test_what_is_found(http, path, body, expected):
 
 
 #: What is between a prefix and a suffix, in the special tokens of Qwen's coders and of StarCoder's.
-INFILLS = [("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")]
+INFILLS = {
+    "qwen": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    "starcoder": ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+}
 
 
-@pytest.mark.parametrize("names", INFILLS, ids=lambda names: names[0])
-async def test_infill_in_the_tokens_of_the_model(tmp_path, names):
-    target = saying(tmp_path, "return a +", " b;", special=names)
-    asked = {"input_prefix": "def f", "prompt": "(", "input_extra": [{"text": "x"}], "seed": 1}
-    asked["input_suffix"] = f"end{names[0]}"
-    with LiveServer(tmp_path / "log", target, "--draft", "ngram") as live:
-        async with aiohttp.ClientSession(live.wait_for_url()) as http:
-            _, whole = await answer(http, "/infill", asked)
-            *pieces, last = await events(http, "/infill", **asked)
-            _, cut = await answer(http, "/infill", asked | {"n_predict": 1})
-            _, read = await answer(http, "/tokenize", {"prompt": whole["prompt"]})
-    before, hole, after = names
+@pytest.fixture(scope="module")
+def coders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of models with these tokens, each of which says the same."""
+    folder = tmp_path_factory.mktemp("coders")
+    targets = {name: saying(folder / name, "return a +", " b;", special=special) for name, special in INFILLS.items()}
+    sections = "".join(f'[models.{name}]\ntarget = "{target}"\n' for name, target in targets.items())
+    (folder / "foresay.toml").write_text(sections)
+    with LiveServer(folder / "log", "--config", str(folder / "foresay.toml"), "--draft", "ngram") as server:
+        yield server.wait_for_url()
+
+
+@pytest.mark.parametrize("model", INFILLS)
+async def test_infill_in_the_tokens_of_the_model(coders, model):
+    before, hole, after = INFILLS[model]
+    asked = {"model": model, "input_prefix": "def f", "prompt": "(", "input_extra": [{"text": "x"}], "seed": 1}
+    asked["input_suffix"] = f"end{before}"
+    async with aiohttp.ClientSession(coders) as http:
+        _, whole = await answer(http, "/infill", asked)
+        *pieces, last = await events(http, "/infill", **asked)
+        _, cut = await answer(http, "/infill", asked | {"n_predict": 1})
+        _, read = await answer(http, "/tokenize", {"model": model, "prompt": whole["prompt"]})
     assert whole["prompt"] == f"{before}--- snippet ---\n\nx\n\ndef f({hole}end{before}{after}"
     assert whole["tokens_evaluated"] > read["count"], "what a file spells is no control token"
     assert (whole["content"], whole["stop_type"]) == ("return a + b;", "eos")
@@ -137,35 +150,19 @@ async def test_infill_in_the_tokens_of_the_model(tmp_path, names):
     assert (cut["content"], cut["stop_type"]) == ("return a +", "limit")
 
 
-#: Of a real model the same answer through each API: where it is asked, with what, and where the text is in the answer.
-REAL: list[tuple[str, Json, str]] = [
-    ("/v1/chat/completions", CHAT, "choices.0.message.content"),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4}, "output.0.content.0.text"),
-    ("/v1/messages", CHAT | {"model": "bundled", "seed": None}, "content.0.text"),
-    (
-        "/api/chat",
-        {"model": "bundled", "messages": CHAT["messages"], "options": {"num_predict": 4, "temperature": 0}},
-        "message.content",
-    ),
-    ("/completion", {"n_predict": 4, "add_special_tokens": False}, "content"),
-    ("/v1/completions", {"max_tokens": 4, "add_special_tokens": False}, "choices.0.text"),
-]
-
-
 @pytest.mark.slow
 async def test_a_real_model_says_the_same_through_every_api(smollm2_url):
+    asked: Json = {"model": "bundled", "max_tokens": 4, "temperature": 0}
     async with aiohttp.ClientSession(smollm2_url) as http:
         _, rendered = await answer(http, "/v1/chat/completions/render", CHAT)
-        texts = []
-        for path, body, place in REAL:
-            body = (
-                {"temperature": 0}
-                | ({} if "messages" in body or "input" in body else {"prompt": rendered["prompt"]})
-                | body
-            )
-            status, found = await answer(http, path, body | {"stream": False})
+        whole: Json = {"prompt": rendered["prompt"], "add_special_tokens": False}
+        _, found = await answer(http, "/completion", NATIVE | whole)
+        texts = [found["content"]]
+        for name, api in APIS.items():
+            body = api.request(**asked, **whole) if name == "completions" else api.asking("Hi", **asked)
+            status, found = await answer(http, api.path, body)
             assert status == 200, found
-            texts.append(at(found, place))
+            texts.append(api.joined([found]).text)
     assert len(set(texts)) == 1 and texts[0].strip(), texts
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafter
 from foresay.drafters.proposer import on_device
-from foresay.drafters.recurrent_model import RecurrentDraftDrafter
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages
 from foresay.spec.budget import CostModel

@@ -44,8 +44,11 @@ def known() -> Costs:
 
 
 def give(patch: pytest.MonkeyPatch) -> None:
-    """Engines in this process, and those of clients in it, are given them; and leave no KV on disk for each other,
-    unless they are set to."""
+    """Engines in this process, and those of clients in it, are given them. They leave neither packed weights nor KV in
+    the user's cache, nor do those of servers started from here, unless they are set to."""
+    patch.setenv("FORESAY_WEIGHT_CACHE", "false")
+    patch.setenv("FORESAY_KV_DISK", "off")
+    patch.setattr("foresay.verifier.model.kept_weights.LEAST_BYTES", sys.maxsize)
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
     patch.setattr(EngineProcess, "__init__", _forgetful(EngineProcess.__init__))
@@ -53,8 +56,8 @@ def give(patch: pytest.MonkeyPatch) -> None:
 
 def _forgetful(begin: Callable[..., None]) -> Callable[..., None]:
     def begun(process: EngineProcess, spawned: Spawned, config: ServeConfig, receive: Callable[..., None]) -> None:
-        size = config.kv_disk or "off"
-        begin(process, spawned, msgspec.structs.replace(config, kv_disk=size), receive)
+        changed = msgspec.structs.replace(config, kv_disk=config.kv_disk or "off", weight_cache=False)
+        begin(process, spawned, changed, receive)
 
     return begun
 

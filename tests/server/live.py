@@ -38,7 +38,7 @@ class LiveServer:
         module = "foresay.server.cli.main" if measures else "tests.server.known_costs"
         command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
-            environment = {"FORESAY_KV_DISK": "off", **os.environ, **(variables or {})}
+            environment = {**os.environ, **(variables or {})}
             path = [environment.get("PYTHONPATH", ""), str(ROOT)]  # it may be started elsewhere
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)

@@ -6,20 +6,17 @@ import asyncio
 import os
 import resource
 import signal
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
-import aiohttp
-import openai
 import pytest
 
 from foresay.server.cli import serving
 from foresay.server.cli.main import main
 from foresay.server.engine.generation import EngineStatus, Mailbox, generate
 from foresay.server.host import child
+from foresay.server.host.child import Spawned
 from foresay.server.host.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
@@ -27,8 +24,7 @@ from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
-from tests.server.live import LiveServer, openai_client, send_signal, status_of
-from tests.server.patched import PACED, existing, patched_path
+from tests.server.live import send_signal
 from tests.server.wire import until
 
 SECONDS = 180.0
@@ -37,9 +33,11 @@ QUICK: dict[str, Any] = {"draft": "none", "max_model_len": 256, "max_seqs": 1}
 
 
 @asynccontextmanager
-async def started(**settings: Any) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
+async def started(
+    spawn: Callable[[], Spawned] = child.spawn, **settings: Any
+) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
     """An engine client that has been started, and every status it has had."""
-    engine, seen = EngineClient(ServeConfig(**QUICK | settings)), []
+    engine, seen = EngineClient(ServeConfig(**QUICK | settings), spawn), []
     engine.observe_status = [seen.append]
     await engine.start()
     try:
@@ -143,11 +141,11 @@ def failing(seen: list[Any]) -> Callable[[Any], None]:
 
 
 @pytest.mark.slow
-async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
+async def test_an_observer_that_fails_is_not_taken_for_the_engine(spares, caplog):
     steps: list[Any] = []
     statuses: list[Any] = []
     shadows: list[Any] = []
-    async with started(max_seqs=2, shadow="ngram") as (engine, seen):
+    async with started(spares, max_seqs=2, shadow="ngram") as (engine, seen):
         engine.observe, engine.observe_shadow = failing(steps), failing(shadows)
         engine.observe_status = [failing(statuses), seen.append]
         await asyncio.wait_for(engine.until_ready(), SECONDS)
@@ -165,9 +163,9 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
 
 
 @pytest.mark.slow
-async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
+async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(spares, monkeypatch):
     monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
-    async with started(engine_timeout=4.0) as (engine, seen):
+    async with started(spares, engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
         send_signal(engine, signal.SIGSTOP)
         await until(lambda: causes(seen) == ["hung"])
@@ -179,76 +177,3 @@ async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch
         prompt = Request(id="after", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True))
         assert sum([len(delta.tokens) async for delta in generate(engine, prompt)]) == 4
         assert engine.status.starts == 3
-
-
-@pytest.mark.slow
-async def test_requests_of_a_frozen_engine_fail_where_none_may_be_resumed(tmp_path, slow_target):
-    flags = (slow_target, "--served-model-name", "bundled", "--engine-timeout", "3", "--max-resumes", "0")
-    with (
-        LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server,
-        existing(tmp_path / "slow"),
-    ):
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            ask: dict[str, Any] = {"model": "bundled", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
-            stream = await client.completions.create(prompt="Once", stream=True, **ask)
-            await anext(aiter(stream))
-            whole = asyncio.create_task(client.completions.create(prompt="Twice", **ask))
-            async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/responses") as socket:
-                await socket.send_json(
-                    {"type": "response.create", "model": "bundled", "input": "x", "max_output_tokens": 900}
-                )
-                assert (await socket.receive_json(timeout=180))["type"] == "response.created"
-                [process] = server.engine_processes()
-                with existing(tmp_path / "held"):
-                    os.kill(process, signal.SIGSTOP)
-                    with pytest.raises(openai.APIError, match="hung"):
-                        [chunk async for chunk in stream]
-                    assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
-                with pytest.raises(openai.InternalServerError, match="hung"):
-                    await whole
-                async with asyncio.timeout(60):
-                    while (event := await socket.receive_json(timeout=180))["type"] not in ("response.failed", "error"):
-                        pass
-                assert "hung" in str(event)
-            async with asyncio.timeout(SECONDS):
-                while await status_of(url, "/ready") != 200:
-                    await asyncio.sleep(0.2)
-            assert (await client.completions.create(model="bundled", prompt="x", max_tokens=4)).choices
-            assert await restarts(url) == {"hung": 1.0, "died": 0.0, "not_started": 0.0, "replaced": 0.0}
-
-
-async def restarts(url: str) -> dict[str, float]:
-    """Of the engine, by cause."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    found = [line for line in lines if line.startswith("foresay:engine_restarts_total{")]
-    return {line.partition('cause="')[2].partition('"')[0]: float(line.split()[-1]) for line in found}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_engine_dies_with_its_server(tmp_path, frozen):
-    with LiveServer(tmp_path / "log") as server:
-        server.wait_for_url()
-        [engine] = server.engine_processes()
-        if frozen:
-            os.kill(engine, signal.SIGSTOP)
-        server.process.kill()
-        server.process.wait()
-        deadline = time.monotonic() + 60
-        try:
-            while is_alive(engine):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        finally:
-            if is_alive(engine):
-                os.kill(engine, signal.SIGKILL)
-
-
-def is_alive(process: int) -> bool:
-    """Whether it is there and more than a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

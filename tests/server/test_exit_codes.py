@@ -116,22 +116,22 @@ def test_a_trace_that_is_none_is_2(tmp_path: Path) -> None:
 def test_a_port_in_use_is_1_and_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = foresay("serve", "--port", str(port))
-    assert done.returncode == 1
-    assert f"port {port} on 127.0.0.1 is in use" in said(done.stderr, "serve")
-    assert "choose another port with --port" in done.stderr
+        done = forked.foresay(["serve", "--port", str(port)])
+    assert done.status == 1
+    assert f"port {port} on 127.0.0.1 is in use" in said(done.err, "serve")
+    assert "choose another port with --port" in done.err
 
 
 def test_serve_distinguishes_settings_that_do_not_fit_from_a_model_that_is_broken(tmp_path: Path) -> None:
     """Both are found by the engine, in another process; the tokenizer is none of its affairs."""
-    done = foresay("serve", "--port", "0", "--max-model-len", "4000")
-    assert done.returncode == 2
-    assert "--max-model-len 1024 is the most" in said(done.stderr, "serve")
+    done = forked.foresay(["serve", "--port", "0", "--max-model-len", "4000"])
+    assert done.status == 2
+    assert "--max-model-len 1024 is the most" in said(done.err, "serve")
     make("qwen2", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    done = foresay("serve", "--port", "0", "--draft", str(tmp_path))
-    assert done.returncode == 1
-    assert "not a complete safetensors file" in said(done.stderr, "serve")
+    done = forked.foresay(["serve", "--port", "0", "--draft", str(tmp_path)])
+    assert done.status == 1
+    assert "not a complete safetensors file" in said(done.err, "serve")
 
 
 def test_a_hub_that_cannot_be_reached_is_1_and_names_what_needs_it(tmp_path: Path) -> None:

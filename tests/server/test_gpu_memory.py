@@ -62,10 +62,10 @@ def planned(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **set
 def test_the_rest_of_an_h200_is_kv_cache() -> None:
     found = planned(H200)
     assert found.weights == {"target": 2 * parameters(llama(LLAMA_8B))}
-    # The workspace of the largest step over tables of this length; logits where steps stop, of the passes, by tables of
-    # four widths, and of the last rows of two stretches of a prompt, alone and after 16 and 64 rows of trees.
+    # The workspace of the largest step over tables of this length, with a stretch of a prompt; logits where steps stop,
+    # of the passes, by tables of four widths, and of the last rows of two stretches, alone and after 16 and 64 rows.
     logits = (64 + 4 * (4 + 16 + 64 + 16 + 64) + 2 + 2 * (17 + 65)) * 128256 * 4
-    workspace = workspace_bytes(llama(LLAMA_8B), 2, 131072 + 64, 128, 128)
+    workspace = workspace_bytes(llama(LLAMA_8B), 2, 131072 + 64, 128 + 512, 128) - 512 * 128256 * 4
     assert found.overhead["graphs"] == GRAPH_RESERVE + logits + workspace
     assert found.kv_bytes == found.pages * 16 * PER_TOKEN
     budget = UTILIZATION * 139 * GIB

@@ -120,7 +120,4 @@ async def test_request_ids_are_echoed_or_made(tokenizer):
         own = await post(client, "completions", prompt="x", request_id="mine")
         assert (await own.json())["id"] == "cmpl-mine"
         assert len(own.headers["X-Request-Id"]) == 32
-        for useless in ("x" * 200, "ü"):
-            answer = await client.get("/ready", headers={"X-Request-Id": useless})
-            assert answer.headers["X-Request-Id"] != useless
         assert "X-Request-Id" in (await client.get("/nothing")).headers

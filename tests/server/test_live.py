@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from foresay.server.engine.generation import Generation, generate
+from foresay.server.host.child import state_of
 from foresay.server.host.client import EngineClient
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, openai_client, status_of, steps, steps_of
 from tests.server.patched import PACED, existing, patched_path
+from tests.server.wire import until
 
 MODEL = "bundled"
 
@@ -46,17 +49,9 @@ async def test_a_stop_string_inside_the_text(client):
         assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_stops_the_work(url, stream):
-    """The engine is spared more than half of the answer, or of all its choices."""
-    body = {
-        "prompt": "x",
-        "n": 9 if stream else 1,
-        "max_tokens": 1000,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": stream,
-    }
+async def test_a_client_that_leaves_stops_the_work(url):
+    """The engine is spared more than half of all the choices."""
+    body = {"prompt": "x", "n": 9, "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": True}
     async with aiohttp.ClientSession() as session:
 
         async def left() -> None:
@@ -65,11 +60,7 @@ async def test_a_client_that_leaves_stops_the_work(url, stream):
             async with asyncio.timeout(180):
                 while await steps(url) == before:
                     await asyncio.sleep(0.02)
-            if stream:
-                (await asking).close()
-            else:
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+            (await asking).close()
 
         async def read() -> None:
             async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -95,11 +86,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def slow_server(folder, slow_target) -> Iterator[LiveServer]:
-    """Whose streams last. The last test that has it ends it."""
-    flags = ("--served-model-name", MODEL, "--max-resumes", "0", "--drain-seconds", "180")
-    variables = {"PYTHONPATH": patched_path(PACED, folder)}
-    with LiveServer(folder / "log", slow_target, *flags, variables=variables) as server:
+def paced_server(folder) -> Iterator[LiveServer]:
+    """Whose streams last where they are to, and are not resumed. The last test that has it ends it."""
+    flags = ("--max-resumes", "0", "--engine-timeout", "10", "--drain-seconds", "180")
+    with LiveServer(folder / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, folder)}) as server:
         server.wait_for_url()
         yield server
 
@@ -115,23 +105,34 @@ LONG: dict[str, Any] = {
 
 @pytest.mark.slow
 @pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="the engine is a replica's, and another would go on")
-async def test_an_engine_killed_in_a_stream_is_started_again(slow_server, folder):
-    url = slow_server.wait_for_url()
-    async with openai_client(url) as client:
+@pytest.mark.parametrize(
+    ("number", "cause", "says"),
+    [(signal.SIGKILL, "died", "signal 9.*please send it again"), (signal.SIGSTOP, "hung", "hung")],
+)
+async def test_an_engine_killed_or_frozen_in_a_stream_is_started_again(paced_server, folder, number, cause, says):
+    url = paced_server.wait_for_url()
+    before = await restarts(url)
+    async with openai_client(url) as client, client.responses.connect() as socket:
         with existing(folder / "slow"), existing(folder / "held"):
             stream = await client.completions.create(**LONG, stream=True)
             whole = asyncio.create_task(client.completions.create(**LONG))
+            await socket.response.create(model=MODEL, input="x", max_output_tokens=900)
+            assert (await socket.recv()).type == "response.created"
             iterator = aiter(stream)
             for _ in range(3):
                 await anext(iterator)
-            [engine] = slow_server.engine_processes()
-            os.kill(engine, signal.SIGKILL)
-            with pytest.raises(openai.APIError, match=r"signal 9.*please send it again"):
+            [engine] = paced_server.engine_processes()
+            os.kill(engine, number)
+            with pytest.raises(openai.APIError, match=says):
                 await read_on(iterator)
-            with pytest.raises(openai.InternalServerError, match=r"signal 9.*please send it again") as lost:
+            with pytest.raises(openai.InternalServerError, match=says) as lost:
                 await whole
             assert (lost.value.status_code, lost.value.type) == (500, "engine_error")
-            assert await status_of(url, "/health") == 503
+            async with asyncio.timeout(180):
+                while (event := await socket.recv()).type not in ("response.failed", "error"):
+                    pass
+            assert re.search(says, str(event))
+            assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
             with pytest.raises(openai.InternalServerError) as refused:
                 await client.completions.create(model=MODEL, prompt="x")
             assert refused.value.status_code == 503
@@ -139,6 +140,15 @@ async def test_an_engine_killed_in_a_stream_is_started_again(slow_server, folder
             while await status_of(url, "/ready") != 200:
                 await asyncio.sleep(0.2)
         assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
+    assert await restarts(url) == before | {cause: before[cause] + 1}
+
+
+async def restarts(url: str) -> dict[str, float]:
+    """Of the engine, by cause."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    found = [line for line in lines if line.startswith("foresay:engine_restarts_total{")]
+    return {line.partition('cause="')[2].partition('"')[0]: float(line.split()[-1]) for line in found}
 
 
 async def closed(socket: Any) -> tuple[int, Any]:
@@ -152,15 +162,18 @@ async def closed(socket: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.slow
-async def test_sigterm_lets_running_requests_finish(slow_server, folder):
-    url = slow_server.wait_for_url()
+async def test_sigterm_lets_running_requests_finish(paced_server, folder):
+    """And leaves no process behind."""
+    url = paced_server.wait_for_url()
     async with openai_client(url) as client, client.responses.connect() as busy, client.responses.connect() as idle:
         with existing(folder / "slow"):
             stream = aiter(await client.completions.create(**LONG, stream=True, stream_options={"include_usage": True}))
             await anext(stream)
             await busy.response.create(model=MODEL, input="Tell me a story.", max_output_tokens=60)
             assert (await busy.recv()).type == "response.created"
-            slow_server.terminate()
+            await until(lambda: len(paced_server.processes()) == 2)  # an engine, and a spare
+            left = paced_server.processes()
+            paced_server.terminate()
             assert await closed(idle) == (1012, None)
             async with asyncio.timeout(60):
                 while await status_of(url, "/ready") != 503:
@@ -171,14 +184,8 @@ async def test_sigterm_lets_running_requests_finish(slow_server, folder):
         assert last.usage.completion_tokens == 500
         code, ended = await closed(busy)
         assert code == 1012 and ended.response.usage.output_tokens > 1
-    assert await asyncio.to_thread(slow_server.process.wait, 180) == 0
-
-
-@pytest.mark.slow
-def test_settings_that_cannot_work_end_the_server(tmp_path):
-    with LiveServer(tmp_path / "log", "--max-model-len", "1000000") as server:
-        assert server.process.wait(180) == 2
-        assert "max_model_len is 1000000" in server.output
+    assert await asyncio.to_thread(paced_server.process.wait, 180) == 0
+    await until(lambda: all(state_of(process) in "ZX" for process in left))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from foresay.server.text.prompt import most_characters
+from tests.routes.apis import APIS, RAW
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.test_control_tokens import STYLES, controls, styled
 
@@ -96,29 +97,22 @@ def test_a_text_is_read_without_the_interpreters_lock() -> None:
 
 
 LONG = "Once upon a fox. " * 60_000
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": LONG},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
-    "/v1/responses": {"input": LONG},
-    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
-    "/api/chat": {"messages": [{"role": "user", "content": LONG}]},
-    "/api/generate": {"prompt": LONG, "raw": True},
-}
+DOORS = [*APIS.values(), RAW]
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_what_cannot_fit_is_refused_unread(path, tokenizer, monkeypatch) -> None:
+@pytest.mark.parametrize("api", DOORS, ids=lambda api: api.path)
+async def test_what_cannot_fit_is_refused_unread(api, tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(tokenizer, "encode_after", None)  # every call fails
     async with served(ScriptedEngine([END]), tokenizer) as client:
-        response = await client.post(path, json={"model": "toy", **BODIES[path]})
+        response = await client.post(api.path, json=api.asking(LONG))
         assert response.status == 400
         assert "maximum context length is 512 tokens. However, you requested at least" in await response.text()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_prompt_that_is_cut_is_read(path, tokenizer) -> None:
+@pytest.mark.parametrize("name", ["completions", "chat"])
+async def test_a_prompt_that_is_cut_is_read(name, tokenizer) -> None:
     engine = ScriptedEngine([END])
     async with served(engine, tokenizer) as client:
-        body = {"model": "toy", "truncate_prompt_tokens": 7, "max_tokens": 1, **BODIES[path]}
-        assert (await client.post(path, json=body)).status == 200
+        body = APIS[name].asking(LONG, truncate_prompt_tokens=7, max_tokens=1)
+        assert (await client.post(APIS[name].path, json=body)).status == 200
     assert len(engine.requests[0].prompt) == 7

@@ -14,6 +14,7 @@ from foresay.server.host.resumption import InFlights
 from foresay.server.schemas.errors import EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, FinishReason, Origin, Request
 from foresay.spec.sampling import SamplingParams
+from tests.routes.apis import APIS
 from tests.server.scripted import INFO, ScriptedEngine, served
 
 
@@ -394,15 +395,6 @@ def test_where_there_will_be_no_engine_all_get_an_error() -> None:
     assert bench.engine() == 0
 
 
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "x", "max_tokens": 8},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
-    "/v1/responses": {"input": "x", "max_output_tokens": 8},
-    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8},
-    "/api/generate": {"prompt": "x", "options": {"num_predict": 8}},
-}
-
-
 def said_of(body: bytes, name: str) -> Iterator[Any]:
     """Every value of this name in an answer or the events of a stream."""
     for line in body.decode().splitlines():
@@ -415,14 +407,14 @@ def said_of(body: bytes, name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_that_is_not_exact_shows_where_it_may_differ(path, stream, tokenizer, script):
+@pytest.mark.parametrize("api", APIS.values(), ids=list(APIS))
+async def test_an_answer_that_is_not_exact_shows_where_it_may_differ(api, stream, tokenizer, script):
     engine = ScriptedEngine(script)
     engine.resumed = [3, 6]
     for exact in (True, False):
         engine.info = replace(INFO, exact=exact)
         async with served(engine, tokenizer) as client:
-            response = await client.post(path, json=BODIES[path] | {"model": "toy", "stream": stream})
+            response = await client.post(api.path, json=api.request(stream, max_tokens=8))
             body = await response.read()
         assert list(said_of(body, "metrics"))[-1]["resumed"] == 2
         warnings = list(said_of(body, "warnings"))

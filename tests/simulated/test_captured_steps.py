@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.spec.engine import Engine
 from foresay.spec.request import Request
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
@@ -19,7 +20,6 @@ from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
-from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import rows
 from foresay.verifier.ops.records import Norm
@@ -28,7 +28,7 @@ from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
-from tests.simulated.graph import captured
+from tests.simulated.graph import assert_launched, captured
 from tests.simulated.test_engine import count_passes
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
@@ -37,10 +37,14 @@ LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 12
 
 
+def plainly(pair: Pair) -> Engine:
+    """It drafts nothing and captures nothing, and has one text at a time."""
+    return captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
+
+
 @cache
 def expected(pair: Pair) -> dict[str, Text]:
-    engine = captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
-    return run_freely(engine, jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
+    return run_freely(plainly(pair), jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
 
 
 @pytest.mark.parametrize("kv", [torch.int8, torch.float8_e4m3fn], ids=str)
@@ -49,12 +53,11 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
     moved = replace(elsewhere[1], kv=kv)
     jobs = jobs_of(moved.vocab_size, LENGTHS, MAX_TOKENS)
     with simulated():
-        alone = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
-        wanted = run_freely(alone, jobs)
+        wanted = run_freely(plainly(moved), jobs)
         engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
-    assert isinstance(engine.runner, GraphStepRunner) and engine.runner.counts["launched"] >= 5
+    assert_launched(engine)
 
 
 def there(made: Pair, quantize: str | None = None) -> Pair:
@@ -88,20 +91,11 @@ def elsewhere(pair):
 )
 def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     made, moved = elsewhere
+    makers: dict[str, MakeDrafter] = {"dynamic": partial(moved.draft_model, dynamic=True), "self": copy(moved)}
     shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4), "template": TEMPLATE}
     shapes["dynamic"] = shapes["self"] = TreeShape.parse("3,2,1")
     tree = shapes.get(shape) or TreeShape.parse(shape)
-    drafter: MakeDrafter = draft_model(moved) if tree.levels else lambda pool: None
-    if shape == "dynamic":
-        drafter = partial(moved.draft_model, dynamic=True)
-    if shape == "self":
-        drafter = copy(moved)
-    with simulated():
-        engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured)
-        texts = run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS))
-    assert_same(expected(made), texts)
-    assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] >= 5
+    assert_same_tokens(made, moved, tree, makers.get(shape), max_seqs=max_seqs)
 
 
 @pytest.mark.parametrize("shape", [pytest.param("none", marks=pytest.mark.soak), "3,2,1"])
@@ -138,14 +132,23 @@ def test_layers_that_differ(pair, family) -> None:
     assert_same_tokens(made, there(made), TreeShape.parse("3,2,1"), windows=24 if family == "gemma3" else 0)
 
 
-def assert_same_tokens(here: Pair, moved: Pair, tree: TreeShape, windows: int = 0) -> None:
-    drafter = draft_model(moved) if tree.levels else lambda pool: None
+def assert_same_tokens(
+    here: Pair,
+    moved: Pair,
+    tree: TreeShape,
+    drafter: MakeDrafter | None = None,
+    jobs: list[Job] | None = None,
+    max_seqs: int = 3,
+    windows: int = 0,
+) -> None:
+    """In captured steps, and by plain decoding on a CPU. drafter: None is the draft model, if the tree has levels."""
+    wanted = expected(here) if jobs is None else run_freely(plainly(here), jobs)
+    drafter = drafter or (draft_model(moved) if tree.levels else lambda pool: None)
     with simulated():
-        engine = captured_engine(moved, drafter, tree, max_seqs=3, capture=captured, windows=windows)
-        texts = run_freely(engine, jobs_of(here.vocab_size, LENGTHS, MAX_TOKENS))
-    assert_same(expected(here), texts)
-    assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] >= 5
+        engine = captured_engine(moved, drafter, tree, max_seqs=max_seqs, capture=captured, windows=windows)
+        texts = run_freely(engine, jobs or jobs_of(here.vocab_size, LENGTHS, MAX_TOKENS))
+    assert_same(wanted, texts)
+    assert_launched(engine)
 
 
 @pytest.mark.parametrize("max_seqs", [1, 3])
@@ -156,7 +159,7 @@ def test_prompts_in_captured_chunks(elsewhere, monkeypatch, max_seqs) -> None:
     monkeypatch.setattr(buckets, "CHUNKS", (128, 256))
     jobs = jobs_of(made.vocab_size, (70, 128, 256 + 30, 256 + 225), 3 if max_seqs == 1 else 8)
     jobs = [replace(job, arrives=5 * index) for index, job in enumerate(jobs)]
-    wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
+    wanted = run_freely(plainly(made), jobs)
     with simulated():
         engine = captured_engine(moved, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=max_seqs)
         assert isinstance(engine.runner, StepRunner)
@@ -269,14 +272,7 @@ def test_a_grammar_between_two_launches(elsewhere, shape) -> None:
         replace(job, grammar=Automaton(3, made.vocab_size, forcing=0.1))
         for job in jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS)
     ]
-    wanted = run_freely(captured_engine(made, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1), jobs)
-    with simulated():
-        drafter = draft_model(moved) if tree.levels else lambda pool: None
-        engine = captured_engine(moved, drafter, tree, max_seqs=1, capture=captured)
-        texts = run_freely(engine, jobs)
-    assert_same(wanted, texts)
-    assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] >= 5
+    assert_same_tokens(made, moved, tree, jobs=jobs, max_seqs=1)
 
 
 def test_what_is_still_being_copied_is_not_written_again() -> None:
@@ -297,15 +293,14 @@ def test_what_is_still_being_copied_is_not_written_again() -> None:
 def test_chunks_that_sample_nothing_follow_each_other(elsewhere) -> None:
     """Two captured passes with no wait in between: the host writes the rows of the second into the same memory."""
     made, moved = elsewhere
-    engine_on = partial(captured_engine, drafter=lambda pool: None, shape=ROOT_ONLY, graphs=False, max_seqs=1)
     jobs = [replace(job, aside=True) for job in jobs_of(made.vocab_size, (100,), 4)]
     with simulated():
-        engine = engine_on(moved)
+        engine = plainly(moved)
         verifier = cast(ModelRunner, engine.runner.verifier)
         for _ in verifier.capture(None, [Sizes(64, 1, 64, 64)], captured):
             pass
         texts = run_freely(engine, jobs)
-    assert_same(run_freely(engine_on(made), jobs), texts)
+    assert_same(run_freely(plainly(made), jobs), texts)
 
 
 @pytest.mark.parametrize("most", [1, 4])
@@ -321,8 +316,7 @@ def test_a_request_s_deepest_draft(elsewhere, most) -> None:
     for job in jobs:
         written = [token for delta in deltas if delta.id == job.id for token in delta.tokens]
         assert written == expected(made)[job.id].tokens
-    assert isinstance(engine.runner, GraphStepRunner)
-    assert engine.runner.counts["launched"] > 2, "a captured step drafts less where that is required"
+    assert_launched(engine, least=3)  # a captured step drafts less where that is required
 
 
 @dataclass(frozen=True)

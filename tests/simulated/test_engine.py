@@ -64,10 +64,8 @@ def texts(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("draft", "tree", "whole"),
     [
-        ("auto", None, True),
         pytest.param("auto", "3,2,1", True, marks=pytest.mark.soak),
         ("none", None, True),
-        ("eagle3", "3,2,1", True),
         pytest.param("suffix,eagle3,draft_model", None, True, marks=pytest.mark.soak),
         ("tests.same_tokens.customs:Random", "3,2,1", False),
         ("tests.same_tokens.customs:Rubbish", "3,2,1", False),
@@ -75,7 +73,8 @@ def texts(engine: Engine) -> dict[str, list[int]]:
     ],
 )
 def test_the_same_tokens_as_on_the_cpu(draft, tree, whole, monkeypatch) -> None:
-    """fp32 leaves no close calls here: a token that differs was sampled from something else.
+    """fp32 leaves no close calls here: a token that differs was sampled from something else. test_compilations.py has
+    engines with heads.
 
     whole: whether its steps are captured whole; else each in parts.
     """

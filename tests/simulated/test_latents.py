@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 import torch
 
-from foresay.server.engine.build import build_engine
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
-from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair, make_pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config
-from tests.simulated.device import CURRENT, simulated
-from tests.simulated.graph import captured
+from tests.simulated.device import simulated
+from tests.simulated.graph import assert_launched, captured
 from tests.simulated.test_captured_steps import there
-from tests.simulated.test_compilations import serve
+from tests.simulated.test_compilations import ready, serve
 from tests.simulated.test_engine import build_there
 from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
@@ -42,7 +38,7 @@ def test_the_same_tokens(both, make, shape) -> None:
         engine = captured_engine(moved, drafter, shape, max_seqs=3, capture=captured, page_size=8, prefix=True)
         texts = run_freely(engine, jobs, careful=True)
     assert_same(plain(made.target, jobs), texts)
-    assert cast(GraphStepRunner, engine.runner).counts["launched"] >= 5
+    assert_launched(engine)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -59,12 +55,9 @@ def test_a_step_waits_once_and_is_launched_once(both, drafts) -> None:
 def test_nothing_is_compiled_while_a_server_answers(both, monkeypatch) -> None:
     """The heads' products, joined queries and keys, and attention among what is compiled before."""
     build_there(monkeypatch)
-    monkeypatch.setattr(CURRENT, "binding", set())
     settings = config(both[0].directory, str(both[0].draft_directory), max_seqs=2, max_model_len=160, kv_tokens=1200)
-    with simulated(), bound(counting=False) as launches:
-        engine = build_engine(settings)
-        ready = {name: set(keys) for name, keys in launches.compiled.items()}
+    kernels = "head_tiles", "join_latent_rows", "tree_partials", "chunk_rows"
+    with ready(settings, monkeypatch, *kernels) as (engine, late):
         serve(engine, 2)
-    assert {"head_tiles", "join_latent_rows", "tree_partials", "chunk_rows"} <= set(ready)
+        assert not late()
     assert isinstance(engine.runner, GraphStepRunner) and "workspace" in engine.info.memory
-    assert not {name: late for name, keys in launches.compiled.items() if (late := keys - ready.get(name, set()))}

@@ -19,19 +19,17 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer
-from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model import apart
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
-from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config
-from tests.simulated.device import CURRENT, simulated
-from tests.simulated.graph import captured
+from tests.simulated.device import simulated
+from tests.simulated.graph import assert_launched, captured
 from tests.simulated.test_captured_steps import there
-from tests.simulated.test_compilations import serve
+from tests.simulated.test_compilations import ready, serve
 from tests.simulated.test_engine import GPU, build_there, texts
 from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
@@ -57,7 +55,7 @@ def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:
     with simulated():
         engine = captured_engine(moved, make, shape, max_seqs=3, capture=captured, page_size=8, tokens=2048)
         assert_same(plain(made.target, jobs), run_freely(engine, jobs))
-        assert cast(GraphStepRunner, engine.runner).counts["launched"] >= 5
+        assert_launched(engine)
         engine.add(jobs[0].request())
         traces = [engine.trace for _ in iter(lambda: engine.has_work and engine.step(), False)]
     woken = [trace.woken for trace in traces if trace is not None and not trace.prefill_rows]
@@ -97,7 +95,7 @@ def test_a_step_waits_once_and_launches_no_more(pair, drafts) -> None:
     with simulated():
         make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
         engine = engine_of(moved, make, WORTH if drafts else ROOT_ONLY, 2, False)
-        found = list(steps(engine, moved.vocab_size, 2, {"max_tokens": 24}))[2:]
+        found = list(steps(engine, moved.vocab_size, 2))[2:]
     assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=drafts), found
     assert max(each.waits for each in found) == 1, found
 
@@ -146,7 +144,7 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
         monkeypatch.setattr(apart, "_NUMBERS", 1000)
         engine = build_engine(settings)
         assert texts(engine) == wanted
-        found = list(steps(engine, engine.info.vocab_size, 2, {"max_tokens": 24}))[2:]
+        found = list(steps(engine, engine.info.vocab_size, 2))[2:]
     assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=0), found
     assert max(each.waits for each in found) == 1, found
     assert len(sizes) == (4 if quantize else 2), "of two products values, and scales if they have some"
@@ -157,14 +155,9 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
 @pytest.mark.parametrize("away", [False, True])
 def test_nothing_is_compiled_while_a_server_answers(pair, away, monkeypatch) -> None:
     build_there(monkeypatch)
-    monkeypatch.setattr(CURRENT, "binding", set())
     settings = config(pair("qwen3_moe").directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
     if away:
         short_of_room(monkeypatch, settings)
-    with simulated(), bound(counting=False) as launches:
-        engine = build_engine(settings)
-        ready = {name: set(keys) for name, keys in launches.compiled.items()}
-        assert ready["expert_tiles"], "launches are seen"
+    with ready(settings, monkeypatch, "expert_tiles") as (engine, late):
         serve(engine, 2)
-    late = {name: keys - ready.get(name, set()) for name, keys in launches.compiled.items()}
-    assert not {name: keys for name, keys in late.items() if keys}
+        assert not late()

@@ -17,16 +17,15 @@ from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
-from tests.kernels.binder import bound
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, replace_params, returning, whole
 from tests.same_tokens.test_directories import config
 from tests.same_tokens.witness import Job
-from tests.simulated.device import CURRENT, Simulated, simulated
-from tests.simulated.graph import captured
+from tests.simulated.device import Simulated, simulated
+from tests.simulated.graph import assert_launched, captured
 from tests.simulated.test_captured_steps import there
-from tests.simulated.test_compilations import serve
+from tests.simulated.test_compilations import ready, serve
 from tests.simulated.test_engine import build_there
 from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
@@ -73,7 +72,8 @@ def test_the_same_tokens(pair, family, drafter) -> None:
         texts = run_freely(engine, jobs)
     assert_same({job.id: wanted[job.id] for job in jobs}, texts)
     assert sum(texts[job.id].cached_tokens > 0 for job in later) >= 9
-    assert not graphs or cast(GraphStepRunner, engine.runner).counts["launched"] >= 5
+    if graphs:
+        assert_launched(engine)
 
 
 def states(engine: Engine, job: Job) -> dict[int, list[torch.Tensor]]:
@@ -154,7 +154,7 @@ def test_a_step_waits_once_and_launches_no_more(pair, both, drafts, max_seqs) ->
     with simulated():
         make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
         engine = engine_of(moved, make, shape, max_seqs, False)
-        found = list(steps(engine, moved.vocab_size, max_seqs, {"max_tokens": 24}))[2:]
+        found = list(steps(engine, moved.vocab_size, max_seqs))[2:]
     assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=1 + drafts), found
     assert max(each.waits for each in found) == 1, found
 
@@ -183,12 +183,7 @@ def test_engines_as_a_server_builds_them(both, draft, monkeypatch) -> None:
 @pytest.mark.parametrize(("draft", "sequences"), [("none", 2), pytest.param("mtp", 3, marks=pytest.mark.soak)])
 def test_nothing_is_compiled_while_a_server_answers(both, draft, sequences, monkeypatch) -> None:
     build_there(monkeypatch)
-    monkeypatch.setattr(CURRENT, "binding", set())
     settings = config(both[0].directory, draft, max_seqs=sequences, max_model_len=160, kv_tokens=1200)
-    with simulated(), bound(counting=False) as launches:
-        engine = build_engine(settings)
-        ready = {name: set(keys) for name, keys in launches.compiled.items()}
-        assert ready["replay_states"], "launches are seen"
+    with ready(settings, monkeypatch, "replay_states") as (engine, late):
         serve(engine, sequences)
-    late = {name: keys - ready.get(name, set()) for name, keys in launches.compiled.items()}
-    assert not {name: keys for name, keys in late.items() if keys}
+        assert not late()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,14 +33,17 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
+from foresay.spec.step import ScheduledSequence, VerifyResult
+from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
-from foresay.verifier.graphs.buckets import buckets, chunks, passes, sizes, widths
+from foresay.verifier.graphs.buckets import buckets, chunks, mixed, passes, sizes, widths
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
+from tests.same_tokens.captured import run_freely
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
-from tests.same_tokens.runs import jobs_of
-from tests.same_tokens.witness import Job
+from tests.same_tokens.runs import assert_same, jobs_of, plain, replace_params
+from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, is_view, simulated
 from tests.simulated.graph import captured
 from tests.spec.grammars import Automaton
@@ -89,8 +93,11 @@ class Always(Budget):
         return Plan.of(shares, _WHY)
 
 
-def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, extra: bool) -> Engine:
-    """An engine whose steps a budget plans, captured as the server captures it."""
+def engine_of(
+    moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, extra: bool, prompts: bool = False
+) -> Engine:
+    """An engine whose steps a budget plans, captured as the server captures it; those with rows of prompts, if they are
+    wanted."""
     pool = PagePool(1 + TOKENS // PAGE_SIZE, PAGE_SIZE)
     verifier, model = paged(moved.target, pool), make(pool)
     models = [model] if isinstance(model, TreeDrafter) else []
@@ -99,7 +106,8 @@ def engine_of(moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, e
     drafter = CombinedDrafter(budget)
     capture_all(verifier, drafter, model, shape, max_seqs)
     proposers = by_plan([(one, LEVELS) for one in models], True, verifier)
-    made = buckets(verifier, proposers, captured, (sizes(max_seqs), widths(128, PAGE_SIZE)))
+    shapes = sizes(max_seqs), widths(128, PAGE_SIZE)
+    made = buckets(verifier, proposers, captured, shapes, mixed(max_seqs, 128) if prompts else None)
     return Engine(
         info=info_of(moved.target, pool, max_seqs, shape),
         pool=pool,
@@ -135,7 +143,7 @@ def spent(engine: Engine) -> Spent:
 def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, Any] | None = None) -> Iterator[Spent]:
     """Steps that decode all of the texts. special: fields of the first request and of how it is sampled."""
     for number, job in enumerate(jobs_of(vocab_size, (2 * (9, 12, 17, 33, 8, 10, 11, 13))[:max_seqs], 24)):
-        params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 48, "ignore_eos": True}
+        params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "ignore_eos": True}
         params |= {} if number or special is None else special
         extra = {name: params.pop(name) for name in ("grammar", "prediction", "forced") if name in params}
         grammar = extra.pop("grammar", None)
@@ -149,14 +157,6 @@ def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, 
         made = spent(engine)
         if decoding and full:
             yield made
-
-
-def decode(engine: Engine, jobs: Sequence[Job]) -> None:
-    """Until all of these are decoding."""
-    for job in jobs:
-        engine.add(job.request())
-    while len(engine.scheduler.running) < len(jobs) or any(s.pending for s in engine.scheduler.running):
-        engine.step()
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +183,8 @@ def elsewhere(pair):
     ],
 )
 def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, extra, max_seqs, usual) -> None:
-    if draft == "eagle3":
-        head_drafter(draft, tmp_path, pair("llama3", layers=2).target, "dynamic")
-    makers: dict[str, MakeDrafter] = {
-        "none": lambda pool: None,
-        "draft_model": lambda pool: elsewhere.draft_model(pool, dynamic=True),
-    }
+    make = maker_of(draft, pair("llama3", layers=2), elsewhere, tmp_path)
     with simulated():
-        make = makers.get(draft) or head_drafter(draft, tmp_path, elsewhere.target, "dynamic")
         engine = engine_of(elsewhere, make, shape, max_seqs, extra)
         found = list(steps(engine, elsewhere.vocab_size, max_seqs))[2:]  # the second launches the next one too
     assert max(each.waits for each in found) == usual.waits
@@ -203,7 +197,7 @@ def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, ex
 ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
     "penalties": ({"frequency_penalty": 0.5, "repetition_penalty": 1.2}, (1, 2), (2, 2)),
     "bias": ({"logit_bias": {3: 2.0}, "bad_words": ((5,), (7, 9))}, (1, 2), (2, 2)),
-    "early": ({"min_tokens": 48, "ignore_eos": False, "stop_token_ids": (4, 5)}, (1, 2), (2, 2)),
+    "early": ({"min_tokens": 24, "ignore_eos": False, "stop_token_ids": (4, 5)}, (1, 2), (2, 2)),
     "forced": ({"forced": tuple(range(5, 60))}, (1, 2), (2, 2)),
     "grammar": ({"grammar": Automaton(3, 300, forcing=0.0)}, (1, 2), (2, 2)),
     "logprobs": ({"logprobs": 3}, (2, 2), (2, 2)),
@@ -228,17 +222,64 @@ def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None
 
 
 @pytest.mark.parametrize(
-    ("shape", "usual"),
-    [(ROOT_ONLY, (1, 2)), (TreeShape.chain(LEVELS), (2, LEVELS + 2)), (WORTH, (2, LEVELS + 2))],
+    ("draft", "shape", "extra"),
+    [
+        ("none", ROOT_ONLY, False),
+        ("draft_model", WORTH, True),
+        ("draft_model", TreeShape.chain(LEVELS), False),
+        ("eagle3", TreeShape.chain(LEVELS), False),
+    ],
 )
-def test_a_prompt_with_texts_is_one_pass(elsewhere, shape, usual) -> None:
-    """In parts, each a graph: the levels of drafts, which the host reads, the pass, the samples and paths."""
+def test_prompts_with_texts_are_the_same_step(pair, elsewhere, tmp_path: Path, draft, shape, extra) -> None:
+    """One launch and one wait, be it that more of a prompt follows or that it ends there. Texts are those of plain
+    decoding, and chains, which no calibration changes, those of steps in parts."""
+    here, lengths = pair("llama3", layers=2), (9, 12, 30, 79)
+    jobs = [
+        replace(job, arrives=4 * max(0, number - 1), params=replace_params(job.params, min_tokens=0))
+        for number, job in enumerate(jobs_of(here.vocab_size, lengths, 24, ("warm", "cool")))
+    ]
+    make = maker_of(draft, here, elsewhere, tmp_path)
     with simulated():
-        make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if shape.levels else None  # noqa: E731
-        engine = engine_of(elsewhere, make, shape, 3, False)
-        decode(engine, jobs_of(elsewhere.vocab_size, (9, 12), 60))
-        for _ in range(3):
-            engine.step()
-        engine.add(replace(jobs_of(elsewhere.vocab_size, (101,), 4)[0], id="late").request())
-        found = spent(engine)
-    assert (found.waits, found.graphs) == usual
+        engine = engine_of(elsewhere, make, shape, len(jobs), extra, prompts=True)
+        whole, drafts, found = run_with_prompts(engine, jobs)
+        assert isinstance(engine.runner, GraphStepRunner)
+        for key, bucket in engine.runner.buckets.items():
+            engine.runner.buckets[key] = [step for step in bucket if step.prompt is None]
+        _, in_parts, slower = run_with_prompts(engine, jobs)
+    assert_same(plain(here.target, jobs), whole)
+    assert found == [(29, 1, 1), (70, 1, 1), (8, 1, 1)] and found < slower
+    if shape.is_chain:
+        assert drafts == in_parts and max(waits for _, waits, _ in slower) <= 3  # two depths, and the end
+
+
+def run_with_prompts(
+    engine: Engine, jobs: Sequence[Job]
+) -> tuple[dict[str, Text], dict[tuple[str, int], list[int]], list[tuple[int, int, int]]]:
+    """Texts; what was drafted, by request and length of its text; and of each step that reads a prompt while texts are
+    decoding the prompt's rows, waits (copies to the device that block too), and graphs."""
+    run, drafts, found = partial(type(engine.runner).run, engine.runner), {}, []
+    engine.scheduler.max_chunk = 70
+    engine.scheduler.chunk = lambda decode_rows, most: most  # type: ignore[method-assign]
+
+    def counted(batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
+        reads, CURRENT.launched, rows = CURRENT.reads, Counter(), sum(each.prefill for each in batch)
+        results, launched = run(batch, watch), CURRENT.launched
+        for sequence, tree, emitted in ((one.scheduled.sequence, one.tree, one.emitted) for one in results):
+            if tree is not None:
+                drafts[sequence.id, len(sequence.tokens) - len(emitted)] = tree.tokens
+        if rows and any(not each.prefill for each in batch):
+            found.append((rows, CURRENT.reads - reads + launched["to"], launched["graph"]))
+        return results
+
+    engine.runner.run = counted  # type: ignore[method-assign]
+    return run_freely(engine, jobs), drafts, found
+
+
+def maker_of(draft: str, here: Pair, moved: Pair, directory: Path) -> MakeDrafter:
+    if draft == "none":
+        return lambda pool: None
+    if draft == "draft_model":
+        return lambda pool: moved.draft_model(pool, dynamic=True)
+    head_drafter(draft, directory, here.target, "dynamic")  # written by the CPU
+    with simulated():
+        return head_drafter(draft, directory, moved.target, "dynamic")

@@ -44,10 +44,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, trace: Path, slow_target: str) -> Iterator[LiveServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[LiveServer]:
     """One that chooses among three drafters, is shadowed, and traced."""
     choice = ("--draft", "draft_model,suffix,ngram", "--threads", "1")
-    flags = (slow_target, *choice, "--trace", str(trace), "--shadow", "suffix:3")
+    flags = (*choice, "--trace", str(trace), "--shadow", "suffix:3")
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server
 

@@ -14,14 +14,11 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from foresay.drafters.heads.dflash_model import DFlashModel
-from foresay.drafters.heads.eagle_model import EagleModel
-from foresay.drafters.heads.lesson import Lesson, judge
-from foresay.drafters.heads.loss import soft_cross_entropy
+from foresay.drafters.heads.eagle_model import EagleModel, PEagleModel
+from foresay.drafters.heads.lesson import Lesson, judge, soft_cross_entropy
 from foresay.drafters.heads.medusa_model import MedusaModel
-from foresay.drafters.heads.peagle_model import PEagleModel
-from foresay.drafters.training.lessons import Lessons
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
-from foresay.drafters.training.teacher import Teacher, Text
+from foresay.drafters.training.teacher import Lessons, Teacher, Text
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams

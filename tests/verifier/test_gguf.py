@@ -185,6 +185,11 @@ def test_names_are_those_that_the_converter_gives(tmp_path, family, architecture
             assert theirs(ours, file) == known.get_name(theirs_there, (".weight", ".bias"))
 
 
+def test_a_norm_s_name_is_the_converter_s_where_two_of_theirs_would_be_ours(tmp_path) -> None:
+    file = GgufFile(tmp_path, {"general.architecture": "deepseek2"}, {})
+    assert theirs("model.layers.0.post_attention_layernorm.weight", file) == "blk.0.ffn_norm.weight"
+
+
 @pytest.mark.parametrize("kind", [one.name for one in TYPES.values()])
 def test_every_type(tmp_path, kind) -> None:
     assert_close(tmp_path, "smollm", all_of(kind), num_attention_heads=4, num_key_value_heads=2)

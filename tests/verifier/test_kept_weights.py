@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -27,6 +28,7 @@ from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
+from tests.combinations import alternating
 from tests.verifier.families import make
 from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m, read_only
 
@@ -75,11 +77,13 @@ def assert_kept(packed: Packed) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", [None, "int8", "int4", "fp8"])
 def test_every_bit_of_floats_and_of_what_is_made_of_them(dtype, how) -> None:
-    assert_kept(packed_of(BUNDLED / "target", dtype, how, rounds=how == "int4"))
+    assert_kept(packed_of(BUNDLED / "draft", dtype, how, rounds=how == "int4"))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm"])
-@pytest.mark.parametrize("kind", [q4_k_m, *map(all_of, ("Q4_1", "Q8_0", "MXFP4"))], ids=["K", "Q4_1", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    alternating(["qwen2", "qwen3", "smollm"], [q4_k_m, *map(all_of, ("Q4_1", "Q8_0", "MXFP4"))]),
+)
 def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
     wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
     make(family, tmp_path / "plain", **wide, num_key_value_heads=2)
@@ -133,10 +137,7 @@ def test_the_second_start_reads_nothing_and_answers_the_same(folder, tmp_path) -
 
 
 def test_other_settings_and_other_files_are_packed_anew(tmp_path) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in (BUNDLED / "target").iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    copy = shutil.copytree(BUNDLED / "draft", tmp_path / "copy")
     target = str(copy)
     assert reads(target=target) and not reads(target=target) and not reads(target=target, max_model_len=32)
     assert reads(target=target, quantize="int4") and reads(target=target, quantize="int4", activations="model")

@@ -5,7 +5,7 @@ Also the state of a launched step, and the checks before launching one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from foresay.spec.logits import edits_logits
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import Raw, ScheduledSequence
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.forward_batch import Sizes
+from foresay.verifier.forward_batch import ForwardBatch, Sizes
 from foresay.verifier.graphs.capture import Arrival, Capture
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
@@ -84,6 +84,14 @@ def chunks(max_seqs: int, most: int, max_tokens: int, page_size: int) -> list[Si
     return alone + [Sizes(each + own, others + 1, pages, own + 1, 1, each) for each in rows for own in trees]
 
 
+def mixed(max_seqs: int, most: int) -> dict[int, list[int]]:
+    """By sequences of a captured step, the rows of a prompt that are captured with it, if a step takes at most ``most``
+    of them. Few sizes are enough: to the rows of a prompt, padding adds little."""
+    if max_seqs == 1:
+        return {}
+    return {size: [rows for rows in CHUNKS if rows <= most] for size in (1, sizes(max_seqs - 1)[-1])}
+
+
 def drafted_rows(size: int, nodes: int, tokens: int) -> int:
     """Rows of the largest captured step of up to ``size`` sequences whose trees have so many nodes, with tables for
     so many tokens."""
@@ -95,15 +103,18 @@ def buckets(
     make: MakeProposers,
     capture: Capture,
     shapes: tuple[list[int], list[int]],
+    prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> Iterator[tuple[tuple[int, int], Sequence[SpeculativeStep]]]:
     """Capture every step, the largest first, and yield them as they are ready: by sequences and pages, without drafts
-    and then with them, the smallest first.
+    and then with them, the smallest first; then those with rows of a prompt.
 
-    shapes: the numbers of sequences, and the pages of a table.
+    shapes: the numbers of sequences, and the pages of a table. prompts: see :func:`mixed`; None: no step has any.
     """
     page_size, device = model.store.pool.page_size, model.store.device
     nodes = max(each.shape.nodes for each in make(1) if _stops(each))
     logits = torch.empty(drafted_rows(max(shapes[0]), nodes, 0), model.vocab_size, device=device)
+    prompts = prompts or {}
+    batches = _prompt_batches(model, max(shapes[1]), prompts)
     for size in sorted(shapes[0], reverse=True):
         made = make(size)
         reach = max(2, *(proposer.reach for proposer in made))
@@ -117,9 +128,31 @@ def buckets(
             stops = [_stops(each) and (often or not each.shape.levels) for each in proposers]
             pairs = zip(proposers, stops, strict=True)
             steps = [SpeculativeStep(model, each, state, logits if stop else None) for each, stop in pairs]
+            if pages == max(shapes[1]):
+                steps += [
+                    SpeculativeStep(model, each, state, prompt=batches[rows], prompt_rows=_meant(rows))
+                    for rows in prompts.get(size, ())
+                    for each in proposers
+                    if bool(each.readers) == (each.needs is not None)
+                ]
             for step in steps:
                 step.capture(capture)
             yield (size, pages), steps
+
+
+def _prompt_batches(model: ModelRunner, pages: int, prompts: Mapping[int, Sequence[int]]) -> dict[int, ForwardBatch]:
+    """By their number, where the host writes the rows of a prompt, shared by all steps that have so many."""
+    store = model.store
+    assert not prompts or store.states is None, "recurrent layers read rows without gaps between them"
+    return {
+        rows: ForwardBatch(Sizes(rows, 1, pages, 1, 1, rows), store.pool.page_size, store.device, store.windows)
+        for rows in {rows for each in prompts.values() for rows in each}
+    }
+
+
+def _meant(rows: int) -> range:
+    """How many rows of a prompt a captured number is meant for: with more padding, they run op by op."""
+    return range(1 if rows == CHUNKS[0] else rows - MAX_NODES + 1, rows + 1)
 
 
 def _stops(proposer: Proposer) -> bool:
@@ -166,6 +199,11 @@ def capturable(scheduled: ScheduledSequence) -> bool:
     """Whether this step needs nothing that only the host can do."""
     predicted = scheduled.sequence.prediction is not None and scheduled.plan.why is None  # not by a budget
     return not (scheduled.prefill or scheduled.shape is None or scheduled.forced or predicted)
+
+
+def readable(scheduled: ScheduledSequence) -> bool:
+    """The same for a sequence whose prompt is computed."""
+    return not scheduled.sequence.scoring and (scheduled.shape is None or not needs_stop(scheduled))
 
 
 def edited(scheduled: ScheduledSequence) -> bool:

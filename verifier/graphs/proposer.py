@@ -69,17 +69,35 @@ class AcceptedTree:
         return self.slots.gather(1, found.clamp(min=0)), (found >= 0).long().cumprod(dim=1).sum(dim=1)
 
 
+class KeepsFeatures(Protocol):
+    """A drafter that stores the target's features of committed positions.
+
+    needs: which. A captured step has it keep those of a prompt's rows; the host notes later how many of them are text.
+    """
+
+    needs: FeatureRequest | None
+
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Captured: store the features of positions, int64[R] like their slots."""
+        ...
+
+    def stored(self, sequence: SequenceState, count: int) -> None:
+        """Host: those of the last ``count`` committed positions were stored."""
+        ...
+
+
 class Proposer(Protocol):
     """A proposer inside captured steps.
 
     shape: of its trees, always the same. needs: the target's features that it reads. reach: how many tokens of a text's
-    end it reads, including the root.
+    end it reads, including the root. readers: who keeps the features of prompts.
     """
 
     name: str
     shape: TreeShape
     needs: FeatureRequest | None
     reach: int
+    readers: Sequence[KeepsFeatures]
 
     def propose(self, state: StepState) -> DeviceTree:
         """Captured: a tree below every root. Its own rows go to slots past ``state.lengths``."""
@@ -132,6 +150,7 @@ class RootOnly:
         self.idle = idle
         self.name = ""
         self.needs: FeatureRequest | None = None if idle is None else idle.needs
+        self.readers: Sequence[KeepsFeatures] = () if idle is None else idle.readers
         self.reach = 1
         self._columns = chain_columns(sequences, 1, device)
         self._counts = torch.ones(sequences, dtype=torch.int64, device=device)

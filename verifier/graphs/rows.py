@@ -55,6 +55,23 @@ def rows_of(
     return state.states.with_states(rows) if recurrent and state.states is not None else rows
 
 
+def followed_by(trees: StaticRows, prompt: StaticRows) -> StaticRows:
+    """The rows of trees, and after them those of a prompt: with the logits of all nodes, and of the prompt's requested
+    rows."""
+    count = len(trees.tokens)
+    assert prompt.logits_indices is not None, "logits are those of rows"
+    nodes = torch.arange(count, device=trees.tokens.device)
+    texts = [RowGroup(slice(count + at.rows.start, count + at.rows.stop), at.paged) for at in prompt.groups]
+    return StaticRows(
+        torch.cat((trees.tokens, prompt.tokens)),
+        torch.cat((trees.positions, prompt.positions)),
+        torch.cat((trees.slots, prompt.slots)),
+        (*trees.groups, *texts),
+        torch.cat((nodes, prompt.logits_indices + count)),
+        windowed=followed_by(trees.windowed, prompt.windowed) if trees.windowed and prompt.windowed else None,
+    )
+
+
 def _in_tables(
     state: StepState, tables: Tensor, nodes: Nodes, lengths: Tensor, logits_indices: Tensor | None, live: bool
 ) -> StaticRows:

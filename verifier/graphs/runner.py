@@ -1,4 +1,5 @@
 """GraphStepRunner: runs steps of a few sequences from captured graphs, one step ahead of the host; all others in parts.
+A stretch of a prompt is in the same graph, if it fits; no step runs ahead of that.
 
 ::
 
@@ -20,7 +21,7 @@ from foresay.spec.errors import NumericalError
 from foresay.spec.logits import NOT_FINITE, why_nothing
 from foresay.spec.protocols import Drafter, Verifier
 from foresay.spec.sequence import SequenceState
-from foresay.spec.step import Raw, ScheduledSequence, StepRunner, VerifyResult, edits_and_raw
+from foresay.spec.step import Raw, ScheduledSequence, StepRunner, VerifyResult, edits_and_raw, rows_of
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
@@ -31,12 +32,16 @@ from foresay.verifier.graphs.buckets import (
     kept_rows,
     needs_stop,
     reach,
+    readable,
     reserved,
 )
 from foresay.verifier.graphs.capture import fetched
 from foresay.verifier.graphs.state import BatchSlot
 from foresay.verifier.graphs.step import Outcome, SpeculativeStep
 from foresay.verifier.ops.sample import edit_logits
+
+#: Why no token could be sampled, where no request changed the logits.
+_BROKEN = partial(NumericalError, NOT_FINITE)
 
 
 class GraphStepRunner(StepRunner):
@@ -63,7 +68,9 @@ class GraphStepRunner(StepRunner):
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
-        launched = self._launched(batch)
+        texts = [scheduled for scheduled in batch if not scheduled.prefill]
+        prompts = batch[len(texts) :]
+        launched = self._launched(texts, prompts)
         if launched is None:
             self.rest()
             self._last = None
@@ -71,15 +78,29 @@ class GraphStepRunner(StepRunner):
             return super().run(batch, watch)
         watch.lap("propose")
         self.counts["launched"] += 1
-        if self._may_run_ahead(launched):
+        if not prompts and self._may_run_ahead(launched):
             self._ahead = self._launch(launched.step, launched.batch, 1)
+        read = [self._read(launched, prompt, None) for prompt in prompts if prompt.shape is None]
         outcome = launched.step.outcome(launched.arrival.wait())
         self.woken = outcome.woken
         watch.lap("forward")
         watch.share("forward", "propose", launched.step.drafting)
-        results = self._arrived(launched, batch, outcome)
+        results = [*self._arrived(launched, texts, outcome), *read]
+        results += [self._read(launched, prompt, outcome.first) for prompt in prompts if prompt.shape is not None]
         watch.lap("commit")
         return results
+
+    def _read(self, launched: Launched, prompt: ScheduledSequence, first: int | None) -> VerifyResult:
+        """Commit the rows of a prompt. first: the sample after it; None if more of it follows: then drafters compute
+        their own rows of it while the step still runs."""
+        sequence, readers = prompt.sequence, launched.step.proposer.readers
+        tree, verified = (None, None) if first is None else (DraftTree.chain(sequence.tokens[-1:]), ([first], [0]))
+
+        def stored(path: list[int]) -> None:
+            for reader in readers:
+                reader.stored(sequence, prompt.prefill + len(path))
+
+        return self._commit(prompt, tree, verified, _BROKEN, stored)
 
     def _arrived(self, launched: Launched, batch: list[ScheduledSequence], outcome: Outcome) -> list[VerifyResult]:
         """Commit a step's outcome."""
@@ -109,9 +130,9 @@ class GraphStepRunner(StepRunner):
             self.counts["dropped"] += 1
             self._ahead = self._last = None
 
-    def _launched(self, batch: list[ScheduledSequence]) -> Launched | None:
-        """Launch the step of this plan; None if it has to run in parts."""
-        step, sequences = self._captured(batch), [scheduled.sequence for scheduled in batch]
+    def _launched(self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence]) -> Launched | None:
+        """Launch the step of this plan; None if it has to run in parts. prompts: sequences whose prompt is computed."""
+        step, sequences = self._captured(batch, prompts), [scheduled.sequence for scheduled in batch]
         if step is None:
             return None
         ahead, self._ahead = self._ahead, None
@@ -120,22 +141,27 @@ class GraphStepRunner(StepRunner):
         if ahead is not None:
             self.counts["dropped"] += 1
             self._last = None
+        for prompt in prompts:
+            assert step.prompt is not None, "one with room for it was chosen"
+            step.prompt.write([rows_of(prompt, DraftTree.chain(prompt.sequence.tokens[-1:]))])
         return self._begin(step, batch)
 
-    def _captured(self, batch: list[ScheduledSequence]) -> SpeculativeStep | None:
+    def _captured(self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence]) -> SpeculativeStep | None:
         """The step that can run this plan; None if none can."""
-        if not all(map(capturable, batch)):
+        if not batch or len(prompts) > 1 or not (all(map(capturable, batch)) and all(map(readable, prompts))):
             return None
         stops, sequences = any(map(needs_stop, batch)), [scheduled.sequence for scheduled in batch]
-        able = (each for each in self._with_room(sequences) if each.stopping is not None or not stops)
+        rows = sum(prompt.prefill + prompt.nodes for prompt in prompts)
+        fitting = (each for each in self._with_room(sequences) if rows in each.prompt_rows)
+        able = (each for each in fitting if each.stopping is not None or not stops)
         return next((each for each in able if all(map(each.proposer.takes, batch))), None)
 
     def _with_room(self, sequences: list[SequenceState]) -> Iterator[SpeculativeStep]:
         """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
-        size = next((size for size, _ in self.buckets if len(sequences) <= size), 0)
-        for (of, pages), steps in self.buckets.items():
+        for (size, pages), steps in self.buckets.items():
             rows = max(map(reach, steps))
-            if of == size and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
+            longest = max(s.table.pool.pages_for(s.table.length + rows) for s in sequences)
+            if len(sequences) <= size and longest <= pages:
                 yield from steps
 
     def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> Launched | None:
@@ -208,7 +234,7 @@ class GraphStepRunner(StepRunner):
         tree, verified = outcome.of(index, proposer.name)
         tree = proposer.arrived(sequence, index, tree, outcome.more)
         raw = launched.raw[index] if launched.raw else None
-        broken = partial(NumericalError, NOT_FINITE) if raw is None else lambda: why_nothing(sequence, raw()[0])
+        broken = _BROKEN if raw is None else lambda: why_nothing(sequence, raw()[0])
         result = self.emitted(scheduled, tree, verified, broken, captured=True)
         proposer.collected(sequence, tree, result.rows)
         if raw is not None:

@@ -212,6 +212,15 @@ class StepState:
         advance(self.recent, self.lengths, self.ends, taken.emitted, taken.lengths)
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host on a device, without waiting for it."""
+    if device.type == "cpu":
+        return values
+    there = torch.empty_like(values, device=device)
+    write(there, values)
+    return there
+
+
 def write(target: Tensor, values: Tensor | Sequence[object]) -> None:
     """Copy from the host without waiting for the device: through pinned memory, kept until it is read."""
     if target.device.type == "cpu":

@@ -3,7 +3,7 @@
 ::
 
     propose     the proposer's trees below the roots                        its own passes, if it is a model
-    forward     one pass of the target over all nodes of all sequences
+    forward     one pass of the target over all nodes of all sequences, and perhaps a stretch of another one's prompt
     sample      at every node; accept; rows of accepted nodes move down, and their records advance recurrent states
     committed   the proposer's caches are updated; the state becomes that of the next step
     out         the outcome for the host, in one tensor
@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from foresay.spec.protocols import Features, Verified, mean_woken
+from foresay.spec.sample import BROKEN
 from foresay.spec.tree import DraftTree
-from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.forward_batch import ForwardBatch, StaticRows
 from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, unpacked, without_stops
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
-from foresay.verifier.graphs.rows import Nodes, rows_of
+from foresay.verifier.graphs.rows import Nodes, followed_by, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, accept_and_move, woken_of
@@ -39,11 +40,12 @@ from foresay.verifier.ops.trees import real_parents, report
 class Outcome:
     """A step's outcome for the host. table: int64[S, 1 + 4 N], for each sequence path length, path, tokens, parents,
     samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`. woken: see
-    :class:`~foresay.spec.protocols.Forward`."""
+    :class:`~foresay.spec.protocols.Forward`. first: the sample after a prompt that ended in this step."""
 
     table: Tensor
     more: Sequence[Tensor] = ()
     woken: float = 0.0
+    first: int = BROKEN
 
     @property
     def rows(self) -> list[int]:
@@ -62,6 +64,8 @@ class Outcome:
 
 #: The parent of entries that are not nodes.
 _NO_NODE = -2
+#: The rows of a prompt in a step that only decodes.
+NO_PROMPT = range(1)
 
 
 class SpeculativeStep:
@@ -70,7 +74,9 @@ class SpeculativeStep:
     Where a request changes or reads its logits, it is launched in two parts: at the stop ``out`` has the trees, and
     tokens are sampled from what is then in the first rows of ``logits``, which many steps may share. logits: fp32[M,
     V]; None where it is always launched whole. commits: whether accepted paths advance recurrent states. drafting:
-    drafting's expected share of its time, since its end is not visible; 0 where it is not needed.
+    drafting's expected share of its time, since its end is not visible; 0 where it is not needed. prompt: the rows of a
+    prompt that are computed in the same pass, written by the host before each launch, which many steps may share; None:
+    there are none. prompt_rows: for how many of them it is meant.
     """
 
     drafting: float = 0.0
@@ -82,8 +88,11 @@ class SpeculativeStep:
         state: StepState,
         logits: Tensor | None = None,
         commits: bool = True,
+        prompt: ForwardBatch | None = None,
+        prompt_rows: range = NO_PROMPT,
     ) -> None:
         self.model, self.proposer, self.state = model, proposer, state
+        self.prompt, self.prompt_rows = prompt, prompt_rows
         self.logits, self._commits = logits, commits
         nodes, device = proposer.shape.nodes, state.device
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
@@ -111,7 +120,8 @@ class SpeculativeStep:
             if self._mixed:  # rows behind a tree's last node wake no experts
                 rows = replace(rows, slots=rows.slots * (self._numbers < tree.counts.unsqueeze(1)).flatten())
             spans = list[Tensor]()
-            logits, features = forward(self.model.decoder, rows, self.model.store, self.proposer.needs, spans)
+            every = rows if self.prompt is None else followed_by(rows, self.prompt.laid_out())
+            logits, features = forward(self.model.decoder, every, self.model.store, self.proposer.needs, spans)
             self._woken = woken_of(spans)
             if stops:
                 logits = self._show(tree, logits)
@@ -131,7 +141,7 @@ class SpeculativeStep:
     def _verify(self, tree: DeviceTree, rows: StaticRows, logits: Tensor, features: Features) -> None:
         state, store, slots = self.state, self.model.store, rows.slots.view_as(tree.tokens)
         windowed = None if rows.windowed is None else rows.windowed.slots.view_as(tree.tokens)
-        sampled = sample_rows(logits, state.sampling(tree.depths)).view_as(tree.tokens)
+        sampled = sample_rows(logits[: len(rows.tokens)], state.sampling(tree.depths)).view_as(tree.tokens)
         paths = accept_and_move(store, tree, sampled, slots, state.live, windowed)
         if store.states is not None and state.states is not None and self._commits:
             of = state.states.targets, state.lengths, paths.lengths, paths.paths
@@ -139,9 +149,20 @@ class SpeculativeStep:
         self.proposer.committed(state, AcceptedTree(tree, paths, slots, features))
         report(paths, tree.tokens, tree.parents, tree.counts, sampled, self.out, _NO_NODE)
         more = tree.more if self._woken is None else (*tree.more, self._woken)
+        if self.prompt is not None:
+            more = (*more, self._read(self.prompt, len(rows.tokens), logits, features))
         if more:
             self._pack(more)
         state.advance(paths)
+
+    def _read(self, prompt: ForwardBatch, first: int, logits: Tensor, features: Features) -> Tensor:
+        """Keep the features of a prompt's rows, from row ``first`` on. Returns int64[1], the sample after them."""
+        rows = prompt.laid_out()
+        for reader in self.proposer.readers:
+            assert reader.needs is not None, "it reads features"
+            own = {name: features[name][first:] for name in reader.needs.names}
+            reader.keep(own, rows.positions, rows.slots)
+        return sample_rows(logits[first:], prompt.sampling)
 
     def _pack(self, more: tuple[Tensor, ...]) -> None:
         """Write everything that the host needs of the step into one tensor."""
@@ -157,4 +178,5 @@ class SpeculativeStep:
     def outcome(self, whole: Tensor) -> Outcome:
         """The outcome that arrived."""
         table, *more = unpacked(whole, (self.out, *self._more)) if self._more else (whole,)
-        return Outcome(table, more, 0.0 if self._woken is None else mean_woken(more.pop()))
+        first = BROKEN if self.prompt is None else int(more.pop())
+        return Outcome(table, more, 0.0 if self._woken is None else mean_woken(more.pop()), first)

@@ -331,7 +331,11 @@ class Packed:
 
 class Decoder:
     """A decoder-only model. Owns its weights, and runs on their device. rounds: how weights that are not packed yet are
-    packed."""
+    packed.
+
+    embedding: [V, H], of the input, scaled if the model does that; heads share it. head: the output head, H to V; it
+    multiplies the state after the final norm.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: ModelWeights | Packed, max_positions: int, rounds: bool = False
@@ -339,8 +343,7 @@ class Decoder:
         packed = weights if isinstance(weights, Packed) else Packed.of(config, weights, rounds)
         self.config = config
         self.max_positions = max_positions
-        self.group = config.num_heads // config.num_kv_heads
-        self._embed, self._head, self.layers = packed.embed, packed.head, packed.layers
+        self.embedding, self.head, self.layers = packed.embed, packed.head, packed.layers
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
         kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
@@ -351,17 +354,12 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of weights and activations."""
-        return self._embed.dtype
+        return self.embedding.dtype
 
     @property
     def device(self) -> torch.device:
         """The device of weights and activations."""
-        return self._embed.device
-
-    @property
-    def embedding(self) -> Tensor:
-        """[V, H]: the input embedding, scaled if the model does that. Heads share it."""
-        return self._embed
+        return self.embedding.device
 
     @property
     def rope(self) -> RopeTable:
@@ -374,15 +372,10 @@ class Decoder:
         return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
 
     @property
-    def head(self) -> Linear:
-        """The output head, H to V; it multiplies the state after the final norm."""
-        return self._head
-
-    @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model except routers, the output head last."""
         every = (each for layer in self.layers for each in (layer.scan, layer) if each is not None)
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         shared = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
-        return [*(one for products in inside for one in products if one is not None), *shared, *latent, self._head]
+        return [*(one for products in inside for one in products if one is not None), *shared, *latent, self.head]

@@ -31,7 +31,7 @@ def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = N
     return paged.plan
 
 
-@op()
+@op(gpu="tree_attention", cpu="attention")
 def tree_attention(
     query: Tensor,
     keys: Tensor,
@@ -70,36 +70,6 @@ def tree_attention(
                 k, v = dequantized(k, scales[slots, 0]), dequantized(v, scales[slots, 1])
             out[row] = _softmax_attention(query[row], k, v, scale, softcap, sinks)
     return out
-
-
-@tree_attention.on_gpu
-def _on_gpu(
-    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
-    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None, shared: int = 0,
-) -> Tensor:  # fmt: skip
-    from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
-    from foresay.verifier.ops.kernels.tree_attention import tree_attention
-
-    kernel = chunk_attention if rows.words is None else tree_attention
-    assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
-    return kernel(
-        query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks, shared=shared
-    )
-
-
-@tree_attention.on_cpu
-def _on_cpu(
-    query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, scale: float, window: int | None = None,
-    first: int = 0, count: Tensor | None = None, scales: Tensor | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None, shared: int = 0,
-) -> Tensor:  # fmt: skip
-    from foresay.verifier.ops.kernels.cpu import attention
-
-    mixed, plan = new((*query.shape[:2], shared or query.shape[2]), query), plan_attention(rows, len(query), count)
-    values = keys if shared else values
-    attention.attend(query, keys, values, scales, plan, mixed, scale, window or 0, first, softcap, sinks)
-    return mixed
 
 
 def _visible(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:
@@ -207,7 +177,7 @@ def _join_latents(
     heads, half = out.shape[-2], rotation.cos.shape[-1] // 2
     width = out.shape[-1] - 2 * half
     launch(
-        "rotate.join_latent_rows", (len(plain), heads),
+        "rows.join_latent_rows", (len(plain), heads),
         (plain, turning, rotation.cos, rotation.signed_sin, out, plain if slots is None else slots),
         {"HEADS": heads, "WIDTH": width, "HALF": half, "BLOCK": row_of(plain, max(width, half))["BLOCK"],
          "PLACED": slots is not None},
@@ -236,7 +206,7 @@ def _rotate_and_store(
     read = (product, bias, cos, signed_sin, product if factor is None else factor)
     weights = (product, product) if norms is None else (norms.query, norms.key)
     launch(
-        "rotate.rotate_and_store_rows", (rows, -(-heads // together)),
+        "rows.rotate_and_store_rows", (rows, -(-heads // together)),
         (*read, *weights, query, *as_stored(keys, values, scales), slots, rows, 0.0 if norms is None else norms.eps),
         {
             "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,

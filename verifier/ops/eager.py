@@ -54,16 +54,6 @@ class Op(Generic[P, R]):
             return self._of_gpu(*args, **kwargs)
         return (self._of_cpu if compiled(first) else self._reference)(*args, **kwargs)
 
-    def on_gpu(self, run: Callable[..., R]) -> Callable[..., R]:
-        """Decorates the implementation for a GPU."""
-        self._of_gpu = run
-        return run
-
-    def on_cpu(self, run: Callable[..., R]) -> Callable[..., R]:
-        """Decorates the implementation for a CPU."""
-        self._of_cpu = run
-        return run
-
     def kernel(self, launch: Callable[P, R]) -> Callable[P, R]:
         """Decorates the launcher of a kernel for both."""
         self.launch, self._of_gpu, self._of_cpu = launch, launch, self._reference if INTERPRETED else launch

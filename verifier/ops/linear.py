@@ -66,11 +66,8 @@ class PackedWeight(Protocol):
     def plain_bias(self) -> Tensor | None:
         """[O]: the bias as it was."""
 
-    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor | SplitKSums:
+    def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """As :func:`unfinished_linear`, by compiled kernels; or as :func:`head_linear`, with so many heads."""
-
-    def segments(self) -> list[slice]:
-        """The parts of K that are summed separately; one part is all of it."""
 
 
 def packed_linear(
@@ -98,9 +95,7 @@ def head_linear(
 
             return kernels.head_product(x, weight, dtype)
     elif compiled(x):
-        made = weight.product(x, dtype, count, heads)
-        assert isinstance(made, Tensor), "a CPU leaves no sums"
-        return made
+        return weight.product(x, dtype, count, heads)
     own = weight.plain().to(x.dtype).unflatten(0, (heads, -1))
     return torch.einsum("rhk,hok->rho", x.unflatten(1, (heads, -1)), own).flatten(1).to(dtype)
 
@@ -119,8 +114,7 @@ def unfinished_linear(
     if (whole := weight.rounded(x)) is not None:
         return finish(SplitKSums(whole.unsqueeze(0), None), dtype, weight.gated)
     bias, plain = weight.plain_bias(), weight.plain().to(x.dtype)
-    segments = weight.segments()
-    if len(segments) > 1:
+    if isinstance(weight, BlockedWeight) and len(segments := weight.segments()) > 1:
         sums = [functional.linear(x[:, part].float(), plain[:, part].float()) for part in segments]
         return SplitKSums(torch.stack(sums), bias)
     whole_bias = None if bias is None else bias.to(x.dtype)

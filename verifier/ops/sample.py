@@ -135,7 +135,7 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
     kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one repeated row
 
 
-@op(cpu="level")
+@op(cpu="choice")
 def keep_children(
     children: Tensor,
     chances: Tensor,
@@ -175,7 +175,7 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
-@op(cpu="level")
+@op(cpu="choice")
 def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
     worth its price.

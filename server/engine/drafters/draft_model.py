@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from foresay.drafters.draft_model import DraftModelDrafter
-from foresay.drafters.recurrent_model import RecurrentDraftDrafter
+from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafter
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles

@@ -37,10 +37,10 @@ from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGL
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.layer import DraftVocabulary, drafted
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_mtp, read_weights
-from foresay.verifier.heads.vocabulary import DraftVocabulary, drafted
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.predicting import mtp_layout

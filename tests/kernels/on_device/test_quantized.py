@@ -12,15 +12,18 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.linear import _applied, head_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
-from tests.combinations import pairwise
+from tests.combinations import alternating, pairwise
 from tests.kernels.on_device.conftest import DTYPES, EXACT
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
 #: One of each way through the kernel.
 SOME = ["int8", "int4", "int4 zeros", "fp8 groups", "q4_k"]
-#: Inner and outer width, and programs wanted: whole blocks and tiles, neither; wide enough for one segment or two.
-SHAPES = [((128, 64), 264), ((192, 70), 264), ((640, 70), 1), ((640, 70), 264)]
+#: Inner and outer width, programs wanted, and a dtype of activations: whole blocks and tiles, neither; wide enough for
+#: one segment or two.
+CASES = [
+    ((128, 64), 264, DTYPES[0]), ((192, 70), 264, DTYPES[1]), ((640, 70), 1, DTYPES[1]), ((640, 70), 264, DTYPES[0]),
+]  # fmt: skip
 
 
 def weight_of(kind: str, shape: tuple[int, int], device: torch.device, gated: Gate = "") -> BlockedWeight:
@@ -37,9 +40,9 @@ def meant(x: Tensor, weight: BlockedWeight) -> Tensor:
     return functional.linear(x.cpu().double(), weight.plain().cpu().double(), bias)
 
 
-@pytest.mark.parametrize(("kind", "case", "dtype"), pairwise([*KINDS, *STEPPED], SHAPES, DTYPES), ids=str)
-def test_it_multiplies(kind, case, dtype, device, monkeypatch) -> None:
-    shape, programs = case
+@pytest.mark.parametrize(("kind", "case"), alternating([*KINDS, *STEPPED], CASES), ids=str)
+def test_it_multiplies(kind, case, device, monkeypatch) -> None:
+    shape, programs, dtype = case
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     weight, x = weight_of(kind, shape, device), rows_of(3, shape[0], dtype, device)
     expected, eps = meant(x, weight), torch.finfo(dtype).eps
@@ -53,12 +56,13 @@ def test_it_multiplies(kind, case, dtype, device, monkeypatch) -> None:
     assert torch.allclose(whole.cpu().double(), reference.double(), atol=max(4e-5, 8 * eps), rtol=4 * eps)
 
 
-@pytest.mark.parametrize(
-    ("kind", "gated", "programs", "dtype"),
-    pairwise(SOME, ["silu", "gelu", "clamped", "relu2"], [1, 264], DTYPES),
-    ids=str,
-)
-def test_the_gate_is_applied_as_in_steps(kind, gated, programs, dtype, device, monkeypatch) -> None:
+#: Each with programs wanted, which make one segment or several, and a dtype.
+GATES = [("silu", 1, DTYPES[0]), ("gelu", 264, DTYPES[1]), ("clamped", 264, DTYPES[1]), ("relu2", 1, DTYPES[0])]
+
+
+@pytest.mark.parametrize(("kind", "gate"), alternating(SOME, GATES), ids=str)
+def test_the_gate_is_applied_as_in_steps(kind, gate, device, monkeypatch) -> None:
+    gated, programs, dtype = gate
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
     x = rows_of(5, 576, dtype, device)
     whole = linear.whole(x, weight_of(kind, (576, 140), device), dtype)

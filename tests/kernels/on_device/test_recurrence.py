@@ -15,9 +15,10 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import recurrence as kernels
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Scan, StateRows
 from foresay.verifier.ops.recurrence import gated_delta, replay_paths, short_conv
+from tests.kernels.on_device.conftest import INTERPRETED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
-HEADS, GROUPS, DIM, WIDTH, TAPS, PAGES = 4, 2, 16, 32, 4, 8
+HEADS, GROUPS, DIM, WIDTH, TAPS, PAGES = 4, 2, 16, 32, 3 if INTERPRETED else 4, 8
 CHANNELS = 2 * GROUPS * DIM + HEADS * WIDTH
 FP32 = torch.float32
 #: Gated delta rules, Mamba-2, and short convolutions.
@@ -112,25 +113,25 @@ def test_close_to_the_reference(device, kind, parts, lengths) -> None:
         assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "nodes"), [("delta", 1), ("delta", 32), ("scan", 8), ("short", 32)])
+@pytest.mark.parametrize(("kind", "nodes"), [("delta", 1), ("delta", 14), ("scan", 6), ("short", 32)])
 def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(device, kind, nodes) -> None:
     """Of two texts at once: the paths of most nodes go past the end of a page."""
     case = Case(device, kind)
     trees = [tree(case.random, nodes), tree(case.random, min(nodes, 6))]
     layer, given = case.copy(), case.inputs(sum(map(len, trees)))
-    found = case.run(given, case.rows(list(trees), [7, 7]), layer)
+    found = case.run(given, case.rows(list(trees), [3, 3]), layer)
     one, paths = (
         LayerStates(*(part[None].contiguous() for part in layer)),
         [path(each, len(each) - 1) for each in trees],
     )
-    kernels.replay_paths(one, *case.jobs([[1, 2, 3], [4, 5, 6]], [7, 7], paths), 8)
+    kernels.replay_paths(one, *case.jobs([[1, 2, 3], [4, 5, 6]], [3, 3], paths), 4)
     for number, own in enumerate(paths):
-        for count, page in ((len(own), 2), (max((len(own) + 6) // 8 * 8 - 7, 0), 3)):
+        for count, page in ((len(own), 2), (max((len(own) + 2) // 4 * 4 - 3, 0), 3)):
             rows, plain = [number * nodes + node for node in own[:count]], case.copy()
             plain.states[1], plain.tails[1] = layer.states[1 + 3 * number], layer.tails[1 + 3 * number]
             if count:
                 picked = tuple(part[rows].contiguous() for part in given)
-                assert torch.equal(case.run(picked, case.rows([count], [7]), plain), found[rows])
+                assert torch.equal(case.run(picked, case.rows([count], [3]), plain), found[rows])
                 for part in (0, 1):
                     assert torch.equal(one[part][0, page + 3 * number], plain[part][3]), f"text {number}"
 

@@ -6,14 +6,14 @@ names in its GGUF files. No other code depends on a family's name. Imports no to
 
 from __future__ import annotations
 
-from foresay.verifier.model.families import gemma, granite, lfm, llama, mamba, mixtures, mla, olmo, qwen_next, rotated
+from foresay.verifier.model.families import gemma, hybrids, llama, mamba, mixtures
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
 #: In the order in which messages list them.
 FAMILIES: dict[str, Family] = {
-    **llama.FAMILIES, **gemma.FAMILIES, **granite.FAMILIES, **olmo.FAMILIES, **rotated.FAMILIES, **gemma.MUSE,
-    **qwen_next.FAMILIES, **lfm.FAMILIES, **mixtures.FAMILIES, **mla.FAMILIES, **mamba.FAMILIES,
+    **llama.LLAMA, **gemma.GEMMA, **llama.GRANITE, **gemma.OLMO, **llama.ROTATED, **gemma.MUSE, **hybrids.QWEN,
+    **hybrids.LFM, **mixtures.MIXTURES, **mixtures.LATENTS, **mamba.FAMILIES,
 }  # fmt: skip
 
 #: Models of texts and images, of which the text part is loaded: by the ``model_type`` of their ``text_config``.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
-from foresay.verifier.model.nodes import MLP, Activation, Attention, Stack
-from foresay.verifier.model.products import NormKind
+from foresay.verifier.model.nodes import BEFORE, MLP, Activation, Attention, Experts, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 
 #: More than any model has: each takes memory long before the weights are read.
@@ -118,6 +118,25 @@ def biases(fields: Fields, **flags: str | bool) -> tuple[str, ...]:
     return tuple(name for name, has in found.items() if has)
 
 
+def biased(fields: Fields) -> tuple[str, ...]:
+    """The products that have biases if ``attention_bias`` is set: those into the heads and out of them."""
+    return biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
+
+
+def stack(
+    fields: Fields,
+    own: Attention | Sequence[Mixer],
+    inner: MLP | Experts | Sequence[MLP | Experts],
+    norm: NormKind,
+    norms: Norms = BEFORE,
+) -> Stack:
+    """Layers that differ in nothing else. own, inner: of each layer, or of all. norm: the last one too."""
+    count = len(own) if isinstance(own, Sequence) else layer_count(fields)
+    mixers = own if isinstance(own, Sequence) else [own] * count
+    inners = inner if isinstance(inner, Sequence) else [inner] * count
+    return Stack(tuple(Layer(*each, norm, norms) for each in zip(mixers, inners, strict=True)), norm)
+
+
 def ropes_by_kind(fields: Fields) -> tuple[RopeConfig, RopeConfig] | None:
     """The rotary embeddings of full-attention and of sliding-window layers; None if the configuration has one for
     all."""
@@ -150,6 +169,25 @@ def _is_theta(value: Any) -> bool:
 def window(fields: Fields) -> int:
     """How many positions a sliding-window layer attends to."""
     return fields.integer("sliding_window", 4096)
+
+
+def attentions(
+    fields: Fields, slides: Sequence[bool], ropes: tuple[RopeConfig | None, RopeConfig | None], **more: Any
+) -> list[Attention]:
+    """The attention of each layer. slides: which layers have a sliding window. ropes: of those without one, and of
+    those with one. more: further fields of all."""
+    return [attention(fields, ropes[each], window=window(fields) if each else None, **more) for each in slides]
+
+
+def listed(fields: Fields, absent: Sequence[str], other: str) -> list[str]:
+    """The kind of each layer by ``layer_types``: full attention, which some layer must have, or the ``other`` one.
+    absent: if there is no such key."""
+    names = absent if fields.get("layer_types") is None else fields.get("layer_types")
+    if not isinstance(names, list) or len(names) != len(absent) or not set(names) <= {other, "full_attention"}:
+        raise fields.error(f"layer_types must list {other} or full_attention for {len(absent)} layers: {names!r}")
+    if "full_attention" not in names:
+        raise fields.error("layer_types must list a layer of full_attention")
+    return names
 
 
 def layer_types(fields: Fields) -> tuple[bool, ...] | None:

@@ -1,7 +1,7 @@
-"""Gemma 2 and 3, Muse Glimmer: norms before and after blocks, with weights stored minus one, and sliding windows.
+"""Families with norms after their blocks: Gemma 2 and 3 and Muse Glimmer, which have them before too, OLMo 2 and 3,
+Exaone 4. Most have sliding windows.
 
-Muse Glimmer has normalised embeddings, sandwich norms and gated heads; layers without a window have no rotary
-embedding.
+Muse Glimmer has normalised embeddings and gated heads; its layers without a window have no rotary embedding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from foresay.verifier.model.families.family import (
     Family,
     Gguf,
     attention,
-    biases,
+    attentions,
+    biased,
     every,
     layer_count,
     layer_types,
@@ -22,11 +23,12 @@ from foresay.verifier.model.families.family import (
     rms_norm,
     ropes_by_kind,
     ropes_by_theta,
+    stack,
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import SANDWICH, HeadNorm, Layer, Stack
-from foresay.verifier.model.products import OUTPUT, QKV, NormKind
+from foresay.verifier.model.nodes import AFTER, SANDWICH, HeadNorm, Layer, Stack
+from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
 
@@ -35,8 +37,7 @@ def gemma2(fields: Fields) -> Stack:
     caps = (fields.optional_number(f"{name}_logit_softcapping") for name in ("attn", "final"))
     attn_cap, final_cap = caps
     rope = read_rope(fields)
-    stack = _stack(fields, (rope, rope), pattern=2, softcap=attn_cap)
-    return replace(stack, logit_cap=final_cap)
+    return replace(_gemma(fields, (rope, rope), pattern=2, softcap=attn_cap), logit_cap=final_cap)
 
 
 def gemma3(fields: Fields) -> Stack:
@@ -45,27 +46,21 @@ def gemma3(fields: Fields) -> Stack:
     fields.refuse("attn_logit_softcapping", "final_logit_softcapping")
     ropes = ropes_by_kind(fields) or (read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0)))
     pattern = fields.integer("sliding_window_pattern", 6)
-    return _stack(fields, ropes, pattern, norm=HeadNorm(_norm(fields)))
+    return _gemma(fields, ropes, pattern, norm=HeadNorm(_norm(fields)))
 
 
 def _norm(fields: Fields) -> NormKind:
+    """Its weights are stored minus one."""
     return rms_norm(fields, wide=True, less_one=True)
 
 
-def _stack(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, **more: Any) -> Stack:
+def _gemma(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, **more: Any) -> Stack:
     """ropes: of full-attention and of sliding-window layers. more: of attention."""
     fields.refuse("use_bidirectional_attention")
-    norm, inner = _norm(fields), mlp(fields, "gelu", "hidden_activation")
-    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    scale = fields.number("query_pre_attn_scalar") ** -0.5
-    own = (
-        attention(
-            fields, ropes[sliding], scale=scale, window=window(fields) if sliding else None, biases=has, **more
-        )
-        for sliding in every(fields, pattern)
-    )  # fmt: skip
-    layers = tuple(Layer(each, inner, norm, SANDWICH) for each in own)
-    return Stack(layers, norm, embedding_scale=fields.integer("hidden_size") ** 0.5)
+    scale, inner = fields.number("query_pre_attn_scalar") ** -0.5, mlp(fields, "gelu", "hidden_activation")
+    own = attentions(fields, every(fields, pattern), ropes, scale=scale, biases=biased(fields), **more)
+    made = stack(fields, own, inner, _norm(fields), SANDWICH)
+    return replace(made, embedding_scale=fields.integer("hidden_size") ** 0.5)
 
 
 #: Values that the configurations of its larger models leave out.
@@ -119,7 +114,7 @@ def _scalar(fields: Fields, head_dim: int, largest: int) -> int:
 _GGUF2 = Gguf("gemma2", SANDWICH_NAMES, windowed=True, values=_gguf2)
 _GGUF3 = Gguf("gemma3", SANDWICH_NAMES, windowed=True, values=_gguf3)
 
-FAMILIES = {
+GEMMA = {
     "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, _GGUF2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, _GGUF3),
 }
@@ -129,20 +124,16 @@ def muse_glimmer(fields: Fields) -> Stack:
     """Three of four layers have a sliding window, counted from the last."""
     count = layer_count(fields)
     apart = [(count - 1 - layer) % 4 != 0 for layer in range(count)]
-    norm = rms_norm(fields, wide=True, less_one=True)
     after = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
     plain = rms_norm(fields, wide=True, weighted=False)
-    of_heads = replace(plain, weighted=fields.flag(_WEIGHTED, False))
-    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    head_dim = fields.integer("head_dim", 128)
+    of_heads = HeadNorm(replace(plain, weighted=fields.flag(_WEIGHTED, False)))
+    scale = fields.number("qk_scale_factor", 3.87) * fields.integer("head_dim", 128) ** -0.5
+    more = {"scale": scale, "biases": biased(fields), "norm": of_heads, "gated": True}
     own = (
-        attention(
-            fields, rope, scale=fields.number("qk_scale_factor", 3.87) * head_dim**-0.5,
-            window=window(fields) if sliding else None, biases=has, norm=HeadNorm(of_heads), gated=True,
-        )
+        attention(fields, rope, window=window(fields) if sliding else None, **more)
         for sliding, rope in zip(layer_types(fields) or apart, ropes_by_theta(fields, apart), strict=True)
-    )  # fmt: skip
-    inner = mlp(fields, key="hidden_activation")
+    )
+    norm, inner = _norm(fields), mlp(fields, key="hidden_activation")
     return Stack(
         tuple(Layer(each, inner, norm, SANDWICH, after=after) for each in own),
         rms_norm(fields, wide=True),
@@ -170,3 +161,52 @@ _GGUF_MUSE = Gguf("muse-glimmer", {**SANDWICH_NAMES, "attn_gate": "self_attn.gat
 _ABSENT_MUSE = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 2048}
 
 MUSE = {"MuseGlimmerForConditionalGeneration": Family("Muse Glimmer", muse_glimmer, _ABSENT_MUSE, _GGUF_MUSE)}
+
+# -- norms only after attention and the MLP, and of queries and keys ---------------------------------------------------
+
+
+def olmo2(fields: Fields) -> Stack:
+    """OLMo 2: queries and keys are normalised over all heads."""
+    norm = rms_norm(fields, wide=True)
+    own = attention(fields, read_rope(fields), biases=biased(fields), norm=HeadNorm(norm, whole=True))
+    return stack(fields, own, mlp(fields), norm, AFTER)
+
+
+def olmo3(fields: Fields) -> Stack:
+    """OLMo 3: three of four layers have a sliding window; the others may have a longer rotary embedding."""
+    norm, ropes = rms_norm(fields, wide=True), ropes_by_kind(fields) or _same_theta(fields)
+    of_heads = HeadNorm(norm, whole=True)
+    own = attentions(fields, every(fields, 4), ropes, biases=biased(fields), norm=of_heads)
+    return stack(fields, own, mlp(fields), norm, AFTER)
+
+
+def _same_theta(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
+    """The rotary embeddings of full-attention layers, and of sliding-window layers, which are not scaled."""
+    full = read_rope(fields)
+    return full, replace(full, parameters=None)
+
+
+def exaone4(fields: Fields) -> Stack:
+    """Exaone 4: if some layers have a sliding window, the others have no rotary embedding."""
+    norm, rope = rms_norm(fields), read_rope(fields)
+    whole = fields.values.get("sliding_window", 4096) is None
+    slides = (False,) * layer_count(fields) if whole else every(fields, _pattern(fields))
+    own = attentions(fields, slides, (rope if whole else None, rope), norm=HeadNorm(norm))
+    return stack(fields, own, mlp(fields), norm, AFTER)
+
+
+def _pattern(fields: Fields) -> int:
+    """The distance between layers without a window: a number, or a word in which G is such a layer ("LLLG")."""
+    found = fields.get("sliding_window_pattern")
+    return len(found) if isinstance(found, str) and found else fields.integer("sliding_window_pattern", 4)
+
+
+_BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_OLMO = {"rms_norm_eps": 1e-5}
+_OLMO3 = {**_OLMO, "rope_theta": 500_000.0}
+
+OLMO = {
+    "Olmo2ForCausalLM": Family("OLMo 2", olmo2, _OLMO, Gguf("olmo2", _BEHIND)),
+    "Olmo3ForCausalLM": Family("OLMo 3", olmo3, _OLMO3, Gguf("olmo2", _BEHIND, windowed=True)),
+    "Exaone4ForCausalLM": Family("Exaone 4", exaone4, _OLMO, Gguf("exaone4", _BEHIND, windowed=True)),
+}

@@ -12,23 +12,26 @@ from foresay.verifier.model.families.family import (
     Family,
     Gguf,
     attention,
-    biases,
+    biased,
     layer_count,
     mlp,
     rms_norm,
 )
-from foresay.verifier.model.families.granite import granite_attention, granite_stack, granite_values
+from foresay.verifier.model.families.llama import granite_attention, granite_stack, granite_values
 from foresay.verifier.model.families.mixtures import (
+    CORRECTED_NAMES,
     GRANITE_ROUTER,
     GRANITE_STACKS,
     OWN_WIDTH,
+    SHARED,
     corrected,
     experts,
     groups_of,
+    shared_names,
 )
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, STACKS, Attention, Experts, Layer, Mixer, Norms, Router, Stack
-from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, NormKind, Stacked
+from foresay.verifier.model.products import DOWN, GATE_UP, NormKind, Stacked
 from foresay.verifier.model.recurrences import UNNORMED, Mamba2
 from foresay.verifier.model.rope_config import read_rope
 
@@ -85,10 +88,8 @@ def nemotron_h(fields: Fields) -> Stack:
     if fields.get("layers_block_type") is None and isinstance(pattern, str):
         names = [_LETTERS.get(letter, letter) for letter in pattern]
         fields = Fields({**fields.values, "layers_block_type": names, "num_hidden_layers": len(names)}, fields.where)
-    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    own = _mixers(
-        fields, attention(fields, None, biases=has), _nemotron_mamba, mlp=_nemotron_mlp, moe=_nemotron_experts
-    )
+    attends = attention(fields, None, biases=biased(fields))
+    own = _mixers(fields, attends, _nemotron_mamba, mlp=_nemotron_mlp, moe=_nemotron_experts)
     return Stack(tuple(Layer(each, None, norm, Norms("input_layernorm")) for each in own), norm)
 
 
@@ -107,8 +108,7 @@ def _nemotron_experts(fields: Fields) -> Experts:
     """DeepSeek's router; the shared expert has a width of its own."""
     fields.refuse("moe_latent_size")
     one, shared = _nemotron_mlp(fields, OWN_WIDTH), _nemotron_mlp(fields, "moe_shared_expert_intermediate_size")
-    module = "mlp.shared_experts"
-    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=module)
+    return experts(fields, corrected(fields), one=one, stacked=_STACKS, shared=shared, shared_module=SHARED)
 
 
 def _nemotron_norm(fields: Fields) -> NormKind:
@@ -268,19 +268,11 @@ _NAMES = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-_EXPERTS = {
-    "ffn_gate_inp": GRANITE_ROUTER,
-    **{f"ffn_{kind}_shexp": f"{_SHARED}.{kind}_proj" for kind in ("gate", "up", "down")},
-}
+_EXPERTS = {"ffn_gate_inp": GRANITE_ROUTER, **shared_names(_SHARED)}
 _GRANITE = {"rms_norm_eps": 1e-6, "num_experts_per_tok": 2}
 _GGUF = Gguf("granitehybrid", {**_NAMES, **_EXPERTS}, in_pairs=True, experts=None, shared=True, values=_of_granite)
 
 _NEMOTRON = {"head_dim": 128, "num_key_value_heads": 8, "num_experts_per_tok": 2}
-_NEMOTRON_NAMES = {
-    **_NAMES,
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    **{f"ffn_{kind}_shexp": f"mlp.shared_experts.{kind}_proj" for kind in ("up", "down")},
-}
 #: The norm before the MLP has no suffix.
 _FALCON_NAMES = {**_NAMES, "ffn_norm": "post_attention_layernorm.weight"}
 _FALCON = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
@@ -293,7 +285,7 @@ FAMILIES = {
         _NEMOTRON,
         Gguf(
             "nemotron_h",
-            _NEMOTRON_NAMES,
+            {**_NAMES, **CORRECTED_NAMES},
             experts=None,
             shared=True,
             values=_of_nemotron,

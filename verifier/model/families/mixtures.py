@@ -1,4 +1,4 @@
-"""Mixtures of experts: each row goes through a few of a layer's MLPs."""
+"""Mixtures of experts: each row goes through a few of a layer's MLPs. Also DeepSeek's, which have latent attention."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from foresay.verifier.model.families.family import (
     Family,
     Gguf,
     attention,
+    attentions,
+    biased,
     biases,
     every,
     layer_count,
     mlp,
     rms_norm,
+    stack,
     uniform_window,
-    window,
 )
-from foresay.verifier.model.families.granite import granite_stack, granite_values
-from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, window_by_layer
+from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, granite_stack, granite_values, qwen3_attentions
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import GGUF_STACKS, MLP, SINKS, Experts, HeadNorm, Layer, Router, Stack
-from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, Stacked
-from foresay.verifier.model.rope_config import read_rope
+from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.nodes import GGUF_STACKS, MLP, SINKS, Experts, HeadNorm, Router, Stack
+from foresay.verifier.model.products import DOWN, GATE_UP, QKV, NormKind, Stacked
+from foresay.verifier.model.rope_config import YarnScaling, read_rope
 
 #: config.json's names of the number of experts.
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 #: The width of an expert if dense layers have another.
 OWN_WIDTH = "moe_intermediate_size"
+#: The correction of DeepSeek's router, and the module of its shared experts.
+_CORRECTION, SHARED = "mlp.gate.e_score_correction_bias", "mlp.shared_experts"
 #: More than any model has: each has its own tensor names.
 _MOST_EXPERTS = 4096
 
@@ -67,21 +71,16 @@ def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
 
 def qwen3_moe(fields: Fields) -> Stack:
     """Qwen 3's attention, with experts."""
-    norm, rope = rms_norm(fields), read_rope(fields)
-    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
-    own = (attention(fields, rope, window=seen, biases=has, norm=HeadNorm(norm)) for seen in window_by_layer(fields))
-    both = zip(own, sparse(fields, inside), strict=True)
-    return Stack(tuple(Layer(each, inner, norm) for each, inner in both), norm)
+    return stack(fields, qwen3_attentions(fields), sparse(fields, inside), rms_norm(fields))
 
 
 def olmoe(fields: Fields) -> Stack:
     """OLMoE: queries and keys are normalised over all heads."""
     fields.refuse("clip_qkv")
-    norm, has = rms_norm(fields), biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
-    own = attention(fields, read_rope(fields), biases=has, norm=HeadNorm(norm, whole=True))
-    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)))
-    return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
+    norm = rms_norm(fields)
+    own = attention(fields, read_rope(fields), biases=biased(fields), norm=HeadNorm(norm, whole=True))
+    return stack(fields, own, experts(fields, Router(normalised=fields.flag("norm_topk_prob", False))), norm)
 
 
 _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
@@ -89,10 +88,8 @@ _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w
 
 def mixtral(fields: Fields) -> Stack:
     """Mixtral: Mistral's attention."""
-    norm = rms_norm(fields)
     own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None))
-    inside = experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS)
-    return Stack((Layer(own, inside, norm),) * layer_count(fields), norm)
+    return stack(fields, own, experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS), rms_norm(fields))
 
 
 GRANITE_ROUTER = "block_sparse_moe.router.layer"
@@ -113,17 +110,16 @@ def glm4_moe(fields: Fields) -> Stack:
     qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
-    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module="mlp.shared_experts")
+    inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module=SHARED)
     dense = fields.integer("first_k_dense_replace", 1, minimum=0)
-    layers = [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))]
-    return Stack(tuple(Layer(own, each, norm) for each in layers), norm)
+    return stack(fields, own, [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))], norm)
 
 
 def corrected(fields: Fields) -> Router:
     """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
     return Router(
         sigmoid=True,
-        correction="mlp.gate.e_score_correction_bias",
+        correction=_CORRECTION,
         groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
         normalised=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 1.0),
@@ -152,14 +148,9 @@ def gpt_oss(fields: Fields) -> Stack:
     """gpt-oss: sinks, alternating sliding-window layers, biases everywhere, gates clamped at 7."""
     if (limits := (fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702))) != (7.0, 1.702):
         raise fields.error(f"swiglu_limit and swiglu_alpha {limits} are not supported; supported: 7, 1.702")
-    norm, rope = rms_norm(fields, wide=True), read_rope(fields)
-    has = biases(fields, **{QKV: "attention_bias", OUTPUT: "attention_bias"})
     inside = experts(fields, Router("mlp.router", bias=True), activation="clamped", bias=True, stacked=_OSS_STACKS)
-    own = (
-        attention(fields, rope, window=window(fields) if sliding else None, biases=has, sinks=True)
-        for sliding in every(fields, 2)
-    )
-    return Stack(tuple(Layer(each, inside, norm) for each in own), norm)
+    own = attentions(fields, every(fields, 2), (read_rope(fields),) * 2, biases=biased(fields), sinks=True)
+    return stack(fields, own, inside, rms_norm(fields, wide=True))
 
 
 _QWEN = {"head_dim": 128, "num_key_value_heads": 4, "num_experts_per_tok": 8}
@@ -199,20 +190,121 @@ def groups_of(fields: Fields) -> dict[str, int]:
     return {ours: fields.integer(theirs, 0, minimum=0) or 1 for ours, theirs in keys.items()}
 
 
-#: Their names of a mixture's parts.
-GLM_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-    **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
-}
-_GLM_GGUF = Gguf("glm4moe", GLM_NAMES, experts=True, shared=True, values=glm_values)
+def shared_names(module: str) -> dict[str, str]:
+    """The names of a shared expert's matrices in GGUF files, and here, in this module."""
+    return {f"ffn_{name}_shexp": f"{module}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+#: GGUF's names of the parts of mixtures with DeepSeek's router; and the module of their shared experts.
+CORRECTED_NAMES = {"exp_probs_b.bias": _CORRECTION, **shared_names(SHARED)}
+_GLM_NAMES = {"post_attention_norm": "post_attention_layernorm", **CORRECTED_NAMES}
+_GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=glm_values)
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
-FAMILIES = {
+MIXTURES = {
     "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN, _QWEN_GGUF),
     "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE, Gguf("olmoe", experts=True)),
     "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
     "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
     "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM, _GLM_GGUF),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS, _OSS_GGUF),
+}
+
+
+# -- multi-head latent attention: DeepSeek's families, and those with its layers ---------------------------------------
+
+#: V2's way of choosing experts from the best groups.
+_IN_GROUPS = "group_limited_greedy"
+
+
+def _latent(fields: Fields) -> Latent:
+    fields.refuse("attention_bias")
+    rope = read_rope(fields, interleaved=fields.flag("rope_interleave", True))
+    latent, plain, turning, value = (
+        fields.integer(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    if turning % 2:
+        raise fields.error(f"qk_rope_head_dim {turning} is odd; the rotary embedding needs pairs")
+    scale = (plain + turning) ** -0.5
+    match rope.parameters:
+        case YarnScaling(mscale_all_dim=share) as yarn if share is not None:
+            scale *= yarn.mscale_of(share) ** 2
+    rank = None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
+    heads = fields.integer("num_attention_heads")
+    return Latent(
+        heads, 1, latent + turning, scale, rope, latent=latent, plain=plain, value=value, rank=rank, inner=NormKind()
+    )
+
+
+def deepseek(fields: Fields) -> Stack:
+    """DeepSeek's layers: one or several experts are shared."""
+    fields.refuse("mlp_bias")
+    inside = experts(fields, _router(fields), OWN_WIDTH, shared=shared(fields), shared_module=SHARED)
+    inner = [mlp(fields) if dense else inside for dense in _dense(fields)]
+    return stack(fields, _latent(fields), inner, rms_norm(fields))
+
+
+def _router(fields: Fields) -> Router:
+    """Scores are sigmoids with a correction for the choice, or, in V2, a softmax of all."""
+    scoring, method, softmax = fields.get("scoring_func"), fields.get("topk_method"), ("greedy", _IN_GROUPS)
+    if scoring not in (None, "sigmoid", "softmax"):
+        raise fields.error(f"scoring_func {scoring!r} is not supported; supported: sigmoid, softmax")
+    methods = softmax if scoring == "softmax" else ("greedy", "noaux_tc")
+    if method not in (None, *methods):
+        raise fields.error(f"topk_method {method!r} is not supported; supported: {', '.join(methods)}")
+    router = corrected(fields)
+    if scoring != "softmax":
+        return router
+    groups = router.groups if method == _IN_GROUPS else (1, 1)
+    return Router(groups=groups, normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
+
+
+def _dense(fields: Fields) -> list[bool]:
+    """Which layers have no experts: the first ones, or as ``mlp_layer_types`` says."""
+    layers, kinds = layer_count(fields), fields.get("mlp_layer_types")
+    if fields.integer("moe_layer_freq", 1) != 1:
+        raise fields.error("moe_layer_freq other than 1 is not supported")
+    if kinds is None:
+        first = fields.integer("first_k_dense_replace", 0, minimum=0)
+        kinds = ["dense" if layer < first else "sparse" for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(one in ("dense", "sparse") for one in kinds):
+        raise fields.error(f"mlp_layer_types must list dense or sparse for each of {layers} layers, got {kinds!r}")
+    return [kind == "dense" for kind in kinds]
+
+
+_V2 = {"scoring_func": "softmax", "n_shared_experts": 2}
+_V3 = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5}
+_FLASH = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8}
+
+
+def _latent_values(fields: Fields, turning: int) -> dict[str, Any]:
+    """Files of the architecture may be of any of these models. turning: the rotated numbers of a head."""
+    length, share = fields.integer("attention.key_length_mla"), fields.get("rope.scaling.yarn_log_multiplier")
+    softmax = fields.integer("expert_gating_func", 1, minimum=0) < 2
+    return {
+        **glm_values(Fields({**fields.values, "expert_gating_func": 2}, fields.where), turning),
+        **({"scoring_func": "softmax", "topk_method": _IN_GROUPS} if softmax else {"scoring_func": "sigmoid"}),
+        "q_lora_rank": fields.get("attention.q_lora_rank") or None,
+        "kv_lora_rank": fields.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": length - turning,
+        "qk_rope_head_dim": turning,
+        "v_head_dim": fields.integer("attention.value_length_mla"),
+        "rope_parameters": dict.fromkeys(("mscale", "mscale_all_dim"), 10 * share) if share else {},
+    }
+
+
+_LATENT_NAMES = {
+    **{f"attn_{theirs}": f"self_attn.{ours}" for theirs, ours in (
+        ("q_a", "q_a_proj"), ("q_a_norm", "q_a_layernorm"), ("q_b", "q_b_proj"), ("kv_a_mqa", "kv_a_proj_with_mqa"),
+        ("kv_a_norm", "kv_a_layernorm"), ("k_b", "k_b_proj"), ("v_b", "v_b_proj"),
+    )},
+    **CORRECTED_NAMES,
+}  # fmt: skip
+_LATENT_GGUF = Gguf("deepseek2", _LATENT_NAMES, experts=True, shared=True, values=_latent_values)
+
+#: The first one's name is that of all GGUF files.
+LATENTS = {
+    "DeepseekV3ForCausalLM": Family("DeepSeek-V3, DeepSeek-R1, Kimi K2", deepseek, _V3, _LATENT_GGUF),
+    "DeepseekV2ForCausalLM": Family("DeepSeek-V2", deepseek, _V2, _LATENT_GGUF),
+    "Glm4MoeLiteForCausalLM": Family("GLM-4.7-Flash", deepseek, _FLASH, _LATENT_GGUF),
 }

@@ -1,5 +1,9 @@
-"""Row-wise kernels: norms, alone or after a residual add; the input rows of a pass; the gate of attention's output.
-Every kernel is for GPU and CPU (:mod:`foresay.verifier.ops.launch`)."""
+"""Row-wise kernels: norms, alone or after a residual add; the input rows of a pass; the gate of attention's output; and
+from the rows of the qkv product to rotated queries and stored keys and values, in one launch.
+
+A program that rotates processes one row and a few of its heads, of queries, keys and values; a head is held as its two
+halves, which the rotation combines. Every kernel is for GPU and CPU (:mod:`foresay.verifier.ops.launch`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import triton
 import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
-from foresay.verifier.ops.kernels.key_blocks import LOG2_E, softcapped
+from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
 from foresay.verifier.ops.kernels.linear import ROWS, product_at
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -180,3 +184,174 @@ def finish_rows(logits, scale, WIDTH: tl.constexpr, CAP: tl.constexpr, COLUMNS: 
     if CAP > 0.0:
         value = capped(value, CAP)
     tl.store(where, value, inside)
+
+
+@triton.jit
+def _of_row(product, bias, row, heads, R, eps, kind: tl.constexpr, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
+            DIM: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """fp32[HEADS, 1]: the factor of each head if all queries of a row are normalised together, and all keys."""
+    own, columns = tl.arange(0, heads.shape[0])[:, None], tl.arange(0, BLOCK)[None, :]
+    of_queries = tl.zeros([heads.shape[0]], tl.float32)
+    of_keys = tl.zeros([heads.shape[0]], tl.float32)
+    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    for first in range(0, QUERIES + GROUPS, heads.shape[0]):
+        those = first + own
+        inside, at = (those < QUERIES + GROUPS) & (columns < DIM // 2), those * DIM + columns
+        low = product_at(product, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
+        high = product_at(product, bias, row, at + DIM // 2, inside, R, kind, width, SEGMENTS, BIAS)
+        squares = _squares(low.to(tl.float32), high.to(tl.float32))
+        is_query = first + tl.arange(0, heads.shape[0]) < QUERIES
+        of_queries += tl.where(is_query, squares, 0.0)
+        of_keys += tl.where(is_query, 0.0, squares)
+    query_scale = inverse_rms(tl.sum(of_queries, axis=0), QUERIES * DIM, eps)
+    return tl.where(heads < QUERIES, query_scale, inverse_rms(tl.sum(of_keys, axis=0), GROUPS * DIM, eps))
+
+
+@triton.jit
+def _squares(low, high):
+    """fp32[HEADS]: the sums of the squares of heads, held as halves."""
+    return tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+
+
+@triton.jit
+def _weight(of_queries, of_keys, heads, columns, inside, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
+            DIM: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """The norms' weights of heads at these columns, as far as they are inside."""
+    if WHOLE:
+        has_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+        of_query = tl.load(of_queries + heads * DIM + columns, inside & (heads < QUERIES), 0.0)
+        of_key = tl.load(of_keys + (heads - QUERIES) * DIM + columns, has_key, 0.0)
+    else:
+        of_query = tl.load(of_queries + columns, inside, 0.0)
+        of_key = tl.load(of_keys + columns, inside, 0.0)
+    return tl.where(heads < QUERIES, of_query, of_key)
+
+
+@triton.jit(do_not_specialize=ROWS)
+def rotate_and_store_rows(
+    qkv,
+    bias,
+    cos,
+    signed_sin,
+    factor,
+    query_weight,
+    key_weight,
+    queries,
+    keys,
+    values,
+    scales,
+    slots,
+    R,
+    eps,
+    QUERIES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    WHOLE: tl.constexpr,
+    AFTER: tl.constexpr,
+    FACTOR: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
+    normalised, all together if WHOLE, after rotation if AFTER. LARGEST: the largest number of the type that keys and
+    values are quantised to; 0: not quantised."""
+    wait_turn(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (heads < QUERIES + 2 * GROUPS) & (columns < HALF)
+    kind: tl.constexpr = queries.dtype.element_ty
+    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    at = heads * DIM + columns
+    if WHOLE:  # before this program loads its heads
+        scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
+    low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
+    high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
+    slot = tl.load(slots + row)
+
+    value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
+    is_value = inside & (heads >= QUERIES + GROUPS)
+    if LARGEST == 0:
+        tl.store(values + value, low, is_value)
+        tl.store(values + value + HALF, high, is_value)
+
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    whole = columns < HALF
+    if NORM and not AFTER:
+        if not WHOLE:
+            scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
+        weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
+        wide_low = kept(weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32))
+        wide_high = kept(weighted(wide_high * scale, weight_high, kind).to(kind).to(tl.float32))
+
+    turn = row * DIM + columns
+    cos_low = tl.load(cos + turn, whole, 0.0).to(tl.float32)
+    cos_high = tl.load(cos + turn + HALF, whole, 0.0).to(tl.float32)
+    sin_low = tl.load(signed_sin + turn, whole, 0.0).to(tl.float32)
+    sin_high = tl.load(signed_sin + turn + HALF, whole, 0.0).to(tl.float32)
+    # As the reference: the product with the sine is rounded, the sum with the other product once.
+    turned_low = tl.fma(wide_low, cos_low, (wide_high * sin_low).to(kind).to(tl.float32)).to(kind)
+    turned_high = tl.fma(wide_high, cos_high, (wide_low * sin_high).to(kind).to(tl.float32)).to(kind)
+    if AFTER:
+        wide_low, wide_high = kept(turned_low.to(tl.float32)), kept(turned_high.to(tl.float32))
+        scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
+        weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
+        turned_low = weighted(wide_low * scale, weight_low, kind).to(kind)
+        turned_high = weighted(wide_high * scale, weight_high, kind).to(kind)
+
+    query = row * (QUERIES * DIM) + heads * DIM + columns
+    is_query = inside & (heads < QUERIES)
+    query_low, query_high = turned_low, turned_high
+    if FACTOR:
+        times = tl.load(factor + row).to(tl.float32)
+        query_low = (query_low.to(tl.float32) * times).to(kind)
+        query_high = (query_high.to(tl.float32) * times).to(kind)
+    tl.store(queries + query, query_low, is_query)
+    tl.store(queries + query + HALF, query_high, is_query)
+    if LARGEST > 0:
+        turned_low = kept(tl.where(is_value, low, turned_low).to(tl.float32))
+        turned_high = kept(tl.where(is_value, high, turned_high).to(tl.float32))
+        own = scale_of(turned_low, turned_high, LARGEST)
+        turned_low = narrowed(turned_low, own, keys.dtype.element_ty, LARGEST)
+        turned_high = narrowed(turned_high, own, keys.dtype.element_ty, LARGEST)
+        has = (heads >= QUERIES) & (heads < QUERIES + 2 * GROUPS)
+        tl.store(scales + slot * (2 * GROUPS) + heads - QUERIES, own[:, None], has)
+        tl.store(values + value, turned_low, is_value)
+        tl.store(values + value + HALF, turned_high, is_value)
+    key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
+    is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+    tl.store(keys + key, turned_low, is_key)
+    tl.store(keys + key + HALF, turned_high, is_key)
+
+
+@triton.jit
+def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                     HALF: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """A head of a row: WIDTH numbers as they are, then twice HALF, rotated."""
+    wait_turn(CHAINED)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = tl.load(slots + row) if PLACED else row
+    columns = tl.arange(0, BLOCK)
+    whole, half = columns < WIDTH, columns < HALF
+    head_at, out_at = row * HEADS + head, (index * HEADS + head) * (WIDTH + 2 * HALF)
+    tl.store(out + out_at + columns, tl.load(plain + head_at * WIDTH + columns, whole, 0.0), whole)
+    kind: tl.constexpr = out.dtype.element_ty
+    low = tl.load(turning + head_at * 2 * HALF + columns, half, 0.0).to(tl.float32)
+    high = tl.load(turning + head_at * 2 * HALF + HALF + columns, half, 0.0).to(tl.float32)
+    turn = row * 2 * HALF + columns
+    cos_low = tl.load(cos + turn, half, 0.0).to(tl.float32)
+    cos_high = tl.load(cos + turn + HALF, half, 0.0).to(tl.float32)
+    sin_low = tl.load(signed_sin + turn, half, 0.0).to(tl.float32)
+    sin_high = tl.load(signed_sin + turn + HALF, half, 0.0).to(tl.float32)
+    turned_low = tl.fma(low, cos_low, (high * sin_low).to(kind).to(tl.float32)).to(kind)
+    turned_high = tl.fma(high, cos_high, (low * sin_high).to(kind).to(tl.float32)).to(kind)
+    tl.store(out + out_at + WIDTH + columns, turned_low, half)
+    tl.store(out + out_at + WIDTH + HALF + columns, turned_high, half)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels import key_blocks
 from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.key_blocks import (
     BLOCK,
     INTEGERS,
@@ -280,27 +281,32 @@ def tree_attention(
     scale: float,
     window: int | None = None,
     first: int = 0,
-    whole_splits: bool | None = None,
-    *,
+    count: Tensor | None = None,
     scales: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     shared: int = 0,
+    whole_splits: bool | None = None,
 ) -> Tensor:
-    """As :func:`foresay.verifier.ops.attention.tree_attention`, for rows with words.
+    """As :func:`foresay.verifier.ops.attention.tree_attention`.
 
-    whole_splits: whether a program processes a split or one block; None: by the size of rows and tables. It does not
-    affect the bits.
+    whole_splits: of rows with words, whether a program processes a split or one block; None: by the size of rows and
+    tables. It does not affect the bits.
     """
-    assert rows.words is not None and rows.depths is not None, "rows of a text go to chunk_attention"
-    count, stride = rows.tables.shape
+    assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
+    if rows.words is None:
+        return chunk_attention(
+            query, keys, values, rows, scale, window, first, scales=scales, softcap=softcap, sinks=sinks, shared=shared
+        )
+    assert rows.depths is not None, "nodes have depths"
+    sequences, stride = rows.tables.shape
     (total, heads, width), value = query.shape, shared or query.shape[2]
     factor, cap = scaling(scale, softcap)
     shape, tile = shape_constants(query, rows, window, value), tile_constants(query, keys, rows, value)
     capacity, of_values = stride * rows.page_size, triton.cdiv(value, shape["C"])
     tiles = tiles_of(query, keys, rows)
     if whole_splits is None:
-        whole_splits = tiles > count or capacity > _FINE_POSITIONS
+        whole_splits = tiles > sequences or capacity > _FINE_POSITIONS
     whole, parts = parts_of(capacity, whole_splits)
     stats = query.new_empty(parts + TAILS, total, heads, of_values, 2, dtype=torch.float32)
     partials = query.new_empty(parts + TAILS, total, heads, value, dtype=torch.float32)
@@ -308,11 +314,11 @@ def tree_attention(
     tails = total * triton.cdiv(tile["GROUP"], tile["TILE"]) * TAILS
     tree_partials[(tiles * parts + tails, keys.shape[1], of_values)](
         query, *as_stored(keys, keys if shared else values, scales), rows.tables, rows.lengths, rows.offsets,
-        rows.words, rows.depths, stats, partials, total, count, stride, tiles, parts, whole, first, factor, **shape,
+        rows.words, rows.depths, stats, partials, total, sequences, stride, tiles, parts, whole, first, factor, **shape,
         **tile, CAP=cap, TAILS=TAILS, FOLDED=whole_splits, **options_of(width, value), **chained(),
     )  # fmt: skip
     tree_merge[(total, heads, of_values)](
-        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, count, whole, first, sinks, **shape,
+        stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, sequences, whole, first, sinks, **shape,
         DEPTH=DEPTH, **OPTIONS | {"num_warps": 1}, **chained(),
     )  # fmt: skip
     return out

@@ -25,42 +25,45 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.store import LARGEST
+from foresay.verifier.ops.attention import plan_attention
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, StoredKV, T, room_of
 from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
-from foresay.verifier.ops.records import AttentionPlan
+from foresay.verifier.ops.records import AttentionMetadata
 
 
-def attend(
+def tree_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    scales: Tensor | None,
-    plan: AttentionPlan,
-    out: Tensor,
+    rows: AttentionMetadata,
     scale: float,
-    window: int = 0,
+    window: int | None = None,
     first: int = 0,
+    count: Tensor | None = None,
+    scales: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> None:
-    """query: [R, H, D], out: [R, H, V]. keys, values: [slots, G, D]; of a value its first V numbers are used. scales:
-    fp32[slots, 2, G] of quantised ones. window: how many positions a row attends to; 0: all. sinks: fp32[H].
-    """
+    shared: int = 0,
+) -> Tensor:
+    """As :func:`foresay.verifier.ops.attention.tree_attention`."""
     groups, dim = keys.shape[-2:]
-    dims = dim, out.shape[2]
+    dims = dim, shared or dim
+    out, plan = launch.room((*query.shape[:2], dims[1]), query.dtype), plan_attention(rows, len(query), count)
     team = query.shape[1] // groups
-    rows = min(ROWS, len(query))
-    own, part = _own(dims, query.shape[1], groups, rows), query.shape[1] * part_of(out.shape[2])
+    most = min(ROWS, len(query))
+    own, part = _own(dims, query.shape[1], groups, most), query.shape[1] * part_of(dims[1])
+    values = keys if shared else values
     _attention(query.dtype, keys.dtype, dims, team, groups, Scores(scale, softcap, sinks is not None))(
         query, keys, values, out, plan.slots, plan.slots.shape[1], plan.info, plan.paths, plan.units,
-        plan.number, window, first, launch.room((threads.MOST, own), torch.float32),
+        plan.number, window or 0, first, launch.room((threads.MOST, own), torch.float32),
         launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
-        0 if scales is None else scales, 0 if sinks is None else sinks, rows,
+        0 if scales is None else scales, 0 if sinks is None else sinks, most,
     )  # fmt: skip
+    return out
 
 
 def _own(dims: tuple[int, int], heads: int, groups: int, rows: T) -> T:

@@ -6,7 +6,7 @@
                        (e4m3) [O / B][K / 2][B / 16][16][2] where pairs are
               4 bits   [O / B][K / 2][16][2] words of 16 bits: word (i, p) has k = 2 n + p of the outputs i, 16 + i, ..
                        where pairs of bf16 are multiplied; else [O / B][K / 8][B] words of 32 bits, k from the low end;
-                         floats (e2m1) too, whose kernels are :mod:`~foresay.verifier.ops.kernels.cpu.e2m1`'s
+                         floats (e2m1) too
     scales    [O / B][G][B], and so zeros
     a sum     for each group of k the sum of its terms, in order of k; times the scale, added in order of the groups
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.cpu import e2m1, integer_product, rounded
-from foresay.verifier.ops.kernels.cpu.integer_product import QUARTERS, IntegerShape
+from foresay.verifier.ops.kernels.cpu import integer_product, rounded
+from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, QUARTERS, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
@@ -148,10 +148,6 @@ class PackedIntegers:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer, self.experts)
 
-    def segments(self) -> list[slice]:
-        """One: all of K."""
-        return [slice(0, self.inner)]
-
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         each = turns_of(self.gated) * max(1, self.experts)
@@ -160,7 +156,7 @@ class PackedIntegers:
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])
             rows = count[2:] if self.experts else count
-            offset = e2m1.OFFSET if self.e2m1 else _more(self.bits, self.signed)
+            offset = OFFSET if self.e2m1 else _more(self.bits, self.signed)
             x, *more = rounded.round_rows(x, piece, offset, rows)
         minimums, steps = self.minimums is not None, self.steps is not None
         has = self.bias is not None, self.bits, self.scales.dtype, self.zeros is not None, self.pairs, minimums, steps
@@ -168,7 +164,7 @@ class PackedIntegers:
         others = (self.scales, self.zeros, self.minimums, self.steps, self.minimum_steps)
         kind = self.block, compute, out.dtype, self.gated, *has, self.floats, piece
         shape = IntegerShape(*kind, experts=self.experts > 0 and not heads, heads=heads)
-        (rounded if self.rounds else e2m1 if self.e2m1 else integer_product).kernel_of(shape)(
+        (rounded if self.rounds else integer_product).kernel_of(shape)(
             x, self.data, out, 0 if self.bias is None else self.bias, count,
             len(self.data) // each, self.outer // each, self.inner,
             *(0 if one is None else one for one in others), groups, self.inner // groups, spans, groups // spans, *more,

@@ -88,10 +88,6 @@ class PackedFloats:
         """fp32[O]: the bias as it was."""
         return plain_bias(self.bias, self.block, self.gated, self.outer, self.experts)
 
-    def segments(self) -> list[slice]:
-        """One: all of K."""
-        return [slice(0, self.inner)]
-
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         each = turns_of(self.gated) * max(1, self.experts)

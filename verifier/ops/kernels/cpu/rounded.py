@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.e2m1 import OFFSET
-from foresay.verifier.ops.kernels.cpu.integer_product import IntegerProduct, IntegerShape
+from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector

@@ -1,16 +1,17 @@
-"""Qwen3-Next and Qwen3.5, 3.6 and 3.8: three of four layers are recurrent, heads of the others have gates."""
+"""Models whose layers are mostly recurrent, between some with attention: gated delta rules in Qwen3-Next and Qwen3.5,
+3.6 and 3.8, where heads of the others have gates; short convolutions in LFM2 and LFM2.5 (dense)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, mlp, rms_norm
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, sparse
+from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, listed, mlp, rms_norm, stack
+from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, shared_names, sparse
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, HeadNorm, Layer, Router, Stack
-from foresay.verifier.model.products import MIXED, RATES
-from foresay.verifier.model.recurrences import GatedDelta
+from foresay.verifier.model.nodes import MLP, Experts, HeadNorm, Mixer, Router, Stack
+from foresay.verifier.model.products import MIXED, RATES, NormKind
+from foresay.verifier.model.recurrences import GatedDelta, ShortConv
 from foresay.verifier.model.rope_config import read_rope
 
 #: How many numbers kernels process at once.
@@ -46,13 +47,10 @@ def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, .
     gated = fields.flag("attn_output_gate", True)
     rope = read_rope(_with_share(fields), partial=True)
     full = attention(fields, rope, norm=HeadNorm(norm), gated=gated, interleaved=gated)
-    kinds: dict[str, Attention | GatedDelta] = {"full_attention": full, "linear_attention": _delta(fields, by_key)}
-    both = zip(_layer_types(fields), inner, strict=True)
-    layers = tuple(Layer(kinds[name], one, norm) for name, one in both)
-    stack = Stack(layers, norm)
-    if not stack.attentions:
-        raise fields.error("layer_types must list a layer of full_attention")
-    return stack
+    kinds: dict[str, Mixer] = {"full_attention": full, "linear_attention": _delta(fields, by_key)}
+    every = fields.integer("full_attention_interval", 4)
+    absent = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layer_count(fields))]
+    return stack(fields, [kinds[name] for name in listed(fields, absent, "linear_attention")], inner, norm)
 
 
 def _with_share(fields: Fields) -> Fields:
@@ -60,15 +58,6 @@ def _with_share(fields: Fields) -> Fields:
     section = fields.section("rope_parameters") or fields.section("rope_scaling")
     given = section is not None and section.get("partial_rotary_factor") is not None
     return fields if given else Fields({"partial_rotary_factor": 0.25, **fields.values}, fields.where)
-
-
-def _layer_types(fields: Fields) -> list[str]:
-    layers, every = layer_count(fields), fields.integer("full_attention_interval", 4)
-    absent = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    names = absent if fields.get("layer_types") is None else fields.get("layer_types")
-    if not isinstance(names, list) or len(names) != layers or not set(names) <= {"linear_attention", "full_attention"}:
-        raise fields.error(f"layer_types must list linear_attention or full_attention for {layers} layers: {names!r}")
-    return names
 
 
 def _delta(fields: Fields, by_key: tuple[str, ...]) -> GatedDelta:
@@ -125,8 +114,7 @@ _NAMES = {
 }
 _GGUF = Gguf("qwen35", _NAMES, values=_of_gguf)
 _SHARED = "mlp.shared_expert"
-_SHARED_NAMES = {f"ffn_{name}_shexp": f"{_SHARED}.{name}_proj" for name in ("gate", "up", "down")}
-_MIXTURE_NAMES = {**_NAMES, **_SHARED_NAMES, "ffn_gate_inp_shexp": f"{_SHARED}_gate"}
+_MIXTURE_NAMES = {**_NAMES, **shared_names(_SHARED), "ffn_gate_inp_shexp": f"{_SHARED}_gate"}
 _MIXTURE_GGUF = Gguf("qwen35moe", _MIXTURE_NAMES, experts=True, shared=True, values=_of_gguf)
 _NEXT_GGUF = Gguf(
     "qwen3next",
@@ -137,8 +125,56 @@ _NEXT_GGUF = Gguf(
 )
 _MIXTURE = {**_DEFAULTS, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512}
 
-FAMILIES = {
+QWEN = {
     "Qwen3_5ForCausalLM": Family("Qwen3.5, Qwen3.6, Qwen3.8 (dense)", qwen3_5, _DEFAULTS, _GGUF),
     "Qwen3_5MoeForCausalLM": Family("Qwen3.5 and Qwen3.6 mixtures", qwen3_5_moe, _MIXTURE, _MIXTURE_GGUF),
     "Qwen3NextForCausalLM": Family("Qwen3-Next", qwen3_next, _MIXTURE, _NEXT_GGUF),
 }
+
+
+def lfm2(fields: Fields) -> Stack:
+    """Heads are normalised before they are rotated; convolutions have no biases."""
+    fields.refuse("conv_bias")
+    norm, hidden = NormKind(fields.number("norm_eps", 1e-5)), fields.integer("hidden_size")
+    if hidden % _LANES:
+        raise fields.error(f"hidden_size {hidden} must be a multiple of {_LANES}")
+    full = attention(fields, read_rope(fields), norm=HeadNorm(norm))
+    short = ShortConv(hidden, fields.integer("conv_L_cache", 3, minimum=2, most=64))
+    kinds: dict[str, Mixer] = {"full_attention": full, "conv": short}
+    inner = mlp(Fields({**fields.values, "intermediate_size": _inner(fields)}, fields.where))
+    attends, layers = fields.get("full_attn_idxs"), range(layer_count(fields))
+    absent = ["full_attention" if attends is None or layer in attends else "conv" for layer in layers]
+    return stack(fields, [kinds[name] for name in listed(fields, absent, "conv")], inner, norm)
+
+
+def _inner(fields: Fields) -> int:
+    """The inner width: two thirds of the given one, times a number, rounded up to a multiple of another, unless it is
+    final."""
+    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size", 12288))
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return inner
+    multiple = fields.integer("block_multiple_of", 256)
+    return -(-int(fields.number("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3)) // multiple) * multiple
+
+
+def _of_lfm(fields: Fields, head_dim: int) -> dict[str, Any]:
+    heads = fields.get("attention.head_count_kv")
+    kinds = [("conv", "full_attention")[bool(each)] for each in heads] if isinstance(heads, list) else None
+    return {
+        "layer_types": kinds,
+        "norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": fields.integer("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+_LFM_NAMES = {
+    "token_embd_norm.weight": "model.norm.weight",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+#: transformers omits ``tie_word_embeddings`` if it is true.
+_LFM_ABSENT = {"tie_word_embeddings": True, "rope_theta": 1e6}
+
+LFM = {"Lfm2ForCausalLM": Family("LFM2, LFM2.5 (dense)", lfm2, _LFM_ABSENT, Gguf("lfm2", _LFM_NAMES, values=_of_lfm))}
