@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 
-from bench import BadOption, record
+from bench import BadOption
 
 #: The purpose of each, in the order in which they are listed. The module of its name, or ``run`` of the package of its
 #: name, has ``options``, which adds its flags, and ``main``, which returns its results for the record, if it has any;
@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     if results is None:
         return 0
+    from bench import record  # imports torch, which the list of names does not need
+
     record.finish(name, results, not args.no_save)
     return int(results.get("holds") is False)
 

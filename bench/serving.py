@@ -135,9 +135,10 @@ class Server:
     port: int = field(init=False)
 
     def __enter__(self) -> Self:
-        self._running = ExitStack()
-        _, self.port = self._running.enter_context(started(self.command, self.ready, errors=subprocess.DEVNULL))
-        self.send([1, 2, 3, 4] * 20, 16, temperature=1.0)
+        with ExitStack() as running:
+            _, self.port = running.enter_context(started(self.command, self.ready, errors=subprocess.DEVNULL))
+            self.send([1, 2, 3, 4] * 20, 16, temperature=1.0)
+            self._running = running.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:

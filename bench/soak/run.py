@@ -117,19 +117,19 @@ async def one_round(
             left = begun + seconds - time.monotonic()
             await rounds[-1].run(left, harms(f"{args.seed} {mode}", kills, freezes, ENGINE_SECONDS))
     except (ServerFailed, ClientError, OSError) as error:
-        told = f"{type(error).__name__}: {error}; its log is {log}"
-        tally.faults.append(Fault("the server does not answer", mode, told))
+        what = f"{type(error).__name__}: {error}; its log is {log}"
+        tally.faults.append(Fault("the server does not answer", mode, what))
 
 
 async def progress(tally: Tally, judge: Judge, rounds: list[Round]) -> None:
     """A line every few seconds, on stderr."""
-    begun, told = time.monotonic(), 0
+    begun, shown = time.monotonic(), 0
     while True:
         await asyncio.sleep(5)
         counts, name = tally.counts, rounds[-1].name if rounds else "starting"
         figures = [f"{counts[what]} {what}" for what in ("requests", "compared", "kills", "failed steps", "freezes")]
         figures += [f"{judge.waiting} to compare", f"{len(tally.faults)} faults"]
         print(f"{time.monotonic() - begun:5.0f} s  {name:12}  {', '.join(figures)}", file=sys.stderr)
-        for fault in tally.faults[told:]:
+        for fault in tally.faults[shown:]:
             print(json.dumps(asdict(fault)), file=sys.stderr)
-        told = len(tally.faults)
+        shown = len(tally.faults)

@@ -77,7 +77,7 @@ def command(
         first, *rest = (run.__doc__ or "").splitlines()
         examples = tuple(line.strip() for line in rest if line.strip())
         summary = first[0].lower() + first[1:].rstrip(".")
-        before, after = (tuple(vars(run).get(place, ())) for place in ("before", "after"))
+        before, after = (tuple(vars(run).get(where, ())) for where in ("before", "after"))
         return Command(name or run.__name__, summary, examples, config, run, before, after, elsewhere, passes_on)
 
     return made

@@ -199,7 +199,7 @@ def _named(name: str) -> list[KnownTarget]:
 
 
 def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
-    """A target for programs. memory: bytes by format of weights, with a KV cache of ``fits.TOKENS`` tokens; a draft's
+    """A target for programs. memory: bytes by format of weights, with a KV cache of ``TOKENS`` tokens; a draft's
     includes its target. fits: the first format that fits here. disk_bytes: size of its files, 0 if some are missing."""
     size = _size(on_disk(target))
     drafts = [

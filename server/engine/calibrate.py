@@ -119,15 +119,17 @@ class ProfileRun:
         return times
 
     def compile(self, drafter: Drafter | None, shape: TreeShape, most: int, chunk: int) -> None:
-        """Compile a GPU's kernels for anything requests may need, since compiling later would stall all streams: short
-        and long prompts and one that fills a chunk, captured and eager steps, of one sequence up to ``most``; kernels
-        are specialised by powers of two.
+        """Compile a GPU's kernels for anything requests may need, since compiling later would stall all streams: for
+        prompts of all sizes up to a chunk, which drafters read in the step after them, and for captured and eager
+        steps, of one sequence up to ``most``; kernels are specialised by powers of two.
         """
         engine = self._engine(drafter, shape, most, chunk)
         whole = max(2, min(chunk, self._info.max_model_len - MAX_NODES))
-        engine.add(Request(id="profile", prompt=[0] * whole, params=SamplingParams(seed=0, ignore_eos=True)))
-        engine.step()
-        engine.cancel("profile")
+        for length in sorted({min(whole, 3 << power) for power in range(whole.bit_length())}):
+            engine.add(Request(id="profile", prompt=[0] * length, params=SamplingParams(seed=0, ignore_eos=True)))
+            for _ in range(2):
+                engine.step()
+            engine.cancel("profile")
         long = min(MAX_NODES + 1, self._info.max_model_len // 2)
         for count in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
             for penalty in (0.0, 0.5):

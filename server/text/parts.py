@@ -13,6 +13,7 @@ From the tokens of an engine step to a client's provenance of steps and tokens::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 import msgspec
@@ -93,9 +94,12 @@ class PlainText:
 
 def continues(part: Part, more: Part) -> bool:
     """Whether ``more`` continues the same text, reasoning or call as ``part``."""
-    if isinstance(part, ToolCallPart) and isinstance(more, ToolCallPart):
-        return part.index == more.index
-    return type(part) is type(more)
+    return _continued(part) == _continued(more)
+
+
+def _continued(part: Part) -> tuple[type[Part], int]:
+    """What a part belongs to: the text, the reasoning, or a call."""
+    return type(part), part.index if isinstance(part, ToolCallPart) else 0
 
 
 def part_text(part: Part) -> str:
@@ -106,13 +110,13 @@ def part_text(part: Part) -> str:
 def joined(parts: list[Part]) -> list[Part]:
     """The same parts with neighbours of one kind merged."""
     merged: list[Part] = []
-    for part in parts:
-        if not merged or not continues(merged[-1], part):
-            merged.append(part)
-            continue
-        last, text = merged[-1], part_text(merged[-1]) + part_text(part)
-        changed = {"arguments": text} if isinstance(last, ToolCallPart) else {"text": text}
-        merged[-1] = msgspec.structs.replace(last, **changed)
+    for _, neighbours in groupby(parts, _continued):
+        first, *others = neighbours
+        if others:
+            text = "".join(map(part_text, (first, *others)))  # at once: a whole answer has as many parts as steps
+            field = "arguments" if isinstance(first, ToolCallPart) else "text"
+            first = msgspec.structs.replace(first, **{field: text})
+        merged.append(first)
     return merged
 
 

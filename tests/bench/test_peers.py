@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,21 @@ def test_prompts_for_code_are_a_users() -> None:
     assert drawn.chat and "def once():" in drawn.text and drawn.text.startswith("Complete")
     reported = prompts.Prompt("own", "Once", chat=False)
     assert peers.instructed("own", reported) is reported
+
+
+def test_a_server_whose_first_answer_fails_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def started(*arguments: Any, **options: Any) -> Iterator[tuple[None, int]]:
+        try:
+            yield None, 1  # no one listens there
+        finally:
+            stopped.append(True)
+
+    stopped: list[bool] = []
+    monkeypatch.setattr("bench.serving.started", started)
+    with pytest.raises(ConnectionError) as failed, Server("", [], "/ready", {}):
+        pass
+    assert stopped, f"not only once {failed} is collected"
 
 
 def test_one_client_times_every_server(tmp_path: Path) -> None:

@@ -34,12 +34,14 @@ KINDS = (
 
 
 def serve(engine: Engine, most: int) -> None:
-    """One request alone, then more and more of them together, until all slots are taken, of short and long prompts."""
-    for together in sorted({1, 2, min(3, most), most}):
-        for number in range(together):
-            prompt = list(range(107, 110 + (90 if number % 2 else 3) + number))
-            params = KINDS[(together + number) % len(KINDS)]
-            engine.add(Request(id=f"{together}.{number}", prompt=prompt, params=params))
+    """One request alone, with a prompt of each size, then more and more of them together, until all slots are taken, of
+    short and long prompts."""
+    mixed = [(93 if number % 2 else 6) + number for number in range(most)]
+    lengths = [[3], [7], [20], [50], *(mixed[:together] for together in sorted({2, min(3, most), most}))]
+    for turn, together in enumerate(lengths):
+        for number, length in enumerate(together):
+            prompt, params = list(range(107, 107 + length)), KINDS[(turn + number) % len(KINDS)]
+            engine.add(Request(id=f"{turn}.{number}", prompt=prompt, params=params))
         while engine.has_work:
             for delta in engine.step():
                 assert delta.error is None, delta.error
@@ -96,5 +98,5 @@ def test_nothing_is_captured_or_compiled_while_a_server_answers(draft, tree, gra
         assert not late()
         by_op = count_passes(monkeypatch)
         assert texts(engine) == wanted
-    assert by_op[0] < 8 or not graphs  # of prompts; all others were replayed
+    assert by_op[0] < 12 or not graphs  # of prompts, and of what a draft model missed; all others were replayed
     assert isinstance(engine.runner, GraphStepRunner) == graphs

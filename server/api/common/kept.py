@@ -104,10 +104,8 @@ class Store(Generic[R]):
         record.size = record.measured()
         self._records[record.tenant, record.id] = record
         self._count(record, 1)
-        while len(self) > self.limits.count:
-            self._make_room(self._counts)
-        while self.bytes > self.limits.bytes:
-            self._make_room(self._sizes)
+        self._make_room(self._counts, self.limits.count)
+        self._make_room(self._sizes, self.limits.bytes)
 
     def find(self, tenant: str, id: str) -> R | None:
         """The record, which becomes the most recently used; None if there is none."""
@@ -128,7 +126,11 @@ class Store(Generic[R]):
         if not self._counts[record.tenant]:
             del self._counts[record.tenant], self._sizes[record.tenant]
 
-    def _make_room(self, held: Counter[str]) -> None:
-        """Drop the oldest record of the tenant that holds the most."""
-        most = max(held, key=held.__getitem__)
-        self.drop(*next(key for key in self._records if key[0] == most))
+    def _make_room(self, held: Counter[str], most: int) -> None:
+        """Drop the oldest record of the tenant that holds the most, until all together hold at most ``most``."""
+        oldest: dict[str, Iterator[tuple[str, str]]] = {}  # each found once: a large record may replace many
+        while held.total() > most:
+            tenant = max(held, key=held.__getitem__)
+            if tenant not in oldest:
+                oldest[tenant] = iter([key for key in self._records if key[0] == tenant])
+            self.drop(*next(oldest[tenant]))

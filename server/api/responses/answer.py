@@ -243,9 +243,7 @@ class ResponseAnswer(Answer):
         return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
-        self.chunks(0, pieces[0])
-        self.closing()
-        return self.response
+        raise AssertionError("a response is the sum of its events")
 
     # -- inside --------------------------------------------------------------------------------------------------
 

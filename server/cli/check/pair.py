@@ -259,7 +259,6 @@ def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:
     """The measurements, and advice; None if there is nothing to measure, or measuring failed."""
-
     choice = choose_draft(config)
     if choice.value == NONE:
         notes.ok("probe", "there is no drafter to measure")
@@ -283,7 +282,6 @@ _LEAVE = "leave --draft-quantize out"
 
 def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
     """The same with an int8 draft model; None if there is no float draft model, or it is already quantised."""
-
     models = [one for one in drafts(config, draft) if isinstance(one, DraftModel)]
     if config.draft_quantize is not None or not models or models[0].model.quantization is not None:
         return None
@@ -292,7 +290,6 @@ def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
 
 def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
     """Note what an int8 draft model does to acceptance and speed."""
-
     if found is None:
         return
     numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
