@@ -43,7 +43,7 @@ class Drafts:
     def __init__(self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int) -> None:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.needs: FeatureRequest | None = drafter.needs
-        self.readers: Sequence[KeepsFeatures] = [drafter] if isinstance(drafter, HiddenStateDrafter) else []
+        self.readers: Sequence[KeepsFeatures] = _readers([drafter])
         self.reach = drafter.reach(self.shape.levels)
         columns = drafter.columns(vocab_size)
         self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
@@ -338,8 +338,12 @@ def planned_shapes(most: int) -> list[TreeShape]:
     return [*map(TreeShape.chain, chains), *map(priced.limited, trees)]
 
 
+def _readers(models: Sequence[TreeDrafter]) -> list[HiddenStateDrafter]:
+    return [model for model in models if isinstance(model, HiddenStateDrafter)]
+
+
 def _read_along(proposer: Proposer, models: Sequence[TreeDrafter]) -> Proposer:
-    readers = [model for model in models if isinstance(model, HiddenStateDrafter) and model.name != proposer.name]
+    readers = [model for model in _readers(models) if model.name != proposer.name]
     return ReadAlong(proposer, readers) if readers else proposer
 
 

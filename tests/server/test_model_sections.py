@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from foresay.server.cli.main import main
@@ -104,7 +106,9 @@ def test_what_does_not_go_with_several_models_is_refused(toml):
         assert "a and b would both write to t" in refused(toml(f"[engine]\n{setting}\n{several}"))
 
 
-def test_config_show_prints_what_would_reproduce_them(toml, tmp_path, capsys):
+def test_config_show_prints_what_would_reproduce_them(toml, tmp_path, capsys, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("FORESAY_")]:
+        monkeypatch.delenv(name)
     file = toml(FILE)
     assert main(["config", "show", "--config", file]) == 0
     again = tmp_path / "again.toml"
