@@ -142,7 +142,7 @@ class StepRunner:
             if scheduled.sequence.scoring:
                 score_prompt(scheduled.sequence, forward.of(index))
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        results = [self._committed(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
+        results = [self._finish(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
         watch.lap("commit")
         return results
 
@@ -198,7 +198,7 @@ class StepRunner:
             return [None] * len(rows), raw
         return self.verifier.verify(edits), raw
 
-    def _committed(
+    def _finish(
         self,
         scheduled: ScheduledSequence,
         rows: Rows,
@@ -206,9 +206,13 @@ class StepRunner:
         raw: Raw,
         features: FeaturesOfPath | None,
     ) -> VerifyResult:
-        why = lambda: why_nothing(scheduled.sequence, raw()[0])  # noqa: E731
-        show = partial(self._show, scheduled, features)
-        result = self._commit(scheduled, rows.tree, verified, why, show)
+        result = self._commit(
+            scheduled,
+            rows.tree,
+            verified,
+            why_nothing=lambda: why_nothing(scheduled.sequence, raw()[0]),
+            show=partial(self._show, scheduled, features),
+        )
         if result.tree is not None:
             self.look_at(scheduled, result, raw)
         return result
