@@ -133,12 +133,12 @@ def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     reading.start()
     try:
         yield process
-        if process.poll() is not None:
-            lost = f"foresay launch: the server ended while it was needed (exit status {process.returncode})"
-            print("".join(last) + lost, file=sys.stderr)
     finally:
-        _end(process)
+        lost = _end(process)
         reading.join(POLL_SECONDS)
+    if lost is not None:
+        words = f"foresay launch: the server ended while it was needed (exit status {lost})"
+        print("".join(last) + words, file=sys.stderr)
 
 
 def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
@@ -164,15 +164,19 @@ def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server, with its child processes."""
+def _end(process: subprocess.Popen[bytes]) -> int | None:
+    """End a server, with its child processes; returns its exit status if it ended on its own, None if we ended it. One
+    that something else kills is a while in dying, in which it seems to run."""
+    ended = process.poll() is not None
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        status = process.wait(STOP_SECONDS)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        return None
+    return status if ended or (status < 0 and status != -signal.SIGTERM) else None
 
 
 def _given(arguments: Namespace) -> list[str]:

@@ -223,6 +223,25 @@ def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, mes
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("echo up; exit 1", 1),
+        ("trap 'sleep 0.2; kill -9 $$' TERM; echo up; read go", -signal.SIGKILL),
+        ("trap 'exit 0' TERM; echo up; read go", None),
+        ("echo up; read go", None),
+    ],
+    ids=["ended", "dies", "drains", "is-ended"],
+)
+def test_a_server_that_is_still_dying_was_not_ended_by_us(script, status) -> None:
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        if status == 1:
+            process.wait()
+        assert launch._end(process) == status
+
+
 def test_a_server_stays_for_a_second_agent(agent, tmp_path) -> None:
     write(agent, f'{SERVER}; [ -n "$1" ] || echo $server > pid; touch up$1; until [ -e end$1 ]; do sleep 0.1; done')
     words = toy("--anyway")
