@@ -49,8 +49,12 @@ from transformers import (
     HunYuanDenseV1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MistralConfig,
@@ -192,6 +196,10 @@ LFM2 = {
     "block_multiple_of": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+LFM2_MOE = {
+    "layer_types": LFM2["layer_types"], "conv_L_cache": 3, "num_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96, "num_dense_layers": 1, "routed_scaling_factor": 1.3,
+}  # fmt: skip
 #: Mamba-2 layers with two heads to a key, without positions; with experts next to the MLP, and without.
 GRANITE_HYBRID = {
     **GRANITE,
@@ -338,6 +346,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
         {**QWEN3_5, **SHARING, "mlp_only_layers": [1], "tie_word_embeddings": False},
     ),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM, LFM2),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM, LFM2_MOE),
     "granite_hybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, GRANITE_HYBRID),
     "granite_hybrid_moe": (
         GraniteMoeHybridConfig,
@@ -355,6 +364,15 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM, {**GRANITE, **LOCAL, "mlp_bias": False}),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM, GLM4_MOE),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, GPT_OSS),
+    "minimax_m2": (
+        MiniMaxM2Config,
+        MiniMaxM2ForCausalLM,
+        {
+            **LOCAL,
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**LATENT, **IN_GROUPS, "q_lora_rank": None}),
     "deepseek_v3": (
         DeepseekV3Config,
@@ -444,5 +462,5 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
         else:
             parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))

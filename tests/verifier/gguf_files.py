@@ -250,7 +250,7 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     attends = [isinstance(layer.mixer, Attention) for layer in config.stack.layers]
     counts = [config.num_kv_heads * each for each in attends]
     writer.add_head_count_kv(
-        counts if own.architecture in ("lfm2", "granitehybrid", "nemotron_h") else config.num_kv_heads
+        counts if own.architecture in ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h") else config.num_kv_heads
     )
     writer.add_key_length(config.head_dim)
     writer.add_value_length(attention.latent if isinstance(attention, Latent) else config.head_dim)
@@ -277,6 +277,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
             _add_corrected(writer, config, mixture, 1)
         elif mixture.shared is not None and (latent or mixture.router.correction is not None):
             _add_corrected(writer, config, mixture, mixture.shared.inner // mixture.inner)
+        elif mixture.router.sigmoid:
+            writer.add_leading_dense_block_count(sum(isinstance(layer.mlp, MLP) for layer in config.stack.layers))
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     else:
         inner = [config.intermediate_size * isinstance(layer.mixer, MLP) for layer in config.stack.layers]
         writer.add_feed_forward_length(inner if any(inner) else config.intermediate_size)

@@ -20,6 +20,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    Lfm2MoeConfig,
+    MiniMaxM2Config,
     Qwen3_5MoeForCausalLM,
     Qwen3_5MoeTextConfig,
     Qwen3NextConfig,
@@ -155,3 +157,22 @@ def test_published_checkpoints_fit(tmp_path, name) -> None:
     config = ModelConfig.from_directory(tmp_path)
     stored = stored_parameters(config)
     assert (stored / 1e9, (stored - idle_parameters(config)) / 1e9) == pytest.approx(how.billions, rel=0.02)
+
+
+LFM2 = {
+    "num_hidden_layers": 24,
+    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [(Lfm2MoeConfig(**LFM2), (8.3, 1.55)), (MiniMaxM2Config(rotary_dim=64), (229.0, 11.0))],
+    ids=["LiquidAI/LFM2-8B-A1B", "MiniMaxAI/MiniMax-M2"],
+)
+def test_sizes_are_those_of_the_cards(tmp_path, config, billions) -> None:
+    config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    found = ModelConfig.from_directory(tmp_path)
+    stored = stored_parameters(found)
+    assert (stored / 1e9, (stored - idle_parameters(found)) / 1e9) == pytest.approx(billions, rel=0.03)

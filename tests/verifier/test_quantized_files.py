@@ -357,7 +357,7 @@ TOKENS = [7, 3, 250, 41, 99, 12, 180, 5, 77, 291, 14]
 #: Others have tensors of all experts, of which there are none of few bits in safetensors files.
 MIXTURES = (
     "qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen3_5_moe", "qwen3_next", "nemotron_h_moe", "deepseek_v2",
-    "deepseek_v3", "glm4_moe_lite",
+    "deepseek_v3", "glm4_moe_lite", "lfm2_moe", "minimax_m2",
 )  # fmt: skip
 ONE_BY_ONE = [family for family in FAMILIES if family not in ("granite_moe", "granite_hybrid_moe", "gpt_oss")]
 

@@ -29,7 +29,7 @@ from tests.verifier.families import FAMILIES, QWEN3_5, SHAPE, config_of, make, r
 from tests.verifier.published import PUBLISHED
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
 
-RECURRENT = ("qwen3_5", "lfm2", "qwen3_next", "granite_hybrid", "nemotron_h", "nemotron_h_moe", "falcon_h1")
+RECURRENT = ("qwen3_5", "lfm2", "lfm2_moe", "qwen3_next", "granite_hybrid", "nemotron_h", "nemotron_h_moe", "falcon_h1")
 TEXT: dict[str, Any] = {**SHAPE, **QWEN3_5, "num_hidden_layers": 4, "layer_types": None}
 IMAGES = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from copy import deepcopy
 from itertools import pairwise
 
@@ -99,7 +100,7 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
             for name, tensor in tensors.items():
                 check(tensor, prefix, *(f"{module}.{kind}" for module in modules[name]))
         for name, vector in layer.vectors.items():
-            own = name.replace("block_sparse_moe.gate", "mlp.gate").replace("router.layer", "router")
+            own = re.sub(r"block_sparse_moe\.(?=gate|e_score)", "mlp.", name).replace("router.layer", "router")
             check(vector, prefix, own)
     check(weights.embed, "model.", "embed_tokens.weight")
     for name, vector in weights.final_norm.items():
@@ -109,7 +110,7 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
 
 
 #: Of families whose modules all have other names.
-OTHER_NAMES = {"lfm2", "nemotron_h", "nemotron_h_moe", "falcon_h1", "falcon_h1_norm"}
+OTHER_NAMES = {"lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "falcon_h1", "falcon_h1_norm"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - OTHER_NAMES))

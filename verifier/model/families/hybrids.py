@@ -1,5 +1,5 @@
 """Models whose layers are mostly recurrent, between some with attention: gated delta rules in Qwen3-Next and Qwen3.5,
-3.6 and 3.8, where heads of the others have gates; short convolutions in LFM2 and LFM2.5 (dense)."""
+3.6 and 3.8, where heads of the others have gates; short convolutions in LFM2 and LFM2.5."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, listed, mlp, rms_norm, stack
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, shared_names, sparse
+from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, only_sigmoids, shared_names, sparse
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import MLP, Experts, HeadNorm, Mixer, Router, Stack
 from foresay.verifier.model.products import MIXED, RATES, NormKind
@@ -133,7 +133,26 @@ QWEN = {
 
 
 def lfm2(fields: Fields) -> Stack:
-    """Heads are normalised before they are rotated; convolutions have no biases."""
+    """The dense models."""
+    inner = mlp(Fields({**fields.values, "intermediate_size": _inner(fields)}, fields.where))
+    return _short(fields, [inner] * layer_count(fields))
+
+
+def lfm2_moe(fields: Fields) -> Stack:
+    """The mixtures: their first layers are dense; scores are sigmoids."""
+    correction = "feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else None
+    normalised, scale = fields.flag("norm_topk_prob", True), fields.number("routed_scaling_factor", 1.0)
+    router = Router("feed_forward.gate", sigmoid=True, correction=correction, normalised=normalised, scale=scale)
+    inside = experts(fields, router, OWN_WIDTH, modules=_LFM_EXPERTS)
+    dense = fields.integer("num_dense_layers", 2, minimum=0)
+    return _short(fields, [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))])
+
+
+_LFM_EXPERTS = ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3", "feed_forward.experts.{}.w2")
+
+
+def _short(fields: Fields, inner: Sequence[MLP | Experts]) -> Stack:
+    """Heads are normalised before they are rotated; convolutions have no biases. inner: of each layer."""
     fields.refuse("conv_bias")
     norm, hidden = NormKind(fields.number("norm_eps", 1e-5)), fields.integer("hidden_size")
     if hidden % _LANES:
@@ -141,7 +160,6 @@ def lfm2(fields: Fields) -> Stack:
     full = attention(fields, read_rope(fields), norm=HeadNorm(norm))
     short = ShortConv(hidden, fields.integer("conv_L_cache", 3, minimum=2, most=64))
     kinds: dict[str, Mixer] = {"full_attention": full, "conv": short}
-    inner = mlp(Fields({**fields.values, "intermediate_size": _inner(fields)}, fields.where))
     attends, layers = fields.get("full_attn_idxs"), range(layer_count(fields))
     absent = ["full_attention" if attends is None or layer in attends else "conv" for layer in layers]
     return stack(fields, [kinds[name] for name in listed(fields, absent, "conv")], inner, norm)
@@ -177,4 +195,18 @@ _LFM_NAMES = {
 #: transformers omits ``tie_word_embeddings`` if it is true.
 _LFM_ABSENT = {"tie_word_embeddings": True, "rope_theta": 1e6}
 
-LFM = {"Lfm2ForCausalLM": Family("LFM2, LFM2.5 (dense)", lfm2, _LFM_ABSENT, Gguf("lfm2", _LFM_NAMES, values=_of_lfm))}
+_LFM_MOE_ABSENT = {**_LFM_ABSENT, "num_experts_per_tok": 4}
+_LFM_MOE_NAMES = {**_LFM_NAMES, "ffn_gate_inp": "feed_forward.gate", "exp_probs_b.bias": "feed_forward.expert_bias"}
+
+
+def _of_lfm_moe(fields: Fields, head_dim: int) -> dict[str, Any]:
+    dense = fields.integer("leading_dense_block_count", 0, minimum=0)
+    return {**_of_lfm(fields, head_dim), **only_sigmoids(fields), "num_dense_layers": dense}
+
+
+_LFM_MOE_GGUF = Gguf("lfm2moe", _LFM_MOE_NAMES, experts=True, values=_of_lfm_moe)
+
+LFM = {
+    "Lfm2ForCausalLM": Family("LFM2, LFM2.5 (dense)", lfm2, _LFM_ABSENT, Gguf("lfm2", _LFM_NAMES, values=_of_lfm)),
+    "Lfm2MoeForCausalLM": Family("LFM2, LFM2.5 (mixtures)", lfm2_moe, _LFM_MOE_ABSENT, _LFM_MOE_GGUF),
+}

@@ -92,6 +92,21 @@ def mixtral(fields: Fields) -> Stack:
     return stack(fields, own, experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS), rms_norm(fields))
 
 
+#: Added for the choice of MiniMax-M2's experts.
+_MINIMAX_CORRECTION = "block_sparse_moe.e_score_correction_bias"
+
+
+def minimax_m2(fields: Fields) -> Stack:
+    """MiniMax-M2: queries and keys are normalised over all heads, which are rotated in part; scores are sigmoids."""
+    norm, turning = rms_norm(fields), fields.get("rotary_dim")
+    if turning is not None:
+        share = fields.integer("rotary_dim") / fields.integer("head_dim")
+        fields = Fields({"partial_rotary_factor": share, **fields.values}, fields.where)
+    own = attention(fields, read_rope(fields, partial=True), norm=HeadNorm(norm, whole=True))
+    router = Router(MIXTRAL_ROUTER, sigmoid=True, correction=_MINIMAX_CORRECTION)
+    return stack(fields, own, experts(fields, router, modules=_MIXTRAL_EXPERTS), norm)
+
+
 GRANITE_ROUTER = "block_sparse_moe.router.layer"
 GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
     name: (Stacked(f"block_sparse_moe.{theirs}.weight", turns), *GGUF_STACKS[name])
@@ -162,6 +177,8 @@ _OSS = {
     "num_experts_per_tok": 4, "rope_theta": 150_000.0,
 }  # fmt: skip
 
+_MINIMAX = {"head_dim": 128, "num_key_value_heads": 8, "num_experts_per_tok": 8, "rope_theta": 5e6}
+
 _QWEN_GGUF = Gguf("qwen3moe", experts=True, values=lambda fields, head_dim: {"norm_topk_prob": True})
 _OSS_NAMES = {
     "attn_sinks.weight": SINKS, "ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm",
@@ -173,15 +190,21 @@ _OSS_GGUF = Gguf(
 
 def glm_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     """What GGUF files of mixtures with DeepSeek's router leave out."""
-    if fields.integer("expert_gating_func", 2) != 2:
-        raise fields.error("expert_gating_func: only sigmoids (2) are supported for this architecture")
     return {
+        **only_sigmoids(fields),
         "first_k_dense_replace": fields.integer("leading_dense_block_count", 0, minimum=0),
         "n_shared_experts": fields.integer("expert_shared_count", 0, minimum=0),
         "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.flag("expert_weights_norm", False),
         **groups_of(fields),
     }
+
+
+def only_sigmoids(fields: Fields) -> dict[str, Any]:
+    """Raises ConfigError if experts are not chosen by sigmoids; no values."""
+    if fields.integer("expert_gating_func", 2) != 2:
+        raise fields.error("expert_gating_func: only sigmoids (2) are supported for this architecture")
+    return {}
 
 
 def groups_of(fields: Fields) -> dict[str, int]:
@@ -199,6 +222,8 @@ def shared_names(module: str) -> dict[str, str]:
 CORRECTED_NAMES = {"exp_probs_b.bias": _CORRECTION, **shared_names(SHARED)}
 _GLM_NAMES = {"post_attention_norm": "post_attention_layernorm", **CORRECTED_NAMES}
 _GLM_GGUF = Gguf("glm4moe", _GLM_NAMES, experts=True, shared=True, values=glm_values)
+_MINIMAX_NAMES = {"ffn_gate_inp": MIXTRAL_ROUTER, "exp_probs_b.bias": _MINIMAX_CORRECTION}
+_MINIMAX_GGUF = Gguf("minimax-m2", _MINIMAX_NAMES, experts=True, values=lambda fields, head_dim: only_sigmoids(fields))
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 MIXTURES = {
@@ -208,6 +233,7 @@ MIXTURES = {
     "GraniteMoeForCausalLM": Family("Granite 3 mixtures", granite_moe, {"num_experts_per_tok": 2}, _GRANITE_GGUF),
     "Glm4MoeForCausalLM": Family("GLM-4.5, GLM-4.6, GLM-4.7", glm4_moe, _GLM, _GLM_GGUF),
     "GptOssForCausalLM": Family("gpt-oss", gpt_oss, _OSS, _OSS_GGUF),
+    "MiniMaxM2ForCausalLM": Family("MiniMax-M2", minimax_m2, _MINIMAX, _MINIMAX_GGUF),
 }
 
 
