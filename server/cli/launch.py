@@ -155,13 +155,23 @@ def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
 
 def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
     """Wait until a server takes requests; raises ForesayError if it will not. process: the server's, if we started
-    it."""
-    while (status := (_health(url) or {}).get("status")) not in ("ok", "unloaded"):
+    it: while it lives, an answer that is late or breaks off says only that the machine is busy."""
+    while (status := _status(url, process)) not in ("ok", "unloaded"):
         if process is not None and process.poll() is not None:
             raise ForesayError(f"the server ended before it was ready (exit status {process.returncode})")
         if status in ("failed", "draining") or (status is None and process is None):
             raise ForesayError(f"the server at {url} takes no requests: {status or 'it is gone'}")
         time.sleep(POLL_SECONDS)
+
+
+def _status(url: str, process: subprocess.Popen[bytes] | None) -> str | None:
+    """What a server says it is doing; None if nothing answers. process: as for :func:`_wait`."""
+    try:
+        return (_health(url) or {}).get("status")
+    except ForesayError:
+        if process is None:
+            raise
+        return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
@@ -216,6 +226,8 @@ def _health(url: str) -> dict[str, Any] | None:
         if isinstance(error.reason, ConnectionRefusedError):
             return None
         raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
+    except TimeoutError:
+        raise ForesayError(f"{url} has not answered for {ANSWER_SECONDS:g} s") from None
     except (OSError, HTTPException, ValueError, TypeError, KeyError):
         raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
     return dict(error_body)

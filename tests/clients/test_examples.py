@@ -49,7 +49,7 @@ def url(page_origin: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def run(url: str, *command: str, **more: str) -> str:
     environment = os.environ | {"FORESAY_URL": url, "PYTHONPATH": ""} | more
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

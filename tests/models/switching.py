@@ -67,7 +67,7 @@ async def _client(session: aiohttp.ClientSession, outcome: Outcome, over: asynci
                 outcome.answered[name] += 1
             else:
                 outcome.lost.append(f"{name}: {response.status} {text[-500:]}")
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             outcome.lost.append(f"{name}: {error!r}")
         turn += 1
         await asyncio.sleep(0.05 * (number + 1))

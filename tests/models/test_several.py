@@ -255,15 +255,17 @@ async def test_patience_for_the_first_token_includes_the_wait_for_the_model(toke
 
 async def test_a_long_stream_finishes_before_its_model_leaves(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
-        server.by_name["fox"].engine.pause = 0.02
+        engine = server.by_name["fox"].engine
+        engine.pause = 0.02  # until it was seen to leave
         client = openai.AsyncOpenAI(base_url=str(server.client.make_url("/v1")), api_key="none", max_retries=0)
         async with client:
-            ask: dict[str, Any] = {"prompt": "x", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+            ask: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
             stream = aiter(await client.completions.create(model="fox", stream=True, **ask))
             await anext(stream)
             owl = asyncio.create_task(client.completions.create(model="org/owl-1.5:q", prompt="x"))
             await server.settle("fox", "leaving")
             late = asyncio.create_task(client.completions.create(model="fox", prompt="x"))
+            engine.pause = 0.0
             chunks = [chunk async for chunk in stream]
             assert server.by_name["fox"].unloads <= 1
             assert chunks[-1].choices[0].finish_reason == "length"
@@ -302,15 +304,18 @@ async def test_a_response_may_be_followed_by_another_model(tokenizer):
 
 async def test_draining_refuses_what_waits_and_lets_the_others_finish(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
-        server.by_name["fox"].engine.pause = 0.02
-        ask: dict[str, Any] = {"model": "fox", "prompt": "x", "max_tokens": 10, "ignore_eos": True}
+        engine = server.by_name["fox"].engine
+        engine.pause = 0.02  # until it was seen to leave
+        ask: dict[str, Any] = {"model": "fox", "prompt": "x", "max_tokens": 400, "ignore_eos": True}
         running = asyncio.create_task(server.json("/v1/completions", **ask))
         await server.settle("fox", "in")
         waiting = asyncio.create_task(server.json("/v1/completions", status=503, model="org/owl-1.5:q", prompt="x"))
         await server.settle("fox", "leaving")
-        await server.models.drain(5.0)
-        assert (await waiting)["error"]["code"] == "draining"
-        assert (await running)["usage"]["completion_tokens"] == 10
+        draining = asyncio.create_task(server.models.drain(60.0))
+        assert (await waiting)["error"]["code"] == "draining" and not running.done()
+        engine.pause = 0.0
+        await draining
+        assert (await running)["usage"]["completion_tokens"] == 400
         assert (await server.json("/v1/completions", status=503, model="fox", prompt="x"))["error"][
             "code"
         ] == "draining"

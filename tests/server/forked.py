@@ -19,7 +19,7 @@ import torch
 
 from foresay.server.cli.main import main
 
-SECONDS = 120.0
+SECONDS = 300.0
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(

@@ -28,8 +28,9 @@ if "foresay.server.host.process" in sys.orig_argv:
     Engine.tell = checking
 """
 
-#: While there is a file ``slow`` in its folder, a step takes 20 ms more; while there is one ``held``,
-#: no engine gets ready. So a test that a busy machine holds up still finds streams running, and models loading.
+#: While there is a file ``slow`` in its folder, a step takes 20 ms more, or as many seconds as are written there; while
+#: there is one ``held``, no engine gets ready. So a test that a busy machine holds up still finds streams running, and
+#: models loading.
 PACED = """
 import os, sys, time
 
@@ -44,8 +45,11 @@ if "foresay.server.host.process" in sys.orig_argv:
         init(engine, *arguments, **options)
 
     def slow(engine):
-        if os.path.exists(folder + "/slow"):
-            time.sleep(0.02)
+        try:
+            with open(folder + "/slow") as file:
+                time.sleep(float(file.read() or 0.02))
+        except FileNotFoundError:
+            pass
         return step(engine)
 
     Engine.__init__, Engine.step = held, slow
@@ -65,9 +69,9 @@ def patched_engines(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @contextmanager
-def existing(file: Path) -> Iterator[None]:
-    """A file that is there in the meantime."""
-    file.touch()
+def existing(file: Path, text: str = "") -> Iterator[None]:
+    """A file that is there in the meantime. text: what it holds."""
+    file.write_text(text)
     try:
         yield
     finally:

@@ -145,7 +145,7 @@ def test_it_is_written_while_the_engine_runs(file) -> None:
         writer._every = 0.0
         running.generate("Once upon a time", max_tokens=8)
         assert writer._thread is not None
-        writer._thread.join(10)
+        writer._thread.join()
         seen = len(read(file, running.info.vocab_size))
         running.generate("There was", max_tokens=8)
     assert 0 < seen < len(read(file, running.info.vocab_size))

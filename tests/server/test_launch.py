@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,52 @@ def test_a_port_that_something_else_has_is_named(says: bytes) -> None:
             launch._health(url)
 
 
+class Busy(BaseHTTPRequestHandler):
+    """Breaks off the first time, then says nothing so often, and after that answers."""
+
+    asked, silent, over = 0, 1, threading.Event()
+
+    def do_GET(self) -> None:
+        Busy.asked += 1
+        if 1 < Busy.asked <= 1 + Busy.silent:
+            Busy.over.wait()
+        elif Busy.asked > 1:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "ok", "engine_starts": 1}')
+
+    def log_message(self, *ignored: object) -> None: ...
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of such a server."""
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.2)
+    Busy.asked, Busy.silent, Busy.over = 0, 1, threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        Busy.over.set()
+        server.shutdown()
+
+
+def test_a_server_of_ours_may_answer_late_while_it_loads(busy: str) -> None:
+    """Or break off: a busy machine may keep it from answering, as long as it lives."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            launch._wait(busy, process)
+            assert Busy.asked > 2
+            Busy.silent = 1 << 30
+            process.kill()
+            process.wait()
+            with pytest.raises(ForesayError, match=r"ended before it was ready \(exit status -9\)"):
+                launch._wait(busy, process)
+        finally:
+            process.kill()
+    with pytest.raises(ForesayError, match=r"has not answered for 0\.2 s"):
+        launch._wait(busy)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -165,6 +213,8 @@ def test_settings_are_passed_on_as_they_were_given() -> None:
 SERVER = "for child in $(cat /proc/$PPID/task/*/children); do [ $child = $$ ] || server=$child; done"
 
 
+#: After which something hangs.
+SECONDS = 300.0
 USES = "Claude Code uses bundled at http://127.0.0.1:"
 
 
@@ -175,18 +225,27 @@ def alive(pid: int) -> bool:
         return False
 
 
-def launching(place: Path, *words: str) -> subprocess.Popen[str]:
+@contextmanager
+def launching(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """It is ended, and its server with it, if the test fails."""
     (place / "temporary").mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(place / "temporary")}
     # Whoever runs the tests may ignore Ctrl-C, and what begins so cannot hear it.
     heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
     begun = f"{heard} from foresay.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
     line = [sys.executable, "-c", begun, "launch", "claude", *words]
-    return subprocess.Popen(line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with subprocess.Popen(
+        line, cwd=place, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.terminate()
+            raise
 
 
 def until(there: Path, *running: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
+    end = time.monotonic() + SECONDS
     while not there.exists():
         assert all(one.poll() is None for one in running) and time.monotonic() < end
         time.sleep(0.05)
@@ -217,7 +276,7 @@ def test_a_server_ends_with_its_agent(agent, tmp_path, script, sent, status, mes
             until(tmp_path / "up", launcher)
             # Ctrl-C goes to all that are in the foreground.
             os.killpg(launcher.pid, sent) if sent == signal.SIGINT else launcher.send_signal(sent)
-        _, err = launcher.communicate(timeout=120)
+        _, err = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == status and message in err, err
     assert not alive(int((tmp_path / "pid").read_text())), "nothing is left"
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -255,6 +314,6 @@ def test_a_server_stays_for_a_second_agent(agent, tmp_path) -> None:
             pid = int((tmp_path / "pid").read_text())
             assert first.poll() is None and alive(pid)
             (tmp_path / "end2").touch()
-        first.communicate(timeout=60)
+        first.communicate(timeout=SECONDS)
     assert (first.returncode, second.returncode) == (0, 0) and not alive(pid)
     assert list((tmp_path / "temporary").iterdir()) == []

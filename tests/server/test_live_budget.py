@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from foresay.server.engine.trace import read
 from tests.server.live import LiveServer
 
 ASK = {"model": "bundled", "prompt": "Once upon a time there was", "max_tokens": 40, "temperature": 1, "seed": 4}
@@ -63,11 +64,11 @@ def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace
     said(url)
     counted = [line for line in fetched(f"{url}/metrics").splitlines() if "spec_decode_num_choices_total{" in line]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) > 3
-    steps = [json.loads(line) for line in trace.read_text().splitlines() if '"is":"step"' in line]
-    reported = [step["choice"] for step in steps if step["choice"] is not None]
+    (session,) = read(trace).sessions  # where the last lines may be on their way
+    reported = [step.choice for step in session.steps if step.choice is not None]
     assert reported
     for choice in reported:
-        names = [drafter for drafter, _, _, _ in choice["weighed"]]
+        names = [drafter for drafter, _, _, _ in choice.weighed]
         assert "none" in names
-        assert names[0] == choice["drafter"]
-        assert all(tokens >= 1 and ms > 0 for _, _, tokens, ms in choice["weighed"])
+        assert names[0] == choice.drafter
+        assert all(tokens >= 1 and ms > 0 for _, _, tokens, ms in choice.weighed)

@@ -156,7 +156,7 @@ async def test_nothing_is_sent_twice_and_nothing_left_out(
     undisturbed: list[Received],
 ) -> None:
     before = await counted(client, "request_resumes_total")
-    with existing(folder / "slow"):
+    with existing(folder / "slow", "0.2"):  # the shortest is there yet when the last one runs
         running = asyncio.create_task(all_of(client, asked))
         await harm(server, client, HARMS[how])
     for received, right in zip(await running, undisturbed, strict=True):

@@ -73,7 +73,7 @@ def test_a_process_that_nobody_requested_is_ended(capsys) -> None:
     before = children()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
-    assert "in use" in capsys.readouterr().err and children() == before
+    assert "in use" in capsys.readouterr().err and children() <= before
 
 
 def test_the_first_request_has_the_process_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,9 +324,10 @@ def test_a_directory_instead_of_a_file_leaves_nothing_open(model: TableModel, tm
     for path in (tmp_path / "a").iterdir():
         path.unlink()
         path.mkdir()
-    before = len(os.listdir("/proc/self/fd"))
-    assert found(model, tmp_path, PROMPT) == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    made = harness(model, tmp_path, "a")
+    assert made.answer(PROMPT, GREEDY).last.cached_tokens == 0
+    at_rest(made)
+    assert [place for place in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if str(tmp_path) in place] == []
 
 
 def test_python_ends_while_a_thread_waits_for_ever() -> None:

@@ -24,14 +24,17 @@ PER_SECOND = 6
 
 
 class Working:
-    """A server whose time goes by as it works."""
+    """A server whose time goes by as it works: all the time for the last ten minutes, before that now and then."""
 
     def __init__(self, seconds: int) -> None:
         self.now = 1_700_000_000.0
         self.telemetry = Telemetry("toy", Engine(), lambda: self.now)
         self._dice, self._steps = random.Random(1), 0
-        for _ in range(seconds):
-            self.second()
+        for left in range(seconds, 0, -1):
+            if left <= 700 or left % 10 == 0:
+                self.second()
+            else:
+                self.now += 1.0
 
     def second(self) -> None:
         """A request that takes a second."""
