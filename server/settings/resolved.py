@@ -171,6 +171,11 @@ def _heads(config: EngineConfig) -> dict[str, Path]:
         if known is None:
             return {}
         folder = BUNDLED / known.short
+    return heads_in(folder)
+
+
+def heads_in(folder: Path) -> dict[str, Path]:
+    """The folders of the heads in a folder of those that ship with Foresay, by kind."""
     return {kind: folder / kind for kind in BUNDLED_HEADS if (folder / kind / "config.json").is_file()}
 
 
