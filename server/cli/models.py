@@ -30,9 +30,10 @@ from foresay.server.engine.parameters import (
 )
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.fields import nearest
-from foresay.server.settings.resolved import CannotRun
+from foresay.server.settings.resolved import BUNDLED, CannotRun, heads_in
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import SUFFIX
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.hub import cached
 
@@ -294,7 +295,8 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
         out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, machine)))}  ", end="")
         out.print(words.partition(":")[0], style=style)
     if not target.drafts:
-        out.print("No draft model or head is known for it; suffix drafts.")
+        heads = heads_in(BUNDLED / target.short) if target.short else ()
+        out.print(f"Drafts that need no download: {', '.join((*heads, SUFFIX))}.")
     out.print(f"\nMemory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.\n")
     _show_commands(out, target, machine)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 
-#: Files with a container's memory limit (cgroup v2, v1); absent on bare machines.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+#: Where the memory's control groups are, and each one's file with its limit (cgroup v2, v1).
+_GROUPS = {"": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+_OWN = Path("/proc/self/cgroup")
 #: Device files of GPU drivers: NVIDIA's, NVIDIA's under WSL, AMD's.
 _GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 #: Instructions that multiply bf16, as LLVM names them.
@@ -26,13 +28,24 @@ _BF16 = ("avx512bf16", "amx-bf16", "bf16")
 
 
 def machine_bytes() -> int:
-    """Most bytes that this process may hold: the machine's memory, or the container's limit."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [physical]
-    for file in _LIMITS:
-        with suppress(OSError, ValueError):  # "max" means no limit
-            limits.append(int(Path(file).read_text()))
+    """Most bytes that this process may hold: the machine's memory, or the limit of its container or service."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError):  # no control groups
+        for file in _limits(_OWN.read_text()):
+            with suppress(OSError, ValueError):  # "max" means no limit; a container does not see groups around its own
+                limits.append(int(file.read_text()))
     return min(limits)
+
+
+def _limits(groups: str) -> Iterator[Path]:
+    """Files with the memory limits of a process's control group and of all around it. groups: what its
+    /proc/PID/cgroup has, lines of ``number:controllers:path``."""
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for kind in _GROUPS.keys() & controllers.split(","):
+            root, name = _GROUPS[kind]
+            group = Path(root, path.lstrip("/"))
+            yield from (around / name for around in (group, *group.parents) if around.is_relative_to(root))
 
 
 def free_bytes() -> int | None:

@@ -13,7 +13,21 @@ from foresay.server.catalog.catalog import fetched, last_part, of_files, of_shor
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import DFLASH, DRAFT_MODEL, DRAFTERS, EAGLE3, MEDUSA, MTP, NGRAM, NONE, SELF, SUFFIX
+from foresay.spec.names import (
+    DFLASH,
+    DRAFT_MODEL,
+    DRAFTERS,
+    DSPARK,
+    EAGLE,
+    EAGLE3,
+    MEDUSA,
+    MTP,
+    NGRAM,
+    NONE,
+    PEAGLE,
+    SELF,
+    SUFFIX,
+)
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, ModelNotFound
 from foresay.verifier.model.hub import cached, is_local, resolve
@@ -24,6 +38,8 @@ BUNDLED = Path(__file__).parent.parent / "bundled"
 BUNDLED_HEADS = (MEDUSA, EAGLE3, DFLASH)
 #: Of the heads that ship with a target, the first of these drafts by default.
 FIRST_HEADS = (EAGLE3, DFLASH)
+#: Kinds of heads, each to be named with its folder if none ships with the target.
+_HEADS = (*BUNDLED_HEADS, EAGLE, PEAGLE, DSPARK)
 BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 #: Drafters that ``auto`` adds for every target: not ngram, since suffix finds what it finds.
 AUTO = (SUFFIX,)
@@ -171,6 +187,11 @@ def _heads(config: EngineConfig) -> dict[str, Path]:
         if known is None:
             return {}
         folder = BUNDLED / known.short
+    return heads_in(folder)
+
+
+def heads_in(folder: Path) -> dict[str, Path]:
+    """The folders of the heads in a folder of those that ship with Foresay, by kind."""
     return {kind: folder / kind for kind in BUNDLED_HEADS if (folder / kind / "config.json").is_file()}
 
 
@@ -189,7 +210,7 @@ def _found_draft(config: EngineConfig, part: str) -> str:
     """One name, resolved."""
     if len(chain := stages(part)) > 1:
         return " > ".join(_found_draft(config, stage) for stage in chain)
-    if part not in BUNDLED_HEADS:
+    if part not in _HEADS:
         return BUNDLED_MODEL if part in ("bundled", DRAFT_MODEL) else part
     head = _heads(config).get(part)
     if head is None:

@@ -132,12 +132,11 @@ def test_one_target_with_its_drafts_and_the_command(laptop, capsys) -> None:
     assert serve.startswith("  foresay serve Qwen/Qwen3-14B --draft Qwen/Qwen3-0.6B --quantize int8")
 
 
-def test_a_target_without_drafts_is_reported(laptop, capsys) -> None:
-    without = "No draft model or head is known for it; suffix drafts."
+def test_a_target_without_drafts_to_fetch_names_the_head_that_ships_with_it(laptop, capsys) -> None:
     assert main(["models", "smollm2"]) == 0
-    assert without in capsys.readouterr().out.splitlines()
+    assert "Drafts that need no download: eagle3, suffix." in capsys.readouterr().out.splitlines()
     assert main(["models", "qwen3-14b"]) == 0
-    assert without not in capsys.readouterr().out
+    assert "no download" not in capsys.readouterr().out
 
 
 def test_one_that_does_not_fit_has_no_command(laptop, capsys) -> None:

@@ -182,6 +182,27 @@ def test_this_machine_has_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("groups", "name"),
+    [
+        ("0::/user.slice/a:b.service\n", "memory.max"),
+        ("9:cpu,cpuacct:/other\n4:memory:/user.slice/a:b.service\n0::/\n", "memory.limit_in_bytes"),
+    ],
+)
+def test_a_limit_of_any_control_group_around_a_process_counts(groups, name, tmp_path, monkeypatch) -> None:
+    (tmp_path / "user.slice").mkdir()
+    (tmp_path / "user.slice" / name).write_text(f"{64 << 20}\n")
+    (tmp_path / "cgroup").write_text(groups)
+    monkeypatch.setattr(
+        "foresay.server.engine.parameters._GROUPS", {"": (tmp_path, "memory.max"), "memory": (tmp_path, name)}
+    )
+    monkeypatch.setattr("foresay.server.engine.parameters._OWN", tmp_path / "cgroup")
+    assert machine_bytes() == 64 << 20
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "user.slice" / name).unlink()
+    assert machine_bytes() > GIB // 4
+
+
+@pytest.mark.parametrize(
     ("count", "words"), [(12, "12 bytes"), (14_700_000, "14.0 MiB"), (8 << 30, "8.0 GiB"), (300 << 20, "300 MiB")]
 )
 def test_bytes_in_words(count, words) -> None:

@@ -9,6 +9,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS, choose_draft
 from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import DSPARK, EAGLE, PEAGLE
 from tests.same_tokens.runs import assert_same, sampled
 from tests.same_tokens.test_bundled import PROMPTS
 from tests.same_tokens.witness import Job, Text, Witness, run
@@ -60,7 +61,7 @@ def test_they_take_little_room() -> None:
     assert sum(sizes) <= 18e6
 
 
-@pytest.mark.parametrize("draft", BUNDLED_HEADS)
-def test_they_fit_no_other_target(draft) -> None:
+@pytest.mark.parametrize("draft", [*BUNDLED_HEADS, EAGLE, PEAGLE, DSPARK])
+def test_a_head_named_without_its_folder_is_none_of_another_target(draft) -> None:
     with pytest.raises(ConfigurationError, match=rf"--draft {draft}: no such head comes with somewhere/else"):
         choose_draft(EngineConfig(target="somewhere/else", draft=draft))

@@ -38,6 +38,29 @@ async def test_errors_have_openais_body(tokenizer, path, fields, status, param, 
     assert engine.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/v1/chat/completions", '; did you mean "/v1/chat/completions"?'),
+        ("/api/tag", '; did you mean "/api/tags"?'),
+        ("/v1/embeddings", ""),
+    ],
+)
+async def test_a_path_that_is_not_there_names_the_one_that_was_probably_meant(tokenizer, path, hint):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.post(path)
+        told = (await response.json())["error"]
+    assert response.status == 404
+    assert (told if isinstance(told, str) else told["message"]) == f"Not Found: POST {path}{hint}"
+
+
+async def test_a_body_that_is_not_utf8_is_told_so(tokenizer):
+    async with served(ScriptedEngine([END]), tokenizer) as client:
+        response = await client.post("/v1/completions", data='{"prompt": "ä"}'.encode("latin-1"))
+        told = (await response.json())["error"]["message"]
+    assert (response.status, told) == (400, "The body is not valid JSON: it is not in UTF-8")
+
+
 async def test_one_broken_choice_ends_the_answer_and_frees_the_others(tokenizer):
     engine = ScriptedEngine(tokenizer.encode("abc"), pause=0.01)
     plain_say = engine._say

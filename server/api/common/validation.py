@@ -53,7 +53,9 @@ def decoded(body: bytes, kind: type[S]) -> S:
         request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise named(error, kind, lambda: msgspec.json.decode(body)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:  # its position is that in a string, not in the body
+        raise InvalidRequest((), "The body is not valid JSON: it is not in UTF-8") from None
+    except msgspec.DecodeError as error:
         raise InvalidRequest((), f"The body is not valid JSON: {error}") from None
     return checked(request)
 
