@@ -31,6 +31,22 @@ def _converting(lanes: int, source: torch.dtype, result: torch.dtype) -> Kernel:
     return k
 
 
+@Compiled
+def _turning() -> Kernel:
+    k = Kernel("turn")
+    rows = [k.load(k.pointer(0), vector(F32), row * LANES) for row in range(LANES)]
+    for number, column in enumerate(k.turned(rows)):
+        k.store(column, k.pointer(1), number * LANES)
+    return k
+
+
+def test_sixteen_vectors_become_columns(any_processor) -> None:
+    x = torch.arange(LANES * LANES, dtype=torch.float32).view(LANES, LANES)
+    columns = torch.empty_like(x)
+    _turning()(x, columns)
+    assert torch.equal(columns, x.T)
+
+
 def converted(x: Tensor, to: torch.dtype, lanes: int) -> Tensor:
     result = torch.empty_like(x, dtype=to)
     _converting(lanes, x.dtype, to)(x, result, torch.tensor([len(x) // lanes]))

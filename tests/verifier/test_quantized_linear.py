@@ -113,17 +113,34 @@ def test_rounded_activations_of_gates(processor, gated) -> None:
     assert all(torch.equal(linear.gated(x[:count].clone()), found[:count]) for count in (1, 3, 8, 17))
 
 
+def emitted(processor: Processor, monkeypatch, bits: int, minimums: bool = False) -> str:
+    """Assembly of a rounded product for a processor, which need not be this one."""
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
+    kind = torch.int8, torch.float32, "", False, bits, torch.float16, False, False, minimums
+    kernel = rounded.kernel_of.write(IntegerShape(16, *kind, piece=32))
+    kernel.builder.ret_void()
+    kernel._allocations.branch(kernel._first)
+    module, machine = llvm.parse_assembly(str(kernel.module)), processor.machine()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+    return str(machine.emit_assembly(module))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_avx_vnni_has_its_instruction(monkeypatch, bits) -> None:
     """Which need not be there to run: what it does is what the narrow kind above does."""
-    processor = Processor("alderlake", "+avx2,+fma,+f16c,+avxvnni,-avx512f")
-    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
-    shape = IntegerShape(16, torch.int8, torch.float32, "", False, bits, torch.float16, False, False, piece=32)
-    kernel = rounded.kernel_of.write(shape)
-    kernel.builder.ret_void()
-    kernel._allocations.branch(kernel._first)
-    text = processor.machine().emit_assembly(llvm.parse_assembly(str(kernel.module)))
+    text = emitted(Processor("alderlake", "+avx2,+fma,+f16c,+avxvnni,-avx512f"), monkeypatch, bits)
     assert "{vex}\tvpdpbusd" in text and "zmm" not in text and "vpmaddubsw" not in text
+
+
+@pytest.mark.skipif(not Processor.here().is_x86, reason="other processors have no such instructions")
+@pytest.mark.parametrize("minimums", [False, True])
+def test_sums_of_four_rows_stay_in_registers_on_avx2(monkeypatch, minimums) -> None:
+    """The eight sums of whole numbers, that is; those over all pieces, of floats, are on the stack."""
+    text = emitted(Processor("znver3", "+avx2,+fma,+f16c"), monkeypatch, 4, minimums)
+    loops = [part for part in text.split("\n.LBB") if part.count("vpmaddubsw") == 4 * 2 * 8]
+    stored = [line for loop in loops for line in loop.splitlines() if "vmov" in line and line.endswith("(%rsp)")]
+    assert len(loops) == 1 and len(stored) < 16, stored
 
 
 def test_rows_that_cannot_be_rounded(processor) -> None:

@@ -120,6 +120,8 @@ class Conversions(Instructions):
         return Value(self, self.builder.sitofp(whole.raw, self.like(whole, F32)))
 
 
+#: The lanes of two vectors of eight whose quarters are interleaved, of which an instruction takes half.
+_ZIPPED = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
 #: Taylor coefficients, from the sixth power down: enough if the rest is below half of ln 2.
 _EXP = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)
 #: Cephes's coefficients, from the eighth power of the rest down to the third.
@@ -174,11 +176,33 @@ class Arithmetic(Conversions):
 
     def turned(self, rows: Sequence[Value]) -> list[Value]:
         """16 vectors of 16 lanes as columns: lane m of number n becomes lane n of number m."""
+        if not self.processor.wide:
+            return self._turned_in_quarters(rows)
         level, half = list(rows), len(rows) // 2
         while half:  # each time a bit of the row's number is swapped with one of the lane's
             pairs = zip(level[: len(rows) // 2], level[len(rows) // 2 :], strict=True)
             level, half = [both for pair in pairs for both in self.zipped(*pair)], half // 2
         return level
+
+    def _turned_in_quarters(self, rows: Sequence[Value]) -> list[Value]:
+        """The same by eight numbers, of which one instruction of three crosses the middle of a register."""
+        found = []
+        for first in (0, 8):
+            parts = [self.shuffled(row, row, range(first, first + 8)) for row in rows]
+            both = zip(self._turned_quarter(parts[:8]), self._turned_quarter(parts[8:]), strict=True)
+            found += [self.shuffled(low, high, range(16)) for low, high in both]
+        return found
+
+    def _turned_quarter(self, rows: Sequence[Value]) -> list[Value]:
+        found = []
+        for at in (0, 4):
+            lanes = [*range(at, at + 4), *range(8 + at, 12 + at)]
+            level = [self.shuffled(low, high, lanes) for low, high in zip(rows[:4], rows[4:], strict=True)]
+            for _ in range(2):
+                pairs = zip(level[:2], level[2:], strict=True)
+                level = [self.shuffled(*pair, each) for pair in pairs for each in _ZIPPED]
+            found += level
+        return found
 
     def total(self, value: Value) -> Value:
         """The sum of the lanes."""

@@ -152,6 +152,8 @@ class _RoundedProduct(IntegerProduct):
                 factor = k.spread(k.load(source, I32, step))
                 for at, column in enumerate(columns):
                     row[at] = self._dot(row[at], column, factor)
+            if not self.one:
+                sums = self._in_order(sums)
         if self.one:
             return sums
         return [
@@ -194,12 +196,24 @@ class _RoundedProduct(IntegerProduct):
             return self.k.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, *bytes_of)
         return self._by_halves("llvm.x86.avx512.vpdpbusd.256", I32, total, *bytes_of)
 
+    def _in_order(self, sums: list[list[Value]]) -> list[list[Value]]:
+        """The same, which LLVM does not rearrange: its trees of sums would not fit in 16 registers."""
+        k, of = self.k, vector(I16, LANES)
+        halves = [k.shuffled(each, each, range(at, at + LANES)) for row in sums for each in row for at in (0, LANES)]
+        several = ir.FunctionType(ir.LiteralStructType([of] * len(halves)), [of] * len(halves))
+        names = ",".join(["=x"] * len(halves) + [str(at) for at in range(len(halves))])
+        made = k.builder.asm(several, "", names, [half.raw for half in halves], side_effect=False)
+        found = iter([Value(k, k.builder.extract_value(made, at)) for at in range(len(halves))])
+        return [[k.shuffled(next(found), next(found), range(2 * LANES)) for _ in row] for row in sums]
+
     def _joined(self, halves: list[Value], first: Value) -> Value:
         """int32 from 16-bit sums, two per lane, and their initial values."""
+        found = []
         for at, half in enumerate(halves):
             ones = self.k.constant(1 << 4 * at, half.type)
-            first = first + self._by_halves("llvm.x86.avx2.pmadd.wd", I32, half, ones)
-        return first
+            found.append(self._by_halves("llvm.x86.avx2.pmadd.wd", I32, half, ones))
+        total = sum(found[1:], found[0])
+        return total + first if self.shape.signed else total
 
     def _by_halves(self, name: str, of: ir.Type, *values: Value) -> Value:
         """A 256-bit instruction, twice."""

@@ -29,6 +29,10 @@ T = TypeVar("T", int, Value)
 
 #: How many blocks ahead keys and values are prefetched, and bytes of a cache line.
 _AHEAD, _LINE = 2, 64
+#: Bytes of values that are nearby: half of a first-level cache.
+_NEAR = 1 << 14
+#: The most queries that values are added to at once.
+_QUERIES = 6
 #: The most blocks whose scores are computed together.
 _BLOCKS = 2
 
@@ -97,7 +101,8 @@ class Spans:
         self.width = -(-dim // LANES) * LANES
         self.dot = of is BF16 and kept in (BF16, I8, E4M3) and dim % (2 * LANES) == 0 and k.processor.multiplies_bf16
         self.of_weights = BF16 if self.dot else F32
-        self.tile, self.vectors, self.blocks = (6, 4, _BLOCKS) if k.processor.wide else (3, 2, 1)
+        self.tile, self.vectors, self.blocks = (_QUERIES, 4, _BLOCKS) if k.processor.wide else (3, 2, 1)
+        self.sums = self.tile * self.vectors
         self.turned = scratch
         self.paired = k.at(self.turned, _BLOCKS * LANES * self.width, F32)
         self.queries = k.at(self.paired, SPAN * groups * self.width, F32)
@@ -239,12 +244,12 @@ class Spans:
 
     # -- products ---------------------------------------------------------------------------------------------------
 
-    def _tiles(self, begin: Value, end: Value) -> Iterator[tuple[Value, int]]:
-        """Queries, as many at a time as fit in registers: the first one, and how many."""
-        k, even = self.k, gcd(self.team, self.tile)
-        with k.loop(begin, end, self.tile) as first:
-            left = k.smallest(end - first, self.tile)
-            for number in range(even, self.tile + 1, even):
+    def _tiles(self, begin: Value, end: Value, most: int) -> Iterator[tuple[Value, int]]:
+        """Queries, so many at a time: the first one, and how many."""
+        k, even = self.k, gcd(self.team, most)
+        with k.loop(begin, end, most) as first:
+            left = k.smallest(end - first, most)
+            for number in range(even, most + 1, even):
                 with k.when(left.equals(number)):
                     yield first, number
 
@@ -262,7 +267,7 @@ class Spans:
                 for those, room in zip(slots, turned, strict=True):
                     self._arrange_keys(keys, those, head, room)
                 before = (head - piece.heads[0]) * piece.all
-                for first, number in self._tiles(piece.first, piece.first + piece.count):
+                for first, number in self._tiles(piece.first, piece.first + piece.count, self.tile):
                     for query, totals in enumerate(self._scored(before + first, number, turned)):
                         scored = [
                             total * scale if softcap is None else k.softcapped(total * scale, softcap)
@@ -312,16 +317,28 @@ class Spans:
             before, begin = (head - piece.heads[0]) * piece.all, piece.first + row * each
             end = k.load(piece.ends, I64, (begin + each - 1) // self.team)
             end = k.smallest(piece.high, k.select(piece.apart > 1, end, piece.high))
-            for first, number in self._tiles(begin, begin + each):
-                for at in range(0, self.value_dim, LANES * self.vectors):
-                    vectors = range(at, min(at + LANES * self.vectors, self.value_dim), LANES)
-                    self._mixed(piece, (head, end), range(number), before + first, part, vectors)
+            for low, high in self._nearby(piece.low, end):
+                for first, number in self._tiles(begin, begin + each, _QUERIES):
+                    size = LANES * min(self.vectors, self.sums // number)
+                    for at in range(0, self.value_dim, size):
+                        vectors = range(at, min(at + size, self.value_dim), LANES)
+                        self._mixed(piece, (head, low, high), range(number), before + first, part, vectors)
+
+    def _nearby(self, low: Value, end: Value) -> Iterator[tuple[Value, Value]]:
+        """Positions whose values are added to all queries before the next ones. With narrow registers few queries are
+        added to at once, and each few of them read these values from the first-level cache."""
+        if self.k.processor.wide:
+            yield low, end
+            return
+        count = max(LANES, _NEAR // (self.width * BYTES[F32]) // LANES * LANES)
+        with self.k.loop(low, end, count) as begin:
+            yield begin, self.k.smallest(end, begin + count)
 
     def _mixed(
-        self, piece: Piece, which: tuple[Value, Value], queries: range, first: Value, part: Value, vectors: range
+        self, piece: Piece, which: tuple[Value, Value, Value], queries: range, first: Value, part: Value, vectors: range
     ) -> None:
-        """Some vectors of some queries. which: the kv head, and the end of the positions that they attend to."""
-        k, together, (head, end) = self.k, self._together(), which
+        """Some vectors of some queries. which: the kv head, and the range of positions that they attend to."""
+        k, together, (head, low, end) = self.k, self._together(), which
         parts = [k.at(part, (first + query) * part_of(self.value_dim), F32) for query in queries]
         sums = [[k.variable(k.load(own, vector(F32), at)) for at in vectors] for own in parts]
         weights = [self.scores_of(first + query) for query in queries]
@@ -337,10 +354,10 @@ class Spans:
                     total.value = self._added(total.value, term, each)
 
         whole = end // together * together
-        with k.loop(piece.low, whole, together) as position:
+        with k.loop(low, whole, together) as position:
             add(position)
         if together > 1:
-            with k.when((whole < end) & (whole >= piece.low)):
+            with k.when((whole < end) & (whole >= low)):
                 add(whole, half=True)
         for own, mine in zip(parts, sums, strict=True):
             for at, total in zip(vectors, mine, strict=True):
