@@ -1,5 +1,5 @@
-"""What Gemma 4's layers have besides attention and an MLP: a number that scales their output, embeddings of their own, and
-experts beside the MLP."""
+"""What Gemma 4's layers have besides attention and an MLP: a number that scales their output, embeddings of their own,
+and experts beside the MLP."""
 
 from __future__ import annotations
 
