@@ -39,7 +39,7 @@ def ended(fields: Fields, made: Stack) -> Stack:
 
 
 def _embedding(fields: Fields) -> PerLayerEmbedding | None:
-    width = fields.integer(_WIDTH, 256, minimum=0)
+    width = 0 if fields.get(_WIDTH) is None else fields.integer(_WIDTH, minimum=0)
     if not width:
         return None
     tokens, known = fields.integer("vocab_size_per_layer_input", 262_144), fields.integer("vocab_size")
