@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4AudioConfig,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedAudioConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedVisionConfig,
+    Gemma4VisionConfig,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralVisionConfig,
@@ -109,6 +118,28 @@ IMAGES = {
     "image_size": 28,
     "patch_size": 14,
 }
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_of_gemma_4_the_texts_part_is_loaded(tmp_path, unified) -> None:
+    """Without what there is for images and sounds, however files call it."""
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if unified:
+        inside, kinds = config_of("gemma4_unified"), (Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration)
+        images = Gemma4UnifiedVisionConfig(patch_size=4, pooling_kernel_size=1, mm_embed_dim=32, mm_posemb_size=4)
+        more: dict[str, Any] = {"vision_config": images, "audio_config": Gemma4UnifiedAudioConfig(audio_embed_dim=16)}
+    else:
+        inside, kinds = config_of("gemma4_embedded"), (Gemma4Config, Gemma4ForConditionalGeneration)
+        images = Gemma4VisionConfig(**small, intermediate_size=64, num_key_value_heads=2, head_dim=16)
+        sounds = Gemma4AudioConfig(**small, output_proj_dims=32, subsampling_conv_channels=[8, 4])
+        more = {"vision_config": images, "audio_config": sounds}
+    oracle = kinds[1](kinds[0](text_config=inside, **more)).eval()
+    randomise(oracle.model.language_model, 0)
+    oracle.save_pretrained(tmp_path)
+    tokens = random_tokens(random.Random(2), 40, 300)
+    with torch.inference_mode():
+        expected = oracle(input_ids=torch.tensor([tokens])).logits[0]
+    assert (Reader(load_decoder(tmp_path, FP32)).alone(tokens) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
