@@ -123,7 +123,9 @@ IMAGES = {
 @pytest.mark.parametrize("unified", [False, True])
 def test_of_gemma_4_the_texts_part_is_loaded(tmp_path, unified) -> None:
     """Without what there is for images and sounds, however files call it."""
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kinds: tuple[Any, Any]
+    images: Any
     if unified:
         inside, kinds = config_of("gemma4_unified"), (Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration)
         images = Gemma4UnifiedVisionConfig(patch_size=4, pooling_kernel_size=1, mm_embed_dim=32, mm_posemb_size=4)
@@ -133,7 +135,9 @@ def test_of_gemma_4_the_texts_part_is_loaded(tmp_path, unified) -> None:
         images = Gemma4VisionConfig(**small, intermediate_size=64, num_key_value_heads=2, head_dim=16)
         sounds = Gemma4AudioConfig(**small, output_proj_dims=32, subsampling_conv_channels=[8, 4])
         more = {"vision_config": images, "audio_config": sounds}
-    oracle = kinds[1](kinds[0](text_config=inside, **more)).eval()
+    configuration, kind = kinds
+    made: Any = configuration(text_config=inside, **more)
+    oracle = kind(made).eval()
     randomise(oracle.model.language_model, 0)
     oracle.save_pretrained(tmp_path)
     tokens = random_tokens(random.Random(2), 40, 300)

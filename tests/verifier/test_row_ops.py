@@ -396,7 +396,9 @@ def test_values_are_normalised_and_may_be_the_product_of_keys(processor, heads, 
     made, rotation = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), rotation_of(ROWS, dim, dtype)
     turning, own = made[:, : (queries + groups) * dim], made[:, (queries + groups) * dim :]
     own = turning[:, queries * dim :] if alike else own
-    norms = replace(norms_of("each, wide", heads, dtype), values=True)  # type: ignore[type-var]
+    found_norms = norms_of("each, wide", heads, dtype)
+    assert found_norms is not None
+    norms = replace(found_norms, values=True)
     slots = torch.randperm(2 * ROWS)[:ROWS]
 
     def kept(product: Tensor, alike: bool, norms: HeadNorms = norms) -> tuple[Tensor, ...]:
