@@ -33,6 +33,7 @@ def kept(engine: Engine, folder: Path) -> Engine:
         ("qwen3", "chain4", None, 0),
         ("qwen3", "4,4,2,2,1", torch.int8, 0),
         ("gemma3", "3,2,1", None, 30),
+        ("gemma4", "3,2,1", torch.int8, 30),
         ("qwen2_window", "3,2,1", torch.int8, 30),
         ("qwen3_5", "chain4", None, 0),
         ("lfm2", "chain4", None, 0),

@@ -67,7 +67,7 @@ def test_every_drafter(quantized, how, drafter) -> None:
 CASES = [
     pytest.param(how, family, dtype, marks=() if (at + number + turn) % 2 == 0 else pytest.mark.soak)
     for turn, how in enumerate((*HOW, *ROUNDED))
-    for at, family in enumerate(["llama_bias", "smollm", "mistral"])
+    for at, family in enumerate(["llama_bias", "smollm", "mistral", "gemma4"])
     for number, dtype in enumerate([torch.float32, torch.float16])
 ]
 

@@ -68,7 +68,7 @@ def test_every_drafter(pair, kv, drafter) -> None:
 
 @pytest.mark.parametrize(
     ("kv", "dtype", "family"),
-    pairwise(KV, [torch.float32, torch.float16], ["llama2", "smollm", "mistral", "qwen2_window"]),
+    pairwise(KV, [torch.float32, torch.float16], ["llama2", "smollm", "mistral", "qwen2_window", "gemma4"]),
     ids=str,
 )
 def test_families_and_dtypes(pair, kv, dtype, family) -> None:

@@ -25,6 +25,7 @@ def test_each_token_is_the_draw_from_the_oracles_logits(pair, family, temperatur
     params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=40, ignore_eos=True)
     tokens = prompt + plain(models.target, [Job("one", prompt, params)])["one"].tokens
     oracle = FAMILIES[family][1].from_pretrained(models.directory, dtype=torch.float32)
+    oracle.config.output_hidden_states = True  # else Gemma 4's expects embeddings of layers where some share keys
     with torch.inference_mode():
         logits = oracle(torch.tensor([tokens])).logits[0]
     for position in range(len(prompt), len(tokens)):

@@ -324,3 +324,25 @@ def test_latents_are_planned_as_they_are_kept() -> None:
     assert 16 * 3 * 64 < more / (2 * rows) < 1.1 * 16 * 3 * 64
     assert rope_bytes(model, 2, positions) == positions * 64 * 2 * 2
     assert "latents" in refused(RTX_4090, model).fault
+
+
+def test_layers_of_several_widths_are_planned_as_they_are_kept() -> None:
+    """Gemma 4: full layers with wider heads, and layers that keep nothing; a block of these heads may be too large."""
+    values = {
+        "architectures": ["Gemma4ForCausalLM"], "hidden_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 6, "sliding_window": 512, "hidden_size_per_layer_input": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    }  # fmt: skip
+    model = ModelConfig.of(Fields({**without(LLAMA_1B, "head_dim", "rope_parameters", "rope_scaling"), **values}, ""))
+    found = planned(H200, model, max_seqs=1, max_model_len=8192)
+    pool = PagePool(found.pages, 16)
+    pool.attach_windows(found.window_pages, 512)
+    store = KVStore(pool, window_shapes(model), torch.bfloat16, "meta")
+    assert found.kv_bytes == sum(part.nbytes for part in store.tensors)
+    assert [part.shape[0] for part in store.tensors] == [5, 5, 1, 1]
+    assert rope_bytes(model, 2, 100) == 100 * 2 * 2 * (256 + 512)
+    assert "wide heads (Gemma4ForCausalLM)" in refused(RTX_4090, model).fault
+
+
+def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

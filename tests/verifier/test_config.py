@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.config import ModelConfig, numbers_per_token
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.latents import Latent
@@ -202,9 +202,11 @@ def test_what_transformers_saves_now(tmp_path, family):
     theirs.save_pretrained(tmp_path)
     ours, theirs = ModelConfig.from_directory(tmp_path), theirs.get_text_config()
     assert ours.architecture in FAMILIES
-    groups = 1 if isinstance(ours.attention, Latent) else theirs.num_key_value_heads
-    assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_attention_heads, groups)
-    assert ours.attention.turning == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    layers = [theirs.per_layer_config[layer] if "gemma4" in family else theirs for layer in range(ours.num_layers)]
+    for one, of in zip(ours.stack.attentions, layers, strict=False):
+        groups = 1 if isinstance(one, Latent) else of.num_key_value_heads
+        assert (one.heads, one.kv_heads) == (of.num_attention_heads, groups)
+        assert one.turning == getattr(of, "head_dim", of.hidden_size // of.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     window = getattr(theirs, "sliding_window", None)
     types = getattr(theirs, "layer_types", ["sliding_attention"] * ours.num_layers)
@@ -213,7 +215,7 @@ def test_what_transformers_saves_now(tmp_path, family):
         rope = theirs.rope_parameters
         stretched = rope.get("alpha", 1.0) ** (ours.head_dim / (ours.head_dim - 2))  # HunYuan
         assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"] * stretched
-    assert (ours.dtype, ours.eos_token_ids) == ("float16", (2,))
+    assert (ours.dtype, ours.eos_token_ids) == ("float16", (2, 5) if family == "gemma4" else (2,))
 
 
 def test_other_architectures_are_refused_by_name(read):
@@ -327,6 +329,55 @@ def test_mixtures_that_cannot_be_are_refused(read, changes, words):
     assert read(LLAMA2_7B, **DEEPSEEK).stack.experts.router.groups == (8, 4)
     with pytest.raises(ConfigError, match=words):
         read(LLAMA2_7B, **{**DEEPSEEK, **changes})
+
+
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True, "num_hidden_layers": 12,
+    "num_kv_shared_layers": 6, "use_double_wide_mlp": True, "use_bidirectional_attention": "vision",
+    "hidden_size_per_layer_input": 0, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+
+
+def test_gemma_4_s_layers(read):
+    """By the keys of published files, and by those that transformers writes."""
+    found = read(LLAMA2_7B, **GEMMA4)
+    wide, narrow = found.stack.attentions[5], found.stack.attentions[4]
+    assert (wide.heads, wide.kv_heads, wide.head_dim, wide.window, wide.values_from_keys) == (8, 2, 512, None, True)
+    assert (narrow.heads, narrow.kv_heads, narrow.head_dim, narrow.window) == (8, 4, 256, 512)
+    assert not narrow.values_from_keys and wide.scale == narrow.scale == 1.0
+    assert [one.source for one in found.stack.attentions] == [None] * 6 + [4] * 5 + [5]
+    widths = [layer.mlp.inner for layer in found.stack.layers]
+    assert widths == [11008] * 6 + [22016] * 6
+    written = without(GEMMA4, "global_head_dim", "num_global_key_value_heads")
+    layers = {str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in (5, 11)}
+    assert read(LLAMA2_7B, **written, per_layer_config=layers) == found
+    assert numbers_per_token(found) == 5 * 2 * 4 * 256 + 2 * 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_kv_shared_layers": 11}, "num_kv_shared_layers leaves no layer of a kind"),
+        ({"num_kv_shared_layers": 12}, "num_kv_shared_layers must be a whole number from 0 to 11"),
+        (
+            {"per_layer_config": {"5": {"sliding_window": 3}}},
+            "per_layer_config may have head_dim and num_key_value_hea",
+        ),
+        (
+            {"per_layer_config": {"full_attention": {"head_dim": 3}}},
+            "per_layer_config may have head_dim and num_key_va",
+        ),
+        ({"per_layer_config": {"5": {"head_dim": 64}}}, "layer 11 has other widths than layer 5, whose keys it reads"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters must have those of full_"),
+        ({"global_head_dim": 33}, "head_dim 33 is odd"),
+        ({"num_global_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+    ],
+)
+def test_gemma_4_s_layers_that_are_refused(read, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        read(LLAMA2_7B, **{**GEMMA4, **changes})
 
 
 def test_absent_or_broken_file(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4AudioConfig,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedAudioConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedVisionConfig,
+    Gemma4VisionConfig,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralVisionConfig,
@@ -36,6 +45,11 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("mistral", BF16),
     ("gemma3", FP32),
     *((name, BF16) for name in ("gemma3", "gemma2", "granite_swa", "ministral3", "olmo3", "nemotron", "muse_glimmer")),
+    *(
+        (name, dtype)
+        for name in ("gemma4", "gemma4_embedded", "gemma4_moe", "gemma4_unified")
+        for dtype in (FP32, BF16)
+    ),
     ("cohere2", FP32),
     ("hunyuan", FP32),
     ("qwen3_5", FP32),
@@ -51,7 +65,18 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("glm4_moe_lite", BF16),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe", "falcon_h1", "deepseek_v3")
+AT_ONCE = (
+    *KINDS,
+    "gemma4",
+    "gemma4_embedded",
+    "gemma4_moe",
+    "qwen3_5",
+    "lfm2",
+    "qwen3_moe",
+    "qwen3_5_moe",
+    "falcon_h1",
+    "deepseek_v3",
+)
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:
@@ -93,6 +118,32 @@ IMAGES = {
     "image_size": 28,
     "patch_size": 14,
 }
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_of_gemma_4_the_texts_part_is_loaded(tmp_path, unified) -> None:
+    """Without what there is for images and sounds, however files call it."""
+    small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    kinds: tuple[Any, Any]
+    images: Any
+    if unified:
+        inside, kinds = config_of("gemma4_unified"), (Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration)
+        images = Gemma4UnifiedVisionConfig(patch_size=4, pooling_kernel_size=1, mm_embed_dim=32, mm_posemb_size=4)
+        more: dict[str, Any] = {"vision_config": images, "audio_config": Gemma4UnifiedAudioConfig(audio_embed_dim=16)}
+    else:
+        inside, kinds = config_of("gemma4_embedded"), (Gemma4Config, Gemma4ForConditionalGeneration)
+        images = Gemma4VisionConfig(**small, intermediate_size=64, num_key_value_heads=2, head_dim=16)
+        sounds = Gemma4AudioConfig(**small, output_proj_dims=32, subsampling_conv_channels=[8, 4])
+        more = {"vision_config": images, "audio_config": sounds}
+    configuration, kind = kinds
+    made: Any = configuration(text_config=inside, **more)
+    oracle = kind(made).eval()
+    randomise(oracle.model.language_model, 0)
+    oracle.save_pretrained(tmp_path)
+    tokens = random_tokens(random.Random(2), 40, 300)
+    with torch.inference_mode():
+        expected = oracle(input_ids=torch.tensor([tokens])).logits[0]
+    assert (Reader(load_decoder(tmp_path, FP32)).alone(tokens) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config
+from transformers import Gemma4TextConfig, LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -47,6 +47,22 @@ SCALINGS = {
     "yarn, small factor": {**YARN, "factor": 0.5, "mscale": 0.7, "mscale_all_dim": 0.5},
     "yarn, short": {**YARN, "original_max_position_embeddings": 16},
 }
+
+
+@pytest.mark.parametrize("more", [{}, {"factor": 8.0}, {"partial_rotary_factor": 1.0}, {"partial_rotary_factor": 0.3}])
+def test_proportional_frequencies_equal_transformers(tmp_path, more):
+    """Of Gemma 4's full layers: those of all pairs of a wide head for the first, zeros for the others."""
+    full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25, **more}
+    ropes = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    theirs = Gemma4TextConfig(rope_parameters=ropes, architectures=["Gemma4ForCausalLM"])
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.from_directory(tmp_path)
+    expected, _ = ROPE_INIT_FUNCTIONS["proportional"](theirs, layer_type="full_attention")
+    table = RopeTable(ours.rope, 512, 100)
+    assert ours.rope.kind == "proportional" and {one.turning for one in ours.stack.attentions} == {256, 512}
+    angles = torch.outer(torch.arange(100.0), expected)
+    assert torch.equal(table.cos, angles.cos().repeat(1, 2))
+    assert torch.equal(table.signed_sin, torch.cat((-angles.sin(), angles.sin()), dim=1))
 
 
 def _config(directory, scaling, theta=5e5, head_dim=128):

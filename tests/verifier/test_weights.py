@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from copy import deepcopy
 from itertools import pairwise
 
@@ -13,11 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from foresay.server.engine.parameters import quantized
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.weights import ModelWeights, load
+from foresay.verifier.model.written import write
 from tests.verifier.families import FAMILIES, less_one, make, of_heads
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
@@ -211,6 +214,31 @@ def test_missing_tensors_are_named(edit):
 def test_unexpected_tensors_are_named(edit):
     directory = edit(lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     refused(directory, "model.layers.0.self_attn.q_proj.bias", SINGLE, "unexpected")
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_keys_of_layers_that_read_those_of_others_are_left_out(tmp_path, quantize):
+    """As published files have them; of other layers they are unexpected still."""
+    make("gemma4", tmp_path / "plain")
+    names = [f"self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")]
+    tensors = load_file(tmp_path / "plain" / SINGLE)
+    for layer, changed in ((3, "more"), (1, "wrong")):
+        shutil.copytree(tmp_path / "plain", tmp_path / changed)
+        more = {f"model.layers.{layer}.{name}": torch.full((3, 64), torch.nan) for name in names}
+        save_file({**more, **tensors}, tmp_path / changed / SINGLE)
+    config = quantized(ModelConfig.from_directory(tmp_path / "plain"), quantize, "--quantize")
+    plain, found = (load(tmp_path / name, config, torch.float32) for name in ("plain", "more"))
+    for mine, its in zip(found.layers, plain.layers, strict=True):
+        assert list(mine.matrices) == list(its.matrices)
+        assert all(torch.equal(whole(mine.matrices[name]), whole(its.matrices[name])) for name in its.matrices)
+    narrow = quantized(ModelConfig.from_directory(tmp_path / "more"), "int8", "")
+    write(tmp_path / "more", narrow, tmp_path / "out", lambda done: None)
+    assert not [name for name in Checkpoint.open(tmp_path / "out").tensors if "layers.3.self_attn.k" in name]
+    refused(tmp_path / "wrong", "model.layers.1.self_attn.v_proj.weight", "unexpected")
+
+
+def whole(matrix):
+    return matrix if isinstance(matrix, torch.Tensor) else matrix.numbers()
 
 
 def test_tensors_of_images_are_unexpected_in_a_model_of_texts(edit):

@@ -78,7 +78,7 @@ def run(bench: Bench, sequences: list[Sequence], **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("groups", "group", "width", "page_size"),
-    [(1, 2, 96, 32), (1, 4, 128, 64), (1, 8, 64, 128), (1, 1, 256, 256), (3, 3, 80, 24)],
+    [(1, 2, 96, 32), (1, 4, 128, 64), (1, 8, 64, 128), (1, 1, 256, 256), (3, 3, 80, 24), (1, 2, 512, 16)],
 )
 def test_heads_widths_and_pages(groups, group, width, page_size, device) -> None:
     bench = Bench(groups, group, width, page_size, SERVED, device)
