@@ -211,10 +211,8 @@ class LoadContext:
     def packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None = None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""
         key, dtype = self._key(directory, model, columns), getattr(torch, self.dtype)
-        table: dict[str, Where] = {
-            "target": "host" if self.hosted else "here",
-            "draft": "file",
-        }  # whose copy reads the target's
+        # The target's copy ("draft") reads the target's.
+        table: dict[str, Where] = {"target": "host" if self.hosted else "here", "draft": "file"}
         if key is not None and (found := kept_weights.find(key)) is not None:
             found.table = table_of(directory, model, dtype)
             return found

@@ -34,6 +34,7 @@ from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
+from foresay.verifier.ops.kernels.cpu import pages
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
@@ -116,6 +117,7 @@ def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Wher
     if not isinstance(table, Tensor):
         table = table.plain().to(torch.bfloat16)
     if where == "file" or (device.type == "cpu" and table.dtype in _READ):
+        pages.advise_rows(table)
         return table
     if where == "here":
         return table.to(device, dtype)
@@ -172,8 +174,9 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     return found
 
 
-def _hold(weights: ModelWeights, table: Tensor) -> None:
+def _hold(weights: ModelWeights, table: Tensor) -> Tensor | None:
     weights.table = table
+    return None
 
 
 def idle_tensors(config: ModelConfig) -> tuple[str, ...]:
