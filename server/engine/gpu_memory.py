@@ -36,7 +36,7 @@ from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
-from foresay.verifier.ops.kernels.key_blocks import columns_of
+from foresay.verifier.ops.kernels.key_blocks import WIDEST, columns_of
 from foresay.verifier.ops.kernels.tree_attention import most_partials
 
 #: Default share of the memory for the engine.
@@ -65,8 +65,9 @@ def plan_gpu(
     """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
-        if device.capability in _LITTLE_SHARED and any(isinstance(one, Latent) for one in model.stack.attentions):
-            fault = f"{device}: a block of latents ({model.architecture}) does not fit its multiprocessors"
+        if device.capability in _LITTLE_SHARED and any(map(_is_wide, model.stack.attentions)):
+            what = "latents" if any(isinstance(one, Latent) for one in model.stack.attentions) else "wide heads"
+            fault = f"{device}: a block of {what} ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case, host = _Case(config, length, dtype, target, tuple(drafters), device), _lockable()
     room, hints = case.room, list[str]()
@@ -93,6 +94,11 @@ def plan_gpu(
 def _lockable() -> int:
     """Bytes of the host's memory that may be page-locked."""
     return int(_HOST_SHARE * min(machine_bytes(), free_bytes() or machine_bytes()))
+
+
+def _is_wide(node: Attention) -> bool:
+    """Whether the kernels have larger blocks of its keys and values."""
+    return isinstance(node, Latent) or node.head_dim > WIDEST
 
 
 def _spilled(case: _Case) -> _Case | None:

@@ -79,6 +79,8 @@ VARIANTS = [
     Variant(128, 4, 16, None, torch.bfloat16, 1, torch.int8),
     Variant(64, 3, 16, None, torch.float16, 1, torch.float8_e4m3fn),
     Variant(64, 8, 16, 128, torch.bfloat16, 1, softcap=50.0, sinks=True),
+    Variant(512, 8, 16, None, torch.bfloat16, 1),
+    Variant(512, 2, 16, 1024, torch.float16, 1, torch.int8),
     Variant(576, 16, 16, None, torch.bfloat16, 1, latent=512),
     Variant(576, 128, 16, None, torch.float16, 1, latent=512),
 ]
@@ -151,10 +153,14 @@ def waits(kernel: Compiled) -> list[int]:
 
 
 def expected(variant: Variant, capability: int) -> set[str]:
-    """Scores over 64 keys, sums over 16 columns of ones, values over at most 128 columns. Over latents half the warps
-    have half of each, and of 256 columns."""
+    """Scores over 64 keys, sums over 16 columns of ones, values over at most 128 columns. Over latents and
+    heads wider than 256 half the warps have half of each, and of 256 columns."""
     kind = {torch.float16: "f16", torch.bfloat16: "bf16"}[variant.dtype]
     if capability == 80:
         return {f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"}
-    columns = {32, 8, 128} if variant.latent else {64, 16, 64 if variant.width == 64 else 128}
+    columns = (
+        {32, 8, 128}
+        if variant.latent or variant.width > key_blocks.WIDEST
+        else {64, 16, 64 if variant.width == 64 else 128}
+    )
     return {f"wgmma.mma_async.sync.aligned.m64n{count}k16.f32.{kind}.{kind}" for count in columns}

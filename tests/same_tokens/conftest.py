@@ -15,6 +15,8 @@ WIDE = {
     "wide3072": ("llama3", {"hidden_size": 512, "intermediate_size": 3072, "head_dim": 64}),
     "half1536": ("qwen3", {"hidden_size": 320, "intermediate_size": 1536, "head_dim": 64}),
 }
+#: Families of which layers of both kinds read the keys of others.
+SHARING = ("gemma4", "gemma4_embedded")
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
 
     @cache
     def made(name: str, dtype: torch.dtype = torch.float32, layers: int = 3) -> Pair:
-        family, shape = name, {"num_hidden_layers": layers}
+        family, shape = name, {"num_hidden_layers": max(layers, 4) if name in SHARING else layers}
         if name in WIDE:
             family, width = WIDE[name]
             shape = {"num_hidden_layers": 2, "max_position_embeddings": 1024, **width}

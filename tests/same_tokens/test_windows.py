@@ -25,7 +25,7 @@ from tests.same_tokens.witness import run
 
 #: Prompts shorter and longer than the window of 24.
 LENGTHS = (9, 60, 17, 90, 33, 40)
-WINDOWED = ["mistral", "qwen2_window", "gemma3"]
+WINDOWED = ["mistral", "qwen2_window", "gemma3", "gemma4"]
 
 
 @pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "dynamic 8,8", *SELF, "truth"])

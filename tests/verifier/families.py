@@ -432,6 +432,8 @@ def config_of(family: str, **overrides: Any) -> Any:
     for by_layer in ("layer_types", "no_rope_layers", "layer_rope_theta"):
         if by_layer in values:
             values[by_layer] = values[by_layer][: values["num_hidden_layers"]]
+    if shared := values.get("num_kv_shared_layers"):  # a layer of each kind keeps its own
+        values["num_kv_shared_layers"] = min(shared, max(values["num_hidden_layers"] - 2, 0))
     if values.get("rope_parameters") == LONG:
         pairs = values["hidden_size"] // values["num_attention_heads"] * 3 // 8
         values["rope_parameters"] = {

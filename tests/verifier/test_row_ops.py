@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.kvpaging.store import as_bytes, quantized
-from foresay.verifier.ops.attention import rotate_and_store
+from foresay.verifier.ops.attention import rotate_and_store, rotate_queries
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
@@ -378,6 +379,47 @@ def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, d
         assert all(torch.equal(mine, its) for mine, its in zip(found, kept(slice(None)), strict=True))
     for row in range(8):
         assert all(torch.equal(a[0], b[row]) for a, b in zip(kept(slice(row, row + 1)), found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("processor", "heads", "dtype", "alike", "stored"),
+    pairwise(
+        PROCESSORS, [(4, 2, 64), (8, 1, 512), (3, 1, 24)], [*DTYPES, torch.float16], [False, True], [None, *STORED]
+    ),
+    ids=str,
+    indirect=["processor"],
+)
+def test_values_are_normalised_and_may_be_the_product_of_keys(processor, heads, dtype, alike, stored) -> None:
+    """Keys twice in the product have the same bits; values are those of a norm without weight; and of rows of queries
+    alone these are the same."""
+    queries, groups, dim = heads
+    made, rotation = noise(ROWS, (queries + 2 * groups) * dim, dtype=dtype), rotation_of(ROWS, dim, dtype)
+    turning, own = made[:, : (queries + groups) * dim], made[:, (queries + groups) * dim :]
+    own = turning[:, queries * dim :] if alike else own
+    norms = replace(norms_of("each, wide", heads, dtype), values=True)  # type: ignore[type-var]
+    slots = torch.randperm(2 * ROWS)[:ROWS]
+
+    def kept(product: Tensor, alike: bool, norms: HeadNorms = norms) -> tuple[Tensor, ...]:
+        keys, values = (torch.zeros(2 * ROWS, groups, dim, dtype=stored or dtype) for _ in range(2))
+        scales = torch.zeros(2 * ROWS, 2, groups) if stored else None
+        query = rotate_and_store(product.contiguous(), rotation, (keys, values, scales), slots, norms, None, alike)
+        return query, as_bytes(keys)[slots], as_bytes(values)[slots], *(() if scales is None else (scales[slots],))
+
+    found, twice = kept(turning if alike else made, alike), kept(torch.cat((turning, own), dim=1), alike=False)
+    assert all(map(torch.equal, found, twice))
+    plain = norm(own.contiguous().view(-1, dim), Norm(torch.ones(dim, dtype=dtype), norms.eps)).view(ROWS, groups, dim)
+    if stored is None:
+        close = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found[2], plain, rtol=close, atol=close)
+        assert not torch.equal(found[2], kept(turning if alike else made, alike, replace(norms, values=False))[2])
+        with references():
+            for mine, its in zip(found, kept(turning if alike else made, alike), strict=True):
+                torch.testing.assert_close(mine, its, rtol=close, atol=close)
+    alone = rotate_queries(turning[:, : queries * dim].contiguous(), rotation, norms)
+    assert torch.equal(alone, found[0])
+    with references():
+        again = rotate_queries(turning[:, : queries * dim].contiguous(), rotation, norms)
+    torch.testing.assert_close(again, alone, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
 
 
 FINISHED = [(0.25, None), (1.0, 30.0), (6.0, 5.0)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.store import as_bytes, dequantized
-from foresay.verifier.ops.attention import join_latents, rotate_and_store
+from foresay.verifier.ops.attention import join_latents, rotate_and_store, rotate_queries
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import (
@@ -223,6 +223,31 @@ def test_rotation_and_store(heads, kind, dtype, device) -> None:
     assert torch.equal(ours[2][1].cpu(), plain[2][1]), "values are copied"
     untouched = [slot for slot in range(24) if slot not in case.slots.tolist()]
     assert (ours[2][0][untouched] == 7.0).all() and (ours[2][1][untouched] == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "alike", "dtype"), pairwise([(4, 2, 64), (8, 1, 512), (9, 3, 96)], [False, True], DTYPES), ids=str
+)
+def test_values_are_normalised_and_may_be_the_product_of_keys(heads, alike, dtype, device) -> None:
+    """And of rows that have only queries, these are the same."""
+    case, (queries, groups, dim), cpu = _Attention(device, dtype, *heads), heads, torch.device("cpu")
+    norms = replace(norms_of("each, wide", heads, dtype, device), values=True)  # type: ignore[type-var]
+    ours, plain = case.inputs(), case.inputs(cpu)
+    width = (queries + (1 if alike else 2) * groups) * dim
+    product = ours[0][:, :width].contiguous()
+    result = rotate_and_store.launch(product, *ours[1:], norms, None, alike)
+    wanted = rotate_and_store(product.cpu(), *plain[1:], moved(norms, cpu), None, alike)
+    assert close(result, wanted, 16.0)
+    assert all(close(mine, its, 16.0) for mine, its in zip(ours[2][:2], plain[2][:2], strict=True))
+    turned = rotate_queries.launch(product[:, : queries * dim].contiguous(), ours[1], norms)
+    assert torch.equal(turned, result)
+    for row in range(ROWS):
+        alone = case.inputs(part=slice(row, row + 1))
+        one = rotate_and_store.launch(product[row : row + 1].clone(), *alone[1:], norms, None, alike)
+        assert torch.equal(one[0], result[row])
+        assert all(
+            torch.equal(a[case.slots[row]], b[case.slots[row]]) for a, b in zip(alone[2][:2], ours[2][:2], strict=True)
+        )
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,11 @@ SPLIT = 8
 STAGES = 2
 #: Stacked rows (row x query head of one kv head) of a tile, in every kernel: one shape, so one kind of MMA.
 TILE = 64
-#: Value columns of a program; wider heads are split into such parts. Of latents, and warps of a program: each part
-#: loads whole keys.
+#: Value columns of a program; wider heads are split into such parts. Of latents and of heads wider than WIDEST, and
+#: warps of a program: each part loads whole keys.
 VALUE_COLUMNS, LATENT_COLUMNS, LATENT_WARPS = 128, 256, 8
+#: Of wider heads two blocks of keys and values have no room next to each other.
+WIDEST = 256
 #: The launch options of every kernel here. Fused multiply-adds are written explicitly: a compiler that fuses others may
 #: do so in one kernel and not in the next.
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -264,7 +266,7 @@ def shape_constants(query: Tensor, rows: AttentionMetadata, window: int | None, 
 
 def columns_of(width: int, value: int) -> int:
     """C. width: D. value: V."""
-    most = VALUE_COLUMNS if value == width else LATENT_COLUMNS
+    most = VALUE_COLUMNS if value == width <= WIDEST else LATENT_COLUMNS
     columns: int = min(triton.next_power_of_2(max(value, 16)), most)
     return columns
 
@@ -286,7 +288,8 @@ def tile_constants(query: Tensor, keys: Tensor, rows: AttentionMetadata, value: 
 def options_of(width: int, value: int) -> dict[str, int | bool]:
     """How kernels that read keys and values are launched. width: D. value: V."""
     if value == width:
-        return OPTIONS | {"num_stages": STAGES}
+        wide = {"num_warps": LATENT_WARPS, "num_stages": 1}
+        return OPTIONS | (wide if width > WIDEST else {"num_stages": STAGES})
     deep = not knobs.runtime.interpret and capability() >= 90  # before, two blocks of latents have no room
     return OPTIONS | {"num_warps": LATENT_WARPS, "num_stages": STAGES if deep else 1}
 
