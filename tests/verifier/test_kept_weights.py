@@ -160,7 +160,7 @@ def test_a_table_stays_in_the_models_own_files(folder, tmp_path) -> None:
     assert sizes[0] == sizes[1]
     settings: dict[str, Any] = {"target": str(directory), "dtype": "bfloat16"}
     first = started(**settings)
-    assert "a table of embeddings per layer, 160.0 KiB, is read in its file" in first.info.memory
+    assert "a table of embeddings per layer, 160 KiB, is read in its file" in first.info.memory
     assert not reads(**settings)
     assert text_of(first) == text_of(started(**settings))
 
