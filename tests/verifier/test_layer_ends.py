@@ -183,6 +183,16 @@ def test_a_missing_tensor_is_named(tmp_path, family, name, missing) -> None:
         load_decoder(tmp_path, probed=False)
 
 
+def test_a_table_that_does_not_fit_fp16_is_refused(tmp_path) -> None:
+    make("gemma4_embedded", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens_per_layer.weight"][310, 5] = -65600.0
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"embed_tokens_per_layer\.weight does not fit float16"):
+        load_decoder(tmp_path, torch.float16, probed=False)
+    load_decoder(tmp_path, torch.bfloat16, probed=False)
+
+
 def test_what_is_counted(tmp_path: Path) -> None:
     """All that is in the files; a GPU holds the table, which a CPU reads in its file; a row reads one of its rows."""
     for family in ("gemma4_embedded", "gemma4_moe"):

@@ -43,6 +43,8 @@ Progress = Callable[[float], None]
 Where = Literal["here", "host", "file"]
 #: What a CPU's kernels read.
 _READ = (torch.float32, torch.bfloat16, torch.float16)
+#: The largest number of fp16; and rows of a table that are looked at together.
+_LARGEST, _ROWS = 65504.0, 4096
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -116,6 +118,8 @@ def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Wher
     """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then."""
     if not isinstance(table, Tensor):
         table = table.plain().to(torch.bfloat16)
+    if dtype is torch.float16 and any(bool((part.abs() > _LARGEST).any()) for part in table.split(_ROWS)):
+        raise WeightsError(f"{TABLE} does not fit float16; load it as bfloat16 or float32")
     if where == "file" or (device.type == "cpu" and table.dtype in _READ):
         pages.advise_rows(table)
         return table
