@@ -326,7 +326,7 @@ def published(directory: Path, kind: str, family: str = "qwen3") -> None:
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         floats[name] = tensor
-        if not re.search(r"(_proj(_\w+)?|_projection|_input_gate|mlp\.\w+_linear|\.w[123])\.weight$", name):
+        if not re.search(r"(_proj(_\w+)?|layer_projection|_input_gate|mlp\.\w+_linear|\.w[123])\.weight$", name):
             stored[name] = tensor
             continue
         made, floats[name] = convert(tensor)
