@@ -221,6 +221,7 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
         activations.value == "int8",
         report,
         away=memory.away,
+        hosted=memory.hosted,
     )
     files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())

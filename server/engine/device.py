@@ -8,7 +8,8 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, kv_shapes, matrices, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
-from foresay.verifier.model.weights import load, table_of
+from foresay.verifier.model.weights import Where, load, table_of
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
@@ -166,7 +167,8 @@ class LoadContext:
     """target: the target's directory. model: its configuration. length: the longest text, prompt and output together.
     dtype: of all weights. rounds: whether activations become 8 bits where weights have kernels for it. report: called
     with progress. unkept: packed weights yet to be kept on disk, and their keys. made: the loaded drafters, by their
-    names in ``--draft``. away: the target's layers whose experts stay in the host's memory."""
+    names in ``--draft``. away: the target's layers whose experts stay in the host's memory; hosted: whether its table
+    of embeddings per layer does."""
 
     config: EngineConfig
     target: Path
@@ -180,6 +182,7 @@ class LoadContext:
     unkept: list[tuple[str, Packed]] = field(default_factory=list)
     made: dict[str, Drafter] = field(default_factory=dict)
     away: Sequence[int] = ()
+    hosted: bool = False
 
     def paged_model(
         self,
@@ -208,20 +211,23 @@ class LoadContext:
     def packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None = None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""
         key, dtype = self._key(directory, model, columns), getattr(torch, self.dtype)
+        # The target's copy ("draft") reads the target's.
+        table: dict[str, Where] = {"target": "host" if self.hosted else "here", "draft": "file"}
         if key is not None and (found := kept_weights.find(key)) is not None:
-            found.table = table_of(directory, model, dtype, self.device.name)
+            found.table = table_of(directory, model, dtype)
             return found
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.report(reading)
         away = self.away if role == "target" else ()
-        weights = load(directory, model, dtype, self.device.name, lambda share: self.report(reading, share), away)
+        reported = partial(self.report, reading)
+        weights = load(directory, model, dtype, self.device.name, reported, away, table.get(role, "here"))
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.report(f"packing the {role}'s weights")
         packed = Packed.of(model, weights, self.rounds, bool(away))
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
-            self.unkept.append((key, replace(packed, table=None)))  # it stays in the model's own files
+            self.unkept.append((key, packed))
         return packed
 
     def _key(self, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> str | None:

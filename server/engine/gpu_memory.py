@@ -25,7 +25,7 @@ import msgspec
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
 from foresay.server.engine.device import Device
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, fitting_flags, listed
-from foresay.server.engine.parameters import expert_bytes, free_bytes, item_bytes, machine_bytes, pinned
+from foresay.server.engine.parameters import expert_bytes, free_bytes, item_bytes, machine_bytes, pinned, table_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words, counted
@@ -69,22 +69,31 @@ def plan_gpu(
             what = "latents" if any(isinstance(one, Latent) for one in model.stack.attentions) else "wide heads"
             fault = f"{device}: a block of {what} ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
-    case = _Case(config, length, dtype, target, tuple(drafters), device)
+    case, host = _Case(config, length, dtype, target, tuple(drafters), device), _lockable()
     room, hints = case.room, list[str]()
+    if room.tokens < case.least and 0 < case.table <= host and replace(case, hosted=True).fits:
+        case = replace(case, hosted=True)
+        room = case.room
     if room.tokens < case.least:
         hints = list(_hints(case, room))
-        spilled, host = _spilled(case), int(_HOST_SHARE * min(machine_bytes(), free_bytes() or machine_bytes()))
+        spilled = _spilled(case)
         if spilled is None or spilled.locked + spilled.largest > host:
             lacking = "" if spilled is None else _lacking(spilled, host)
             raise CannotRun(_fault(case, room) + lacking, fitting_flags(hints) if hints else "name a smaller model")
         case, room = spilled, spilled.room
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
     found = room.demand.plan(tokens, device.total, room.overhead)
+    found = replace(found, mapped=case.table, hosted=True) if case.hosted else found
     if not case.away or (experts := target.stack.experts) is None:
         return found
     return replace(
         found, away=case.away, host=case.locked, woken=case.locked * experts.chosen // experts.count, instead=hints
     )
+
+
+def _lockable() -> int:
+    """Bytes of the host's memory that may be page-locked."""
+    return int(_HOST_SHARE * min(machine_bytes(), free_bytes() or machine_bytes()))
 
 
 def _is_wide(node: Attention) -> bool:
@@ -133,6 +142,12 @@ class _Case:
     drafters: tuple[DrafterShapes, ...]
     device: Device
     away: tuple[int, ...] = ()  # layers of the target whose experts stay in the host's memory
+    hosted: bool = False  # whether its table of embeddings per layer does
+
+    @property
+    def table(self) -> int:
+        """Bytes of that."""
+        return table_bytes(self.target, self.dtype)
 
     @property
     def locked(self) -> int:
@@ -170,8 +185,8 @@ class _Case:
     def room(self) -> _Room:
         """What fits in addition to the models."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
-        if self.away:
-            left = demand.weights["target"] - self.locked
+        if self.away or self.hosted:
+            left = demand.weights["target"] - (self.locked if self.away else 0) - (self.table if self.hosted else 0)
             demand = replace(demand, weights={**demand.weights, "target": left})
         overhead = self._overhead()
         if demand.state_bytes:

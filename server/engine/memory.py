@@ -72,7 +72,8 @@ class MemoryPlan:
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
     without recurrent layers. away: the target's layers whose experts stay in the host's memory; host: bytes of these,
     which are no part of anything above, and woken: of those that one token uses; instead: flags with which none would.
-    mapped: of the target's table of embeddings that layers have of their own, if it stays in the files.
+    mapped: of the target's table of embeddings that layers have of their own, if it stays in the files, or, hosted, in
+    the host's memory.
     """
 
     weights: Mapping[str, int]
@@ -89,6 +90,7 @@ class MemoryPlan:
     woken: int = 0
     instead: Sequence[str] = ()
     mapped: int = 0
+    hosted: bool = False
 
     @property
     def total(self) -> int:
@@ -101,7 +103,8 @@ class MemoryPlan:
         parts = listed({**self.weights, **self.overhead})
         found = f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
         if self.mapped:
-            found += f"; a table of embeddings per layer, {bytes_in_words(self.mapped)}, is read in its file"
+            where = "the host's memory, as the GPU has no room for it" if self.hosted else "its file"
+            found += f"; a table of embeddings per layer, {bytes_in_words(self.mapped)}, is read in {where}"
         return found + self._of_host if self.away else found
 
     @property

@@ -73,9 +73,12 @@ def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     assert fits(made["gate_rows"], registers=64)
 
 
-@pytest.mark.parametrize(("segments", "capability"), alternating([1, 3], CAPABILITIES))
-def test_embeddings_of_layers(segments, capability, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "segments", "capability"), pairwise([(35, 256), (3, 24)], [1, 3], CAPABILITIES), ids=str
+)
+def test_embeddings_of_layers(shape, segments, capability, tmp_path) -> None:
     """As wide as published models have them; and one for which a row does not fill its block."""
+    layers, width = shape
 
     def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -84,11 +87,10 @@ def test_embeddings_of_layers(segments, capability, tmp_path) -> None:
         return of(6, width) if segments == 1 else SplitKSums(of(3, 6, width, dtype=torch.float32), None)
 
     def call() -> None:
-        for layers, width in ((35, 256), (3, 24)):
-            how = Norm(of(width, dtype=torch.float32), 1e-6)
-            table, tokens = of(64, layers * width), of(6, dtype=torch.int64)
-            layer_inputs.launch(product(layers * width), torch.bfloat16, table, tokens, how, (0.02, 16.0))
-            gate_inputs.launch(product(width), of(6, layers * width), 2)
+        how, whole = Norm(of(width, dtype=torch.float32), 1e-6), layers * width
+        table, tokens = of(64, whole), of(6, dtype=torch.int64)
+        layer_inputs.launch(product(whole), torch.bfloat16, table, tokens, how, (0.02, 16.0))
+        gate_inputs.launch(product(width), of(6, whole), 2)
 
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"layer_input_rows", "gated_input_rows"}

@@ -1,4 +1,5 @@
-"""Experts' weights in page-locked memory of the host, which a GPU's kernels read over PCIe as they read their own.
+"""Experts' weights in page-locked memory of the host, which a GPU's kernels read over PCIe as they read their own; a
+table of embeddings per layer may be there too.
 
 If the experts of some layers are there, those of all others are laid out by the same rule: some rows at a time, so that
 a GPU that is nearly full does not need room for a second copy of a product.
@@ -37,7 +38,7 @@ def locked(count: int) -> Tensor:
 
     Raises WeightsError if the system has no room for them, or the driver does not lock them.
     """
-    fault = f"{count:,} bytes of the host's memory for experts cannot be"
+    fault = f"{count:,} bytes of the host's memory for weights cannot be"
     try:
         pages = _Pages(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -64,15 +64,29 @@ def forward(
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            branch = inside(layer, normed, rows, woken, x)
-            share, scalar = node.share_of_mlp, layer.scalar
-            if layer.embedding is not None and inputs is not None:
-                add_norm(x, branch, None, count, share)
-                branch, share = layer.embedding(x, inputs, index, count), 1.0
-            normed = add_norm(x, branch, next_norm, count, share, scalar)
+            branch, own = inside(layer, normed, rows, woken, x), (inputs, index)
+            normed = _ended(x, branch, node.share_of_mlp, layer, next_norm, own, count)
     if len(stack.layers) in requested.layers:
         taken[f"layer.{len(stack.layers)}"] = x
     return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
+
+
+def _ended(
+    x: Tensor,
+    branch: Tensor | SplitKSums,
+    share: float,
+    layer: PackedLayer,
+    above: Norm | None,
+    own: tuple[Tensor | None, int],
+    count: Tensor | None,
+) -> Tensor:
+    """[R, H]: the input of what is above. branch: the MLP's output, of which a share is added. own: what layers read of
+    embeddings of their own, if they do, and the number of this one."""
+    inputs, number = own
+    if layer.embedding is not None and inputs is not None:
+        add_norm(x, branch, None, count, share)
+        branch, share = layer.embedding(x, inputs, number, count), 1.0
+    return add_norm(x, branch, above, count, share, layer.scalar)
 
 
 def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None) -> tuple[Tensor, Tensor]:

@@ -276,7 +276,7 @@ class Stack:
     @property
     def embedding(self) -> PerLayerEmbedding | None:
         """The embeddings that its layers have of their own: all do, or none."""
-        return self.layers[0].embedding
+        return next((layer.embedding for layer in self.layers), None)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

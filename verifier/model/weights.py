@@ -18,10 +18,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from foresay.verifier.model import apart
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
@@ -32,12 +34,17 @@ from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
+from foresay.verifier.ops.kernels.cpu import pages
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
+#: Where a device reads a table: in its own memory, in page-locked memory of the host, or nowhere: it stays in the file.
+Where = Literal["here", "host", "file"]
 #: What a CPU's kernels read.
-READ = (torch.float32, torch.bfloat16, torch.float16)
+_READ = (torch.float32, torch.bfloat16, torch.float16)
+#: The largest number of fp16; and rows of a table that are looked at together.
+_LARGEST, _ROWS = 65504.0, 4096
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -76,9 +83,10 @@ def load(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     away: Container[int] = (),
+    table: Where = "here",
 ) -> ModelWeights:
     """The weights in ``directory``, for computing in ``dtype``, on ``device``. away: numbers of layers whose experts
-    are read to the CPU instead.
+    are read to the CPU instead. table: where a table of embeddings per layer will be read.
 
     Raises WeightsError, which names tensor and file, unless every tensor that the configuration needs is there exactly
     once with the right shape, and no unknown ones are.
@@ -88,7 +96,7 @@ def load(
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
     if weights.table is not None:
-        weights.table = _placed(weights.table, dtype, torch.device(device))
+        weights.table = _placed(weights.table, dtype, torch.device(device), table)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     if checkpoint.gguf is None:
@@ -96,22 +104,29 @@ def load(
     return weights
 
 
-def table_of(
-    directory: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> Tensor | None:
-    """The table of embeddings that layers have of their own, as :func:`load` reads it; None if they have none."""
+def table_of(directory: str | Path, config: ModelConfig, dtype: torch.dtype) -> Tensor | None:
+    """The table of embeddings that layers have of their own, as :func:`load` reads it for a CPU; None if they have
+    none."""
     if config.stack.embedding is None:
         return None
     checkpoint = Checkpoint.open(Path(directory))
     found = checkpoint.opened(checkpoint.tensors[TABLE].file).get_tensor(TABLE)
-    return _placed(found, dtype, torch.device(device))
+    return _placed(found, dtype, torch.device("cpu"), "here")
 
 
-def _placed(table: Matrix, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Where) -> Tensor:
     """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then."""
     if not isinstance(table, Tensor):
         table = table.plain().to(torch.bfloat16)
-    return table if device.type == "cpu" and table.dtype in READ else table.to(device, dtype)
+    if dtype is torch.float16 and any(bool((part.abs() > _LARGEST).any()) for part in table.split(_ROWS)):
+        raise WeightsError(f"{TABLE} does not fit float16; load it as bfloat16 or float32")
+    if where == "file" or (device.type == "cpu" and table.dtype in _READ):
+        pages.advise_rows(table)
+        return table
+    if where == "here":
+        return table.to(device, dtype)
+    room = apart.locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
+    return room.copy_(table)
 
 
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
@@ -163,8 +178,9 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     return found
 
 
-def _hold(weights: ModelWeights, table: Tensor) -> None:
+def _hold(weights: ModelWeights, table: Tensor) -> Tensor | None:
     weights.table = table
+    return None
 
 
 def idle_tensors(config: ModelConfig) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How ``chosen`` of so many experts are chosen for a row; see :class:`foresay.verifier.model.nodes.Router`."""
+    """How ``chosen`` of so many experts are chosen for a row; see :class:`foresay.verifier.model.inner.Router`."""
 
     experts: int
     chosen: int

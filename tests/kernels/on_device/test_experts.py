@@ -44,8 +44,9 @@ def test_experts_are_chosen_as_the_contract_says(how, device) -> None:
     assert torch.equal(chosen.cpu(), wanted)
     torch.testing.assert_close(weights.cpu(), their, rtol=1e-5, atol=1e-7)
     factors = 1 + 0.3 * noise(how.experts, seed=2)
-    same, own = experts.route(logits.to(device), how, *on_device, factors.to(device))
-    assert torch.equal(same, chosen) and torch.equal(own, weights * factors.to(device)[chosen.long()])
+    same, own = experts.route(logits.to(device), how, on_device[0], None, on_device[2], factors.to(device))
+    real = slots.to(device) != 0
+    assert torch.equal(same, chosen) and torch.equal(own[real], (weights * factors.to(device)[chosen.long()])[real])
     alone = experts.route(logits[23:24].to(device), how, on_device[0])
     assert torch.equal(alone[0], chosen[23:24]) and torch.equal(alone[1], weights[23:24])
     broken = torch.full_like(logits, torch.nan).to(device)
