@@ -20,8 +20,9 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import LINK
+from foresay.verifier.model.inner import Experts
 from foresay.verifier.model.linear import Linear, Matrix
-from foresay.verifier.model.nodes import Experts, HeadNorm, Layer
+from foresay.verifier.model.nodes import HeadNorm, Layer
 from foresay.verifier.model.predicting import LAST, MIXES, mtp_layout
 from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.stored import stack_slot

@@ -14,9 +14,13 @@ from torch import Tensor
 
 from foresay.verifier.model.absorbed import PackedLatent
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
+from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.layer_inputs import PackedGate, PackedInputs
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer, Norms
+from foresay.verifier.model.mixture import PackedBeside, PackedExperts
+from foresay.verifier.model.nodes import SCALAR, SINKS, Attention, Layer, Mixer, Norms
+from foresay.verifier.model.per_layer import PROJECTION
 from foresay.verifier.model.products import (
     DOWN,
     GATE_UP,
@@ -42,50 +46,9 @@ from foresay.verifier.model.recurrences import (
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
+from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing, Scan
-
-
-@dataclass(slots=True)
-class PackedExperts:
-    """The parts of a mixture layer besides the experts' products. router: H to a logit of each expert, and of the
-    shared one's gate, in fp32. remainder: what a GPU, which multiplies numbers of one dtype, rounds off its weight;
-    None: nothing. correction: fp32[experts]. shared: the products into and out of the shared expert."""
-
-    routing: Routing
-    router: Linear
-    correction: Tensor | None
-    shared: tuple[Linear, Linear] | None
-    remainder: Linear | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether the shared expert has a gate."""
-        return self.router.out_features > self.routing.experts
-
-    @classmethod
-    def of(
-        cls,
-        node: Experts,
-        vectors: Mapping[str, Tensor],
-        shared: tuple[Linear, Linear] | None,
-        dtype: torch.dtype,
-    ) -> PackedExperts:
-        """vectors: the layer's. dtype: of activations."""
-        how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
-        bias = vectors.get(f"{how.module}.bias")
-        if node.shared_gate is not None:
-            rows.append(vectors[f"{node.shared_gate}.weight"])
-            bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
-        kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
-        correction = None if how.correction is None else vectors[how.correction]
-        whole, left = torch.cat(rows), None
-        if whole.device.type != "cpu":
-            rounded_off = whole - whole.to(dtype).float()
-            left = Linear(rounded_off, None, dtype) if bool(rounded_off.any()) else None
-        else:
-            dtype = whole.dtype
-        return cls(Routing(*kind), Linear(whole, bias, dtype), correction, shared, left)
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Scan
 
 
 @dataclass(slots=True)
@@ -95,7 +58,8 @@ class PackedLayer:
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
     only an MLP or experts, qkv and output are its products. scan: a recurrence with attention's input, without norms.
-    With a latent, qkv makes only that."""
+    With a latent, qkv makes only that. beside: an MLP next to the experts. embedding: this layer's own. scalar: [1],
+    the factor of the layer's output."""
 
     qkv: Linear
     output: Linear
@@ -113,6 +77,9 @@ class PackedLayer:
     experts: PackedExperts | None = None
     scan: PackedLayer | None = None
     latent: PackedLatent | None = None
+    beside: PackedBeside | None = None
+    embedding: PackedGate | None = None
+    scalar: Tensor | None = None
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
@@ -147,10 +114,10 @@ class PackedLayer:
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts, spills)
 
-        def around(name: str | None, kind: NormKind = layer.norm, factor: float = 1.0) -> Norm | None:
-            return None if name is None else norm_of(kind, name, weights.vectors, ones, factor)
+        def around(name: str | None, factor: float = 1.0) -> Norm | None:
+            return None if name is None else norm_of(layer.kind_of(name), name, weights.vectors, ones, factor)
 
-        inner, mixture = layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
+        inner, mixture = layer.experts or layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
         count, own = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if own is None else (linear(SHARED_GATE_UP, own.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=spills or weights.matrices[out].device)
@@ -159,18 +126,21 @@ class PackedLayer:
             linear(out, experts=0 if alone is None else count),
             None if inner is None else linear(GATE_UP, inner.activation, count),
             None if inner is None else linear(DOWN, experts=count),
-            around(layer.norms.before_attention, factor=layer.reads[0]),
-            around(layer.norms.after_attention, layer.after or layer.norm),
-            around(layer.norms.before_mlp, factor=layer.reads[1]),
-            around(layer.norms.after_mlp, layer.after or layer.norm),
+            around(layer.norms.before_attention, layer.reads[0]),
+            around(layer.norms.after_attention),
+            around(layer.norms.before_mlp, layer.reads[1]),
+            around(layer.norms.after_mlp),
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
-            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype),
+            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype, layer.norm.eps),
             None if layer.scan is None else cls.of(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
             latent,
+            None if layer.experts is None else PackedBeside.of(layer, linear, around),
+            None if layer.embedding is None else PackedGate.of(layer.embedding, linear, weights.vectors),
+            weights.vectors.get(SCALAR),
         )
 
 
@@ -251,6 +221,7 @@ def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
     """The same, with the rows of gates as a separate product if they are interleaved with each head's queries."""
     if not attention.interleaved:
         return weights
+    assert attention.parts == 3, "keys and values follow"
     whole, rows = weights.matrices[QKV], torch.arange(weights.matrices[QKV].shape[0])
     queries, others = rows.split((len(rows) - 2 * (keys := attention.kv_heads * attention.head_dim), 2 * keys))
     own, gates = queries.view(attention.heads, 2, -1).unbind(1)
@@ -277,7 +248,8 @@ def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: T
         vectors.get(f"{name}.weight", ones.new_ones(heads * attention.head_dim if whole else attention.head_dim))
         for name, heads in zip(attention.norm.names, (attention.heads, attention.kv_heads), strict=True)
     )
-    return HeadNorms(query, key, kind.eps, whole, after)
+    key = query if attention.parts == 1 else key  # not read
+    return HeadNorms(query, key, kind.eps, whole, after, attention.value_norm is not None)
 
 
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
@@ -286,9 +258,11 @@ def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
     order = None if attention.rope is None else pairs_apart(attention.rope, attention.head_dim)
     if order is None:
         return weights
-    turning = attention.heads + attention.kv_heads
+    assert not attention.values_from_keys, "values have another order"
+    turning = attention.heads + (attention.kv_heads if attention.parts > 1 else 0)
     first = (torch.arange(turning)[:, None] * attention.head_dim + order).flatten()
-    rows = torch.cat((first, len(first) + torch.arange(attention.kv_heads * attention.head_dim)))
+    others = attention.kv_heads * attention.head_dim if attention.parts > 2 else 0
+    rows = torch.cat((first, len(first) + torch.arange(others)))
     whole = weights.matrices[QKV]
     matrices = {**weights.matrices, QKV: whole[rows.to(whole.device)]}
     biases = {name: bias[rows.to(bias.device)] if name == QKV else bias for name, bias in weights.biases.items()}
@@ -304,13 +278,16 @@ def _turned_norms(attention: Attention, vectors: Mapping[str, Tensor], order: Te
 
 @dataclass(slots=True)
 class Packed:
-    """All weights of a decoder, packed for the kernels. embed: (V, H), scaled if the model does that."""
+    """All weights of a decoder, packed for the kernels. embed: (V, H), scaled if the model does that. inputs: the
+    common part of embeddings that layers have of their own; table: of these, as it is read."""
 
     embed: Tensor
     layers: list[PackedLayer]
     final_norm: Norm
     head: Linear
     embedding_norm: Norm | None = None
+    inputs: PackedInputs | None = None
+    table: Tensor | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False, spills: bool = False) -> Packed:
@@ -326,7 +303,18 @@ class Packed:
             embed = embed * torch.tensor(config.stack.embedding_scale).to(embed)
         ones, first = embed.new_ones(embed.shape[1]), config.stack.embedding_norm
         final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, ones)
-        return cls(embed, layers, final, head, None if first is None else norm_of(first, "", {}, ones))
+        own, inputs = config.stack.embedding, weights.outside
+        made = None
+        if own is not None:
+            projection = Linear(inputs.matrices[PROJECTION], dtype=dtype, rounds=rounds)
+            made = PackedInputs.of(own, projection, inputs.vectors)
+        of_embedding = None if first is None else norm_of(first, "", {}, ones)
+        return cls(embed, layers, final, head, of_embedding, made, weights.table)
+
+
+def _turn(node: Attention) -> tuple[RopeConfig | None, int, QueryScaling | None]:
+    """What a layer's rotary table depends on."""
+    return node.rope, node.turning, node.query_scaling
 
 
 class Decoder:
@@ -334,7 +322,7 @@ class Decoder:
     packed.
 
     embedding: [V, H], of the input, scaled if the model does that; heads share it. head: the output head, H to V; it
-    multiplies the state after the final norm.
+    multiplies the state after the final norm. table: of embeddings that layers have of their own, if they do.
     """
 
     def __init__(
@@ -345,10 +333,11 @@ class Decoder:
         self.max_positions = max_positions
         self.embedding, self.head, self.layers = packed.embed, packed.head, packed.layers
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
-        kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
+        self._inputs, self.table = packed.inputs, packed.table
         self.ropes = {
-            (rope, scaling): RopeTable(rope, config.attention.turning, max_positions, self.device, self.dtype, scaling)
-            for rope, scaling in kinds
+            kind: RopeTable(rope, width, max_positions, self.device, self.dtype, scaling)
+            for kind in map(_turn, config.stack.attentions)
+            for rope, width, scaling in (kind,)
         }
 
     @property
@@ -364,12 +353,16 @@ class Decoder:
     @property
     def rope(self) -> RopeTable:
         """The rotary table of the full-attention layers."""
-        return next(table for (rope, _), table in self.ropes.items() if rope == self.config.rope)
+        return next(table for (rope, *_), table in self.ropes.items() if rope == self.config.rope)
 
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
         """For each attention layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
-        return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
+        return [found[_turn(one)] for one in self.config.stack.attentions]
+
+    def inputs(self, x: Tensor, tokens: Tensor, count: Tensor | None) -> Tensor | None:
+        """[R, L * P]: what layers read of the rows' tokens, and of their embeddings x; None where layers do not."""
+        return None if self._inputs is None or self.table is None else self._inputs(self.table, x, tokens, count)
 
     @property
     def linears(self) -> list[Linear]:
@@ -378,4 +371,8 @@ class Decoder:
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         shared = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
-        return [*(one for products in inside for one in products if one is not None), *shared, *latent, self.head]
+        beside = (one for layer in self.layers if layer.beside is not None for one in layer.beside.dense)
+        own = (one for each in self.layers if (end := each.embedding) is not None for one in (end.gate, end.back))
+        first = () if self._inputs is None else (self._inputs.projection,)
+        alone = (one for products in inside for one in products if one is not None)
+        return [*first, *alone, *shared, *latent, *beside, *own, self.head]

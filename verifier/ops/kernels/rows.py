@@ -12,7 +12,7 @@ import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
-from foresay.verifier.ops.kernels.linear import ROWS, product_at
+from foresay.verifier.ops.kernels.linear import ROWS, gated, product_at
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -67,10 +67,11 @@ def weighted(value, weight, KIND: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=ROWS)
-def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
-              NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, SEGMENTS: tl.constexpr,
-              BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program per row."""
+def norm_rows(x, y, bias, weight, shift, scalar, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+              SHARE: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
+              CENTRED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """x += SHARE y, a product with its bias, unless SHARE is 0, then x *= scalar if SCALED; then out = norm(x) if NORM.
+    One program per row."""
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     if NORM:
@@ -86,6 +87,8 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
         if SHARE != 1.0:
             added = (added.to(tl.float32) * SHARE).to(kind)
         row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
+        if SCALED:
+            row = (row.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
     if NORM:
         made = normed(row, factor, offset, inside, eps, WIDTH, SHIFTED, CENTRED)
@@ -166,6 +169,39 @@ def gate_rows(x, gate, bias, R, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIA
     wide = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS).to(tl.float32)
     opened = (1.0 / (1.0 + tl.exp(-wide))).to(kind)
     tl.store(where, (tl.load(where, inside, 0.0).to(tl.float32) * opened.to(tl.float32)).to(kind), inside)
+
+
+@triton.jit(do_not_specialize=ROWS)
+def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: tl.constexpr, SCALE: tl.constexpr,
+                     HALF: tl.constexpr, LAYERS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, LAYERS): out = HALF (norm(FACTOR product) + SCALE table[token]), WIDTH numbers of a layer."""
+    own = tl.arange(0, BLOCK)
+    inside = own < WIDTH
+    kind: tl.constexpr = out.dtype.element_ty
+    factor = tl.load(weight + own, inside, 0.0)
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + own
+    made = product_at(product, bias, row, columns, inside, R, kind, LAYERS * WIDTH, SEGMENTS, BIAS)
+    made = kept((made.to(tl.float32) * FACTOR).to(kind))
+    projected = normed(made, factor, factor, inside, eps, WIDTH, False, False).to(tl.float32)
+    read = tl.load(table + tl.load(tokens + row) * (LAYERS * WIDTH) + columns, inside, 0.0).to(kind)
+    read = (read.to(tl.float32) * SCALE).to(kind).to(tl.float32)
+    both = (projected + read).to(kind).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * (LAYERS * WIDTH) + columns, (both * HALF).to(kind), inside)
+
+
+@triton.jit(do_not_specialize=(*ROWS, "first"))
+def gated_input_rows(gate, bias, inputs, out, R, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R,): out = gelu(gate) inputs, of which a row's begin with ``first``."""
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    kind: tl.constexpr = out.dtype.element_ty
+    made = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+    read = tl.load(inputs + row.to(tl.int64) * STRIDE + first + columns, inside, 0.0)
+    tl.store(out + row.to(tl.int64) * WIDTH + columns, gated(made, read, 2), inside)
 
 
 @triton.jit
@@ -254,38 +290,48 @@ def rotate_and_store_rows(
     AFTER: tl.constexpr,
     FACTOR: tl.constexpr,
     LARGEST: tl.constexpr,
+    ALIKE: tl.constexpr,
+    VALUED: tl.constexpr,
     SEGMENTS: tl.constexpr,
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
-    normalised, all together if WHOLE, after rotation if AFTER. LARGEST: the largest number of the type that keys and
-    values are quantised to; 0: not quantised."""
+    normalised, all together if WHOLE, after rotation if AFTER; VALUED: and values, without weight. LARGEST: the largest
+    number of the type that keys and values are quantised to; 0: not quantised. ALIKE: values are the product of keys.
+    GROUPS: 0 if there are only queries."""
     wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (heads < QUERIES + 2 * GROUPS) & (columns < HALF)
     kind: tl.constexpr = queries.dtype.element_ty
-    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    width: tl.constexpr = (QUERIES + (1 if ALIKE else 2) * GROUPS) * DIM
     at = heads * DIM + columns
+    if ALIKE:
+        at = (heads - tl.where(heads >= QUERIES + GROUPS, GROUPS, 0)) * DIM + columns
     if WHOLE:  # before this program loads its heads
         scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
     low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
     high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
-    slot = tl.load(slots + row)
-
-    value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
-    is_value = inside & (heads >= QUERIES + GROUPS)
-    if LARGEST == 0:
-        tl.store(values + value, low, is_value)
-        tl.store(values + value + HALF, high, is_value)
+    if GROUPS > 0:
+        slot = tl.load(slots + row)
+        value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
+        is_value = inside & (heads >= QUERIES + GROUPS)
+        if LARGEST == 0 and not VALUED:
+            tl.store(values + value, low, is_value)
+            tl.store(values + value + HALF, high, is_value)
 
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     whole = columns < HALF
     if NORM and not AFTER:
         if not WHOLE:
             scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        if VALUED and GROUPS > 0:
+            low, high = (wide_low * scale).to(kind), (wide_high * scale).to(kind)
+            if LARGEST == 0:
+                tl.store(values + value, low, is_value)
+                tl.store(values + value + HALF, high, is_value)
         weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
         weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
         wide_low = kept(weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32))
@@ -326,10 +372,11 @@ def rotate_and_store_rows(
         tl.store(scales + slot * (2 * GROUPS) + heads - QUERIES, own[:, None], has)
         tl.store(values + value, turned_low, is_value)
         tl.store(values + value + HALF, turned_high, is_value)
-    key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
-    is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
-    tl.store(keys + key, turned_low, is_key)
-    tl.store(keys + key + HALF, turned_high, is_key)
+    if GROUPS > 0:
+        key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
+        is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+        tl.store(keys + key, turned_low, is_key)
+        tl.store(keys + key + HALF, turned_high, is_key)
 
 
 @triton.jit
