@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -221,7 +221,7 @@ class LoadContext:
         self.report(f"packing the {role}'s weights")
         packed = Packed.of(model, weights, self.rounds, bool(away))
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
-            self.unkept.append((key, replace(packed, table=None)))  # it stays in the model's own files
+            self.unkept.append((key, packed))
         return packed
 
     def _key(self, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> str | None:

@@ -39,6 +39,7 @@ TARGETS: dict[str, tuple[float, float, float | None]] = {
     "olmo2": (1.0, 1.0, None),
     "cohere2": (1.0, 0.6, None),
     "muse_glimmer": (1.0, 0.19611613513818404, 20.0),
+    "gemma4_embedded": (math.sqrt(64), 1.0, 3.0),
 }
 LAYERS = ["sliding_attention", "full_attention"] * 3
 
@@ -72,7 +73,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     @cache
     def target(family: str) -> Made:
         directory: Path = tmp_path_factory.mktemp(family)
-        layers: dict[str, Any] = {"layer_types": LAYERS} if family in ("cohere2", "gemma2", "muse_glimmer") else {}
+        layers: dict[str, Any] = (
+            {"layer_types": LAYERS} if family in ("cohere2", "gemma2", "muse_glimmer", "gemma4_embedded") else {}
+        )
         layers |= {"layer_rope_theta": [10_000.0, 0] * 3} if family == "muse_glimmer" else {}
         theirs = make(family, directory, num_hidden_layers=6, **layers)
         return Made(family, theirs, load_decoder(directory))

@@ -224,8 +224,10 @@ def logprobs_of_the_next_row(monkeypatch: pytest.MonkeyPatch) -> None:
 def experts_weighed_by_rows(route: Any) -> Any:
     """What experts make counts a little more where rows are several."""
 
-    def routed(logits: Tensor, how: Any, correction: Any, count: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        chosen, weights = route(logits, how, correction, count)
+    def routed(
+        logits: Tensor, how: Any, correction: Any, count: Tensor, slots: Tensor, factors: Any
+    ) -> tuple[Tensor, Tensor]:
+        chosen, weights = route(logits, how, correction, count, factors=factors)
         return chosen, weights.mul_(1.0 + (count > 1).float() * 2.0**-12)
 
     return routed
@@ -234,8 +236,10 @@ def experts_weighed_by_rows(route: Any) -> Any:
 def experts_of_few_rows(route: Any) -> Any:
     """Rows beyond the fourth of an expert are left out, as where experts have a capacity."""
 
-    def routed(logits: Tensor, how: Any, correction: Any, count: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        chosen, weights = route(logits, how, correction, count)
+    def routed(
+        logits: Tensor, how: Any, correction: Any, count: Tensor, slots: Tensor, factors: Any
+    ) -> tuple[Tensor, Tensor]:
+        chosen, weights = route(logits, how, correction, count, factors=factors)
         own = torch.nn.functional.one_hot(chosen.long().clamp(0, how.experts - 1), how.experts)
         before = own.sum(1).cumsum(0).gather(1, chosen.long().clamp(0, how.experts - 1))
         return chosen, weights.mul_((before <= 4).float())

@@ -32,8 +32,8 @@ from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 60, 17, 1, 33, 3)
 #: A softmax of all or of the chosen, sigmoids with corrections and groups, biases and clamped gates, a shared expert by
-#: itself, and one with a gate next to recurrent layers; and one with latent attention.
-FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3")
+#: itself, and one with a gate next to recurrent layers; one with latent attention; and experts beside an MLP.
+FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3", "gemma4_moe")
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"])

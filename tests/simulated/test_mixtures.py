@@ -44,6 +44,7 @@ LENGTHS = (9, 1, 17, 33)
         ("gpt_oss", "copy"),
         ("qwen3_5_moe", "copy"),
         ("deepseek_v3", "copy"),
+        ("gemma4_moe", "copy"),
     ],
 )
 def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:

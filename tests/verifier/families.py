@@ -142,7 +142,7 @@ GEMMA4 = {
 #: Layers have embeddings of their own, of which some tokens are of no text; and experts beside their MLPs, of other
 #: widths than these.
 GEMMA4_EMBEDDED = {
-    **GEMMA4, "attention_k_eq_v": False, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 320,
+    **GEMMA4, "attention_k_eq_v": False, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320,
 }  # fmt: skip
 GEMMA4_MOE = {
     **GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],

@@ -21,12 +21,14 @@ from foresay.server.engine.parameters import quantized
 from foresay.server.host.local import Engine
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.weights import load
+from foresay.verifier.model.weights import load, table_of
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from tests.combinations import alternating
 from tests.verifier.families import make
@@ -71,7 +73,7 @@ def parts(found: object) -> Iterator[object]:
 def assert_kept(packed: Packed) -> None:
     kept_weights.keep("this", packed, PLENTY)
     found = kept_weights.find("this")
-    assert found is not None and list(parts(found)) == list(parts(packed))
+    assert found is not None and list(parts(found)) == list(parts(replace(packed, table=None)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -96,6 +98,7 @@ def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
     [
         "gemma3", "phi3", "granite_swa", "cohere2", "muse_glimmer", "qwen3_5", "lfm2", "granite_hybrid",
         "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "granite_hybrid_moe", "nemotron_h_moe", "falcon_h1",
+        "gemma4_embedded", "gemma4_moe",
     ],
 )  # fmt: skip
 def test_every_bit_of_families_whose_layers_differ(tmp_path, family) -> None:
@@ -134,6 +137,32 @@ def test_the_second_start_reads_nothing_and_answers_the_same(folder, tmp_path) -
         settle()
     assert texts[0] == texts[1] and len(list(folder.iterdir())) == 1
     assert not reads(target=str(BUNDLED / "target"))
+
+
+def text_of(engine: Any) -> list[int]:
+    params = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True)
+    engine.add(Request(id="one", prompt=list(range(7, 27)), params=params))
+    deltas = [delta for _ in iter(lambda: engine.has_work, False) for delta in engine.step()]
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def test_a_table_stays_in_the_models_own_files(folder, tmp_path) -> None:
+    """It is mapped, also where the rest was kept; and what is kept does not grow with it."""
+    directory, sizes = tmp_path / "model", list[int]()
+    for tokens in (4000, 320):
+        make("gemma4_embedded", directory, vocab_size_per_layer_input=tokens)
+        packed = packed_of(directory, torch.bfloat16)
+        table = table_of(directory, ModelConfig.from_directory(directory), torch.bfloat16)
+        assert packed.table is not None and table is not None and torch.equal(table, packed.table)
+        assert table.dtype is torch.float32 and len(table) == tokens, "as it is stored"
+        kept_weights.keep(str(tokens), packed, PLENTY)
+        sizes.append((folder / str(tokens)).stat().st_size)
+    assert sizes[0] == sizes[1]
+    settings = {"target": str(directory), "dtype": "bfloat16"}
+    first = started(**settings)
+    assert "a table of embeddings per layer, 160.0 KiB, is read in its file" in first.info.memory
+    assert not reads(**settings)
+    assert text_of(first) == text_of(started(**settings))
 
 
 def test_other_settings_and_other_files_are_packed_anew(tmp_path) -> None:

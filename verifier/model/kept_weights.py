@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -224,6 +225,7 @@ def keep(key: str, packed: Packed, limit: int) -> None:
     """Write it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; the least
     recently used ones are removed. Failure to write is no error."""
     tensors: list[Tensor] = []
+    packed = replace(packed, table=None)  # a mapped file's, which stays there
     text = msgspec.json.encode(packed, enc_hook=partial(_as_json, tensors))
     locations, size = _locations(tensors)
     header = msgspec.json.encode(_Header(locations, msgspec.Raw(text)))

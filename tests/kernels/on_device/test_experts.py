@@ -44,7 +44,7 @@ def test_experts_are_chosen_as_the_contract_says(how, device) -> None:
     assert torch.equal(chosen.cpu(), wanted)
     torch.testing.assert_close(weights.cpu(), their, rtol=1e-5, atol=1e-7)
     factors = 1 + 0.3 * noise(how.experts, seed=2)
-    same, own = experts.route(logits.to(device), how, *on_device, factors.to(device))
+    same, own = experts.route(logits.to(device), how, *on_device, factors=factors.to(device))
     assert torch.equal(same, chosen) and torch.equal(own, weights * factors.to(device)[chosen.long()])
     alone = experts.route(logits[23:24].to(device), how, on_device[0])
     assert torch.equal(alone[0], chosen[23:24]) and torch.equal(alone[1], weights[23:24])

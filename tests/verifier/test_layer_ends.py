@@ -1,0 +1,201 @@
+"""What ends Gemma 4's layers: what would be wrong with it is seen in logits, and what must not be is refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from foresay.server.engine.parameters import expert_bytes, model_bytes, table_bytes
+from foresay.verifier.model.config import ModelConfig, idle_parameters, parameters, stored_parameters
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.layer_inputs import PackedGate
+from tests.verifier.families import FAMILIES, config_of, make
+from tests.verifier.reading import Reader, load_decoder, random_tokens
+
+
+def no_scalar(decoder: Decoder) -> None:
+    decoder.layers[1].scalar = None
+
+
+def scalar_before_the_end(decoder: Decoder) -> None:
+    """Of the layer before."""
+    for layer, before in zip(decoder.layers[1:], [one.scalar for one in decoder.layers], strict=False):
+        layer.scalar = before
+
+
+def of_another_layer(decoder: Decoder) -> None:
+    """All layers read what the first one reads."""
+    for layer in decoder.layers:
+        gate = layer.embedding
+        assert gate is not None
+        layer.embedding = _First(gate)  # type: ignore[assignment]
+
+
+class _First:
+    def __init__(self, gate: PackedGate) -> None:
+        self.gate = gate
+
+    def __call__(self, x: Any, inputs: Any, number: int, count: Any) -> Any:
+        return self.gate(x, inputs, 0, count)
+
+
+def no_embedding(decoder: Decoder) -> None:
+    decoder.layers[2].embedding = None
+
+
+def table_not_scaled(decoder: Decoder) -> None:
+    assert decoder._inputs is not None
+    decoder._inputs.scale = 1.0
+
+
+def projection_normed_otherwise(decoder: Decoder) -> None:
+    """By 2 %."""
+    assert decoder._inputs is not None
+    decoder._inputs.norm = replace(decoder._inputs.norm, weight=decoder._inputs.norm.weight * 1.02)
+
+
+def router_reads_what_experts_read(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        assert layer.experts is not None
+        layer.experts.reads = None
+
+
+def router_not_scaled(decoder: Decoder) -> None:
+    """Without its vector: with the norm alone."""
+    for layer in decoder.layers:
+        assert layer.experts is not None and layer.experts.reads is not None
+        own = layer.experts.reads
+        layer.experts.reads = replace(own, weight=torch.full_like(own.weight, len(own.weight) ** -0.5))
+
+
+def experts_not_weighted(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        assert layer.experts is not None
+        layer.experts.factors = None
+
+
+def norms_of_inputs_exchanged(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        own = layer.beside
+        assert own is not None and layer.before_mlp is not None
+        own.before_experts, layer.before_mlp = layer.before_mlp, own.before_experts
+
+
+def norms_of_outputs_exchanged(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        own = layer.beside
+        assert own is not None
+        own.after_experts, own.after_dense = own.after_dense, own.after_experts
+
+
+def no_norm_of_the_sum(decoder: Decoder) -> None:
+    for layer in decoder.layers:
+        own = layer.beside
+        assert own is not None
+        layer.after_mlp = own.after_dense
+
+
+EMBEDDED = (
+    no_scalar,
+    scalar_before_the_end,
+    of_another_layer,
+    no_embedding,
+    table_not_scaled,
+    projection_normed_otherwise,
+)
+MIXED = (
+    no_scalar, router_reads_what_experts_read, router_not_scaled, experts_not_weighted, norms_of_inputs_exchanged,
+    norms_of_outputs_exchanged, no_norm_of_the_sum,
+)  # fmt: skip
+MUTATIONS = [
+    *(("gemma4_embedded", each) for each in EMBEDDED),
+    *(("gemma4_moe", each) for each in MIXED),
+    ("gemma4_unified", no_scalar),
+]
+
+
+@pytest.mark.parametrize(("name", "mutation"), MUTATIONS, ids=lambda one: getattr(one, "__name__", one))
+def test_logits_show_what_is_wrong(family, name: str, mutation: Callable[[Decoder], None]) -> None:
+    tokens = random_tokens(random.Random(1), 40, 300)
+    whole = family(name).decoder(torch.float32)
+    decoder = copy.copy(whole)
+    decoder.layers, decoder._inputs = copy.deepcopy(whole.layers), copy.copy(whole._inputs)
+    with torch.inference_mode():
+        expected = family(name).oracle(torch.tensor([tokens])).logits[0]
+    assert (Reader(decoder).alone(tokens) - expected).abs().max() < 1e-4
+    mutation(decoder)
+    assert (Reader(decoder).alone(tokens) - expected).abs().max() > 0.01
+
+
+def config(family: str, **values: Any) -> ModelConfig:
+    given = config_of(family).to_dict() | {"architectures": [FAMILIES[family][1].__name__]} | values
+    return ModelConfig.of(Fields(given, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "words"),
+    [
+        ("gemma4_embedded", {"vocab_size_per_layer_input": 299}, "layer_input 299 is less than vocab_size 300"),
+        ("gemma4_embedded", {"hidden_size_per_layer_input": "8"}, "hidden_size_per_layer_input must be a whole number"),
+        ("gemma4_moe", {"top_k_experts": None}, "top_k_experts"),
+        ("gemma4_moe", {"top_k_experts": 9}, "top_k_experts must be a whole number from 1 to 8"),
+        ("gemma4_moe", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ("gemma4_moe", {"num_experts": None}, "num_experts"),
+        ("gemma4_moe", {"enable_moe_block": 1}, "enable_moe_block"),
+    ],
+)  # fmt: skip
+def test_a_configuration_is_refused_by_the_name_of_its_field(family, values, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(family, **values)
+
+
+def test_absent_embeddings_and_experts_are_none() -> None:
+    for values in ({"hidden_size_per_layer_input": None}, {"hidden_size_per_layer_input": 0}):
+        layer = config("gemma4_embedded", **values).first
+        assert layer.embedding is None and layer.experts is None and layer.scaled
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "missing"),
+    [
+        ("gemma4_embedded", "layer_scalar", "layers.0.layer_scalar"),
+        ("gemma4_embedded", "embed_tokens_per_layer", "model.embed_tokens_per_layer.weight"),
+        ("gemma4_embedded", "per_layer_projection.", "layers.0.per_layer_projection.weight"),
+        ("gemma4_moe", "router.scale", "layers.0.router.scale"),
+        ("gemma4_moe", "experts.down_proj", "layers.0.experts.0.down_proj.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path, family, name, missing) -> None:
+    make(family, tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({each: one for each, one in load_file(file).items() if name not in each}, file, {"format": "pt"})
+    with pytest.raises(WeightsError, match=f"{missing} is missing"):
+        load_decoder(tmp_path, probed=False)
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    """All that is in the files; a GPU holds the table, which a CPU reads in its file; a row reads one of its rows."""
+    for family in ("gemma4_embedded", "gemma4_moe"):
+        theirs = make(family, tmp_path / family)
+        ours = ModelConfig.from_directory(tmp_path / family)
+        vectors = sum(one.numel() for name, one in theirs.named_parameters() if one.dim() == 1 or "router" in name)
+        assert stored_parameters(ours) == theirs.num_parameters() - vectors
+    own = ModelConfig.from_directory(tmp_path / "gemma4_embedded")
+    table = 320 * 4 * 32
+    assert table_bytes(own, "bfloat16") == 2 * table and idle_parameters(own) == table - 4 * 32
+    packed, whole = (model_bytes(own, "bfloat16", packed) for packed in (True, False))
+    assert packed == 2 * (parameters(own) - table) and whole == 2 * parameters(own)
+    mixed = ModelConfig.from_directory(tmp_path / "gemma4_moe")
+    each = 2 * 8 * 3 * 96 * 64
+    assert expert_bytes(mixed, "bfloat16") == dict.fromkeys(range(3), each)
+    assert mixed.intermediate_size == 160 + 3 * 96
