@@ -108,9 +108,10 @@ def table_of(
 
 
 def _placed(table: Matrix, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then."""
+    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then. Numbers in few
+    bits become floats of ``dtype``."""
     if not isinstance(table, Tensor):
-        table = table.plain().to(torch.bfloat16)
+        table = table.plain().to(dtype)
     return table if device.type == "cpu" and table.dtype in READ else table.to(device, dtype)
 
 
