@@ -328,7 +328,7 @@ def _add_gemma4(writer: Any, config: ModelConfig) -> None:
     writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
     writer.add_head_count_kv([each.kv_heads for each in attentions])
     writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
-    inner = [layer.inner.inner for layer in config.stack.layers]
+    inner = [layer.mlp.inner for layer in config.stack.layers]
     writer.add_feed_forward_length(inner if len(set(inner)) > 1 else inner[0])
     wide = next(each for each in attentions if not each.window)
     for key, value in (("freq_base", wide.rope.theta), ("dimension_count", widest)):
