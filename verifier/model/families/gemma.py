@@ -211,7 +211,6 @@ _UNIFIED = {
 }  # fmt: skip
 
 
-
 def _gguf4(fields: Fields, head_dim: int) -> dict[str, Any]:
     """The widths of each layer, as files state them. head_dim: of layers without a window."""
     slides, shared = fields.get(_SLIDES), fields.integer("attention.shared_kv_layers", 0, minimum=0)
@@ -225,7 +224,9 @@ def _gguf4(fields: Fields, head_dim: int) -> dict[str, Any]:
     own, double = [inner[0]] * (len(slides) - shared), inner[-1] != inner[0]
     if inner != own + [(1 + double) * inner[0]] * shared:
         raise fields.error("feed_forward_length must be one number, or its double in layers that share keys")
-    wide = {str(at): {"head_dim": head_dim, "num_key_value_heads": keys[at]} for at, one in enumerate(slides) if not one}
+    wide = {
+        str(at): {"head_dim": head_dim, "num_key_value_heads": keys[at]} for at, one in enumerate(slides) if not one
+    }
     return {
         "head_dim": narrow,
         "num_key_value_heads": keys[slides.index(True)],
