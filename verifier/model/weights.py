@@ -108,7 +108,7 @@ def table_of(
 
 
 def _placed(table: Matrix, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then. Numbers in few
+    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then. Those in few
     bits become floats of ``dtype``."""
     if not isinstance(table, Tensor):
         table = table.plain().to(dtype)

@@ -155,7 +155,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": layer_count(file),
         PREDICTED: fields.get(_BEHIND),
         "num_attention_heads": heads,
-        "num_key_value_heads": None if _KEYS in own else _one(fields, "attention.head_count_kv", heads),
+        "num_key_value_heads": None if "num_key_value_heads" in own else _one(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "rms_norm_eps": _rms_epsilon(fields),
         "max_position_embeddings": fields.integer("context_length"),
@@ -164,8 +164,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
         "linear_rates_apart": "blk.0.attn_gate.weight" in file.tensors,
-        "attention_k_eq_v": any(f"{name}attn_v.weight" not in file.tensors for name in _with_keys(file)),
-        "vocab_size_per_layer_input": _rows(file, "per_layer_token_embd.weight"),
+        "attention_k_eq_v": any(
+            "attn_k." in name and name.replace("_k.", "_v.") not in file.tensors for name in file.tensors
+        ),
+        "vocab_size_per_layer_input": (table := file.tensors.get("per_layer_token_embd.weight")) and table.shape[0],
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
@@ -188,18 +190,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if rules:
         values["quantization_config"] = {"quant_method": "gguf", "modules": rules}
     return values
-
-
-_KEYS = "num_key_value_heads"
-
-
-def _with_keys(file: GgufFile) -> Iterator[str]:
-    """The beginnings of names in layers with a product for keys."""
-    return (name.removesuffix("attn_k.weight") for name in file.tensors if name.endswith(".attn_k.weight"))
-
-
-def _rows(file: GgufFile, name: str) -> int | None:
-    return file.tensors[name].shape[0] if name in file.tensors else None
 
 
 def _kinds(fields: Fields) -> list[str] | None:
