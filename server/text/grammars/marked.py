@@ -122,7 +122,7 @@ class _Rules:
         try:
             msgspec.convert(schema, _Keywords)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(path, f" is no schema that a call can be held to: {error}") from None
+            raise InvalidRequest(path, f" must be a JSON schema that a call can be held to: {error}") from None
         if "$ref" in schema:
             refuse(schema, {"$ref"}, path)
             return self._target(str(schema["$ref"]), path)
