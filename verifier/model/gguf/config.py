@@ -353,8 +353,8 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
             pattern = "|".join(dict.fromkeys(_EXPERT.sub(r"\\.\\d+\\.", re.escape(module)) for module in modules))
             yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
     for module in (PROJECTION,) if stack.embedding is not None else ():
-        if _quantised(kind := (types.get(module, F32).name,)):
-            yield [module, list(kind)]
+        if _quantised((types.get(module, F32).name,)):
+            yield [module, [types[module].name]]
     kind = types.get(head.removesuffix(".weight"), F32).name
     if _quantised((kind,)):
         yield ["lm_head", [kind]]
