@@ -22,6 +22,7 @@ class Way(msgspec.Struct, frozen=True):
     call: one call. ``{arguments}`` is a JSON object. A call that is itself an object may have its keys in any order,
     and further ones. With ``{index}``, the call's number, the id is made of the text around the name; ``{id}`` is the
     model's own id.
+    quote: if given, ``{arguments}`` are in Gemma 4's notation: strings between two of these, and bare keys.
     parameter: one of ``{parameters}``. A value between tags is bare text if the function's schema says so, else JSON;
     line ends next to it are not part of it if they are next to ``{value}``. Without tags, parameters are Python's.
     """
@@ -31,6 +32,7 @@ class Way(msgspec.Struct, frozen=True):
     between: str = ""
     closes: str = ""
     parameter: str = ""
+    quote: str = ""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -39,7 +41,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     begins: the tag at which text ends and calls begin. ways: readers try them in this order; grammars use the first
     whose tags are all tokens, or else the last. signs: a template with one of these, or with ``begins`` if there are
     none, has this format. bare: calls may also begin the answer, without the tag; then only offered functions count as
-    calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out.
+    calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out; one that
+    reasoning begins with may begin it again. ends: tags that end the answer, even if the checkpoint does not say so.
     """
 
     begins: str = ""
@@ -48,6 +51,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     bare: bool = False
     id: tuple[str, int] = ("call_", 24)
     wraps: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -57,12 +61,14 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
     @property
     def control(self) -> tuple[str, ...]:
-        """Those, and the tags around text."""
-        return *self.tags, *self.wraps
+        """Those, and the tags around text and behind it."""
+        return *self.tags, *self.wraps, *self.ends
 
 
 #: Names of the list of tools in templates.
 TOOLS_VARIABLES = ("tools", "xml_tools")
+#: Its template has rules of its own for conversations (:func:`foresay.server.text.conversation.in_turns`).
+GEMMA4 = "gemma4"
 _OBJECT = '{"name": "{name}", "arguments": {arguments}}'
 
 #: By the name that ``--tool-parser`` takes. The first with a sign in the template is used.
@@ -108,6 +114,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ), wraps=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
     "olmo3": ToolFormat("<function_calls>", (
         Way("{name}({parameters})", "<function_calls>", "\n", "</function_calls>", parameter="{key}={value}"),)),
+    GEMMA4: ToolFormat("<|tool_call>", (Way("<|tool_call>call:{name}{arguments}<tool_call|>", quote='<|"|>'),),
+        signs=("<|tool_call>call:",), wraps=("<|channel>", "<channel|>"), ends=("<|tool_response>",)),
     "llama3": ToolFormat("<|python_tag|>", (Way('{"name": "{name}", "parameters": {arguments}}', between="; "),),
         signs=("<|python_tag|>", "Environment: ipython"), bare=True),
 }
@@ -131,4 +139,5 @@ REASONING: dict[str, tuple[str, str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
 }

@@ -91,6 +91,34 @@ def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return adapted
 
 
+def in_turns(messages: list[dict[str, Any]], embedded: bool) -> list[dict[str, Any]]:
+    """The conversation as Gemma 4's template expects it: arguments are objects, and text next to calls is a message
+    before them, since behind their results it would end the turn. embedded: results are in the message with the calls,
+    and so is what was said next, as its first versions want it."""
+    adapted: list[dict[str, Any]] = []
+    for message in messages:
+        calls = [_mapped(call) for call in message.get("tool_calls", ())]
+        if calls and message["content"]:
+            adapted.append({name: value for name, value in message.items() if name != "tool_calls"})
+            message = {"role": "assistant", "content": ""}
+        asked = adapted[-1] if adapted and "tool_calls" in adapted[-1] else {}
+        if embedded and asked and message["role"] == "tool":
+            names = (call["function"]["name"] for call in asked["tool_calls"] if call["id"] == message["tool_call_id"])
+            result = {"name": next(names), "response": message["content"]}
+            adapted[-1] = asked | {"tool_responses": [*asked.get("tool_responses", ()), result]}
+        elif embedded and "tool_responses" in asked and message["role"] == "assistant" and not calls:
+            adapted[-1] = asked | message
+        else:
+            adapted.append(message | {"tool_calls": calls} if calls else message)
+    return adapted
+
+
+def _mapped(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with arguments that are an object: if they broke off, their text is in one."""
+    function, given = call["function"], call["function"]["arguments"]
+    return call | {"function": function | {"arguments": {"arguments": given}}} if isinstance(given, str) else call
+
+
 #: Describes tools to a model whose chat template has none. Its calls have the format ``hermes``.
 _TOOLS = """You can call functions. To call one, write nothing but its name and arguments, as JSON between tags:
 <tool_call>

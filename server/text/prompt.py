@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from foresay.server.catalog.formats import REASONING
+from foresay.server.catalog.formats import REASONING, TAG
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 
 #: Normalizer steps that keep every character, and the factor by which they shorten text at most: a composed character
@@ -93,7 +93,7 @@ def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) ->
 #: Characters that Unicode reserves for a program's internal use.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 #: Tags of reasoning do not end a turn, and templates search for them in earlier answers.
-_HARMLESS = frozenset(tag for tags in REASONING.values() for tag in tags)
+_HARMLESS = frozenset(tag for tags in REASONING.values() for tag in TAG.findall("".join(tags)))
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):

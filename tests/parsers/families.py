@@ -140,6 +140,97 @@ type {{ t.function.name }} = (_: {
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
+_OF_GEMMA = (
+    *TOOL_FORMATS["gemma4"].control, "<|turn>", "<|think|>", "<|tool>", "<tool|>", "<tool_response|>",
+)  # fmt: skip
+#: In the way of Gemma 4's: one turn of the model holds its calls, their results and what it says next; arguments are
+#: objects, sorted by key; with thinking off an empty thought ends the prompt.
+TEMPLATES["gemma4"] = """{%- macro value(one, quoted=true) -%}
+{%- if one is none -%}null
+{%- elif one is string -%}<|"|>{{ one }}<|"|>
+{%- elif one is boolean -%}{{ 'true' if one else 'false' }}
+{%- elif one is mapping -%}{{ '{' }}
+{%- for key, inner in one | dictsort -%}
+{{ ',' if not loop.first }}{{ '<|"|>' + key + '<|"|>' if quoted else key }}:{{ value(inner, quoted) }}
+{%- endfor -%}{{ '}' }}
+{%- elif one is iterable -%}[
+{%- for inner in one -%}{{ ',' if not loop.first }}{{ value(inner, quoted) }}{%- endfor -%}]
+{%- else -%}{{ one }}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro members(object) -%}
+{%- for key, inner in object | dictsort -%}{{ ',' if not loop.first }}{{ key }}:{{ value(inner, false) }}{%- endfor -%}
+{%- endmacro -%}
+{%- macro declared(schema) -%}
+{%- if schema.description -%}description:{{ value(schema.description) }},{%- endif -%}
+{%- if schema.enum -%}enum:{{ value(schema.enum) }},{%- endif -%}
+{%- if schema.properties -%}properties:{{ '{' }}
+{%- for key, inner in schema.properties | dictsort -%}
+{{ ',' if not loop.first }}{{ key }}:{{ '{' }}{{ declared(inner) }}{{ '}' }}
+{%- endfor -%}{{ '},' }}
+{%- endif -%}
+{%- if schema.required -%}required:{{ value(schema.required) }},{%- endif -%}
+type:{{ value((schema.type or 'object') | upper) }}
+{%- endmacro -%}
+{%- macro unthought(text) -%}
+{%- for part in text.split('<channel|>') -%}{{ part.split('<|channel>')[0] }}{%- endfor -%}
+{%- endmacro -%}
+{%- set thinks = enable_thinking | default(false) -%}
+{%- set told = messages[0].role == 'system' -%}
+{%- set rest = messages[1:] if told else messages -%}
+{%- if thinks or tools or told -%}
+{{ '<|turn>system\n' }}{{ '<|think|>\n' if thinks }}{{ messages[0].content | trim if told }}
+{%- for t in tools or [] -%}
+<|tool>declaration:{{ t.function.name }}{{ '{' -}}
+description:{{ value(t.function.description or '') }},parameters:{{ '{' }}
+{{- declared(t.function.parameters) }}{{ '}}' }}<tool|>
+{%- endfor -%}
+{{ '<turn|>\n' }}
+{%- endif -%}
+{%- set at = namespace(asked=-1, before='', open=false, shown='') -%}
+{%- for m in rest -%}{%- if m.role == 'user' -%}{%- set at.asked = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in rest -%}
+{%- if m.role != 'tool' -%}
+{%- set at.shown = '' -%}
+{%- if not (m.role == 'assistant' and at.before == 'assistant') -%}
+{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}
+{%- endif -%}
+{%- if m.reasoning_content and loop.index0 > at.asked -%}
+{{ '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}
+{%- endif -%}
+{%- set results = namespace(ended=false) -%}
+{%- for c in m.tool_calls or [] -%}
+{%- if c.function.arguments is not mapping -%}{{ raise_exception('arguments must be a mapping') }}{%- endif -%}
+<|tool_call>call:{{ c.function.name }}{{ '{' }}{{ members(c.function.arguments) }}{{ '}' }}<tool_call|>
+{%- set at.shown = 'calls' -%}
+{%- endfor -%}
+{%- for other in rest[loop.index:] if m.tool_calls and not results.ended -%}
+{%- if other.role == 'tool' -%}
+{%- for c in m.tool_calls if c.id == other.tool_call_id -%}
+<|tool_response>response:{{ c.function.name }}{{ '{' }}value:{{ value(other.content) }}{{ '}' }}<tool_response|>
+{%- endfor -%}
+{%- set at.shown = 'results' -%}
+{%- else -%}{%- set results.ended = true -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set content = (unthought(m.content) if m.role == 'assistant' else m.content) | trim -%}
+{{ content }}
+{%- set next = rest[loop.index:] | rejectattr('role', 'equalto', 'tool') | list -%}
+{%- set goes_on = m.role == 'assistant' and next and next[0].role == 'assistant' and at.shown != 'calls' -%}
+{%- if at.shown == 'calls' -%}<|tool_response>
+{%- elif not goes_on and not (at.shown == 'results' and not content and not next) -%}{{ '<turn|>\n' }}
+{%- endif -%}
+{%- set at.before = m.role -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{%- if not at.shown -%}{{ '<|turn>model\n' }}{%- endif -%}
+{%- if not thinks -%}{{ '<|channel>thought\n<channel|>' }}
+{%- elif at.shown == 'results' -%}{{ '<|channel>thought\n' }}
+{%- endif -%}
+{%- endif -%}"""
+#: The smallest ones' has no empty thought.
+TEMPLATES["gemma4_small"] = TEMPLATES["gemma4"].replace("{%- if not thinks -%}", "{%- if false -%}")
 #: Added tokens by family; True: special, so that plain decoding leaves them out.
 ADDED = {
     **{
@@ -156,6 +247,7 @@ ADDED = {
     "minimax_m2": {"<minimax:tool_call>": False, "</minimax:tool_call>": False},
     "plain": {},
     "effort": {},
+    **dict.fromkeys(("gemma4", "gemma4_small"), dict.fromkeys(_OF_GEMMA, True)),
     "harmony": dict.fromkeys(("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>"), True),
 }
 TURNS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
@@ -173,12 +265,15 @@ def written(tokenizer: Tokenizer, *calls: tuple[str, dict[str, Any]]) -> str:
         {"role": "assistant", "content": "", "tool_calls": made},
     ]
     shown = tokenizer.render(turns, add_generation_prompt=False).text
-    return shown.partition("<|assistant|>")[2].removesuffix("<|end|>")
+    for begin, end in (("<|assistant|>", "<|end|>"), ("<|turn>model\n", "<|tool_response>")):
+        if begin in shown:
+            return shown.partition(begin)[2].removesuffix(end)
+    raise AssertionError("no turn of the assistant's")
 
 
 def family_tokenizer(family: str, sample: Sequence[str] = SAMPLE) -> Tokenizer:
-    """A byte-level BPE with the family's template and tokens; <|end|> (id 0) ends a text, of gpt-oss's <|return|>."""
-    end = "<|return|>" if family == "harmony" else "<|end|>"
+    """A byte-level BPE with the family's template and tokens; the one with id 0 ends a text."""
+    end = {"harmony": "<|return|>", "gemma4": "<turn|>", "gemma4_small": "<turn|>"}.get(family, "<|end|>")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

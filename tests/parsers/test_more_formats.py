@@ -32,6 +32,7 @@ KIMI = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
 ASKED = "<|tool_call_begin|>functions.get_weather:7<|tool_call_argument_begin|>" + PARIS + "<|tool_call_end|>"
 V31 = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 COHERE = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}{}\n]<|END_ACTION|>'
+MARKED = "<|tool_call>call:f{{{}}}<tool_call|>"
 CASES = {
     "seed_oss": [
         (
@@ -140,6 +141,35 @@ CASES = {
         ("<|START_TEXT|>1 <|START_TEX", ["1 <|START_TEX"]),
         *texts('<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>'),
         (COHERE.replace("{}", ", so"), [("f", '{"a": 1}'), ", so\n]<|END_ACTION|>"]),
+    ],
+    "gemma4": [
+        (
+            'Ok. <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+            "<|tool_call>call:f{}<tool_call|> Done.",
+            ["Ok.", ("get_weather", PARIS), ("f", "{}"), "Done."],
+        ),
+        # nothing is escaped between marks
+        (
+            MARKED.format('a:<|"|>\n"{b:[1,}\\ <tool_call|> é🦊 <|<|"|>,b:<|"|><|"|>'),
+            [("f", '{"a": "\\n\\"{b:[1,}\\\\ <tool_call|> é🦊 <|", "b": ""}')],
+        ),
+        (
+            MARKED.format('a:[1,{b:{},c:[]},[<|"|>x<|"|>,null],],<|"|>d e<|"|>:-1.5e3,f:false'),
+            [("f", '{"a": [1, {"b": {}, "c": []}, ["x", null]], "d e": -1.5e3, "f": false}')],
+        ),
+        # what these models write at times
+        (MARKED.format(' "a" : "x\\"}" , b: New York,c:None'), [("f", '{"a": "x\\"}", "b": "New York", "c": null}')]),
+        ('<|tool_call>call:f(a=1, b=<|"|>)<|"|>)<tool_call|>', [("f", '{"a": 1, "b": ")"}')]),
+        ("<|tool_call>call:f{a:007}<|tool_call>call:add{}", [("f", '{"a": "007"}'), ("add", "{}")]),
+        ("<|tool_call>call:f{}<tool_call|>\n<|tool_response>response:f{", [("f", "{}")]),
+        *texts("<|tool_call>f{}<tool_call|>", "<|tool_call>call:f[1]<tool_call|>", "<|tool_call>call:{}<tool_call|>"),
+        *texts("<|tool_call>call:get_wea"),
+        (MARKED.format("a:"), [("f", '{"a": '), "}<tool_call|>"]),
+        (MARKED.format("a:[1")[:-1], [("f", '{"a": [1'), "}<tool_call|"]),
+        (MARKED.format('a:<|"|>x<|"|> b:1'), [("f", '{"a": "x"'), "b:1}<tool_call|>"]),
+        ("<|tool_call>call:f{a:1<tool_call|>", [("f", '{"a": 1')]),
+        ('<|tool_call>call:get_weather{city:<|"|>Par<', [("get_weather", '{"city": "Par<')]),
+        ("<|tool_call>call:get_weather{days:1", [("get_weather", '{"days": 1')]),
     ],
     "olmo3": [
         (

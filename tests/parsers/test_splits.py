@@ -19,6 +19,7 @@ FRAGMENTS = [
     '{"name": "f", "arguments": {', '{"name": "add", "parameters": {}}', '{"a": "b"}', "null", "1", "<", "</tool", " ",
     "\n", "Hello", "<function=", "f>", "</function>", "<parameter=", "city>", "days>",
     "</parameter>", "é", "🦊", "\\u00e9", "(", ")", "f(", "city=", "'", "functions.f:0",
+    "call:f{", 'call:f{a:<|"|>', "a:", "call:f(a=", "<tool_",
     *sorted({tag for form in TOOL_FORMATS.values() for tag in form.tags}),
 ]  # fmt: skip
 outputs = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)

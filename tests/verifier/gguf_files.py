@@ -253,8 +253,9 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     writer.add_head_count_kv(
         counts if own.architecture in ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h") else config.num_kv_heads
     )
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(attention.latent if isinstance(attention, Latent) else config.head_dim)
+    writer.add_key_length(max(each.head_dim for each in config.stack.attentions))
+    wide = max(each.head_dim for each in config.stack.attentions)
+    writer.add_value_length(attention.latent if isinstance(attention, Latent) else wide)
     if isinstance(attention, Latent):
         writer.add_q_lora_rank(attention.rank or 0)
         writer.add_kv_lora_rank(attention.latent)
@@ -287,6 +288,8 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     window = next((each.window for each in config.stack.attentions if each.window), None)
     if window is not None and own.windowed:
         writer.add_sliding_window(window)
+    if own.architecture == "gemma4":
+        _add_gemma4(writer, config)
     numbers = {
         writer.add_attn_logit_softcapping: attention.softcap,
         writer.add_final_logit_softcapping: config.stack.logit_cap,
@@ -311,6 +314,32 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     for key, value in (tokens or letters(config.vocab_size)).items():
         _add(writer, key, value)
     return writer
+
+
+def _add_gemma4(writer: Any, config: ModelConfig) -> None:
+    """What the converter says of Gemma 4: each layer's kind and widths, and which pairs of its whole heads turn."""
+    attentions = config.stack.attentions
+    narrow = next(each for each in attentions if each.window)
+    widest = max(each.head_dim for each in attentions)
+    writer.add_sliding_window_pattern([bool(each.window) for each in attentions])
+    writer.add_shared_kv_layers(sum(each.source is not None for each in attentions))
+    writer.add_embedding_length_per_layer_input(0 if (own := config.stack.embedding) is None else own.width)
+    writer.add_key_length_swa(narrow.head_dim)
+    writer.add_value_length_swa(narrow.head_dim)
+    writer.add_rope_dimension_count_swa(narrow.head_dim)
+    writer.add_rope_freq_base_swa(narrow.rope.theta)
+    writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+    writer.add_head_count_kv([each.kv_heads for each in attentions])
+    writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
+    inner = [layer.mlp.inner for layer in config.stack.layers]
+    writer.add_feed_forward_length(inner if len(set(inner)) > 1 else inner[0])
+    wide = next(each for each in attentions if not each.window)
+    for key, value in (("freq_base", wide.rope.theta), ("dimension_count", widest)):
+        writer.kv_data[0].pop(f"{writer.arch}.rope.{key}", None)
+        {float: writer.add_rope_freq_base, int: writer.add_rope_dimension_count}[type(value)](value)
+    turning = int(widest * wide.rope.parameters.share / 2)
+    factors = np.array([1.0] * turning + [1e30] * (widest // 2 - turning), dtype=np.float32)
+    writer.add_tensor("rope_freqs.weight", factors)
 
 
 def _add_recurrence(writer: Any, config: ModelConfig, delta: Remembering) -> None:

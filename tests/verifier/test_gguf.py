@@ -102,6 +102,9 @@ AS_FILES_HAVE_IT = {
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
         "query_pre_attn_scalar": WIDTHS["head_dim"],
     },
+    "gemma4": {"global_head_dim": 128},
+    "gemma4_embedded": {"global_head_dim": 128, "hidden_size_per_layer_input": 256},
+    "gemma4_moe": {"global_head_dim": 128, "moe_intermediate_size": 256},
     "gpt_oss": ALTERNATE,
     "gemma2": {"query_pre_attn_scalar": WIDTHS["head_dim"], **ALTERNATE},
     "olmo3": EACH_FOURTH,
@@ -150,7 +153,7 @@ AS_FILES_HAVE_IT = {
 }
 
 
-WITHOUT_FILES = {"qwen2_window", "granite_swa", "gemma4", "gemma4_unified", "gemma4_embedded", "gemma4_moe"}
+WITHOUT_FILES = {"qwen2_window", "granite_swa", "gemma4_unified"}
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - WITHOUT_FILES))
@@ -167,6 +170,15 @@ def test_a_file_of_qwen3_next_has_the_bits_of_its_checkpoint(tmp_path, monkeypat
     make("qwen3_next", tmp_path / "plain", mlp_only_layers=[])
     wanted = reader(tmp_path / "plain").alone(TOKENS)
     convert(tmp_path / "plain", tmp_path / "x.gguf", all_of("F32"))
+    assert torch.equal(reader(resolve(tmp_path / "x.gguf")).alone(TOKENS), wanted)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_embedded", "gemma4_moe"])
+def test_a_file_of_gemma_4_has_the_bits_of_its_checkpoint(tmp_path, family, kind) -> None:
+    make(family, tmp_path / "plain")
+    convert(tmp_path / "plain", tmp_path / "x.gguf", all_of(kind))
+    wanted = reader(tmp_path / "plain").alone(TOKENS)
     assert torch.equal(reader(resolve(tmp_path / "x.gguf")).alone(TOKENS), wanted)
 
 

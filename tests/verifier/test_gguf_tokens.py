@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
-from tokenizers.normalizers import NFC
+from tokenizers.normalizers import NFC, Replace
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+from transformers import GemmaTokenizer
 
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.tokenizer import Tokenizer
@@ -68,6 +70,55 @@ def assert_same_ids(directory: Path, original: Tokenizer) -> None:
         for skip in (True, False):
             assert made.decode(ids, skip) == original.decode(ids, skip)
     assert made.special_ids == original.special_ids
+
+
+#: Control tokens of Gemma 4 that llama.cpp's converter makes the user's.
+SHOWN = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
+
+
+def gemma4() -> tuple[Tokenizer, dict[str, Any]]:
+    """A tokenizer as Gemma 4's are, made by transformers' class, and the keys that the converter makes of it."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *SHOWN, "<|turn>", "<turn|>"]
+    backend = Backend(BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = Replace(" ", "▁")
+    raw = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = BpeTrainer(vocab_size=600, special_tokens=[*control, *raw], show_progress=False)
+    backend.train_from_iterator([*TEXTS[:2], "the\n\nweather\n\n\nin Paris is   sunny and warm"] * 9, trainer)
+    model = json.loads(backend.to_str())["model"]
+    made = GemmaTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    made.add_special_tokens({"additional_special_tokens": control[5:]})
+    made.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    names = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = {**dict.fromkeys(control, 3), **dict.fromkeys(SHOWN, 4), **dict.fromkeys(raw, 6)}
+    return Tokenizer(made), {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.scores": [0.0] * len(names),
+        "tokenizer.ggml.token_type": [kinds.get(name, 1) for name in names],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def test_gemma_4_s_tokenizer(tmp_path) -> None:
+    """The converter makes ordinary tokens of some control tokens; here they are control tokens, and end texts."""
+    original, tokens = gemma4()
+    made = made_of(tmp_path, tokens)
+    assert_same_ids(made, original)
+    read = Tokenizer.load(made)
+    text = 'x<|tool_call>call:f{a:<|"|>b c<|"|>}<tool_call|><turn|>\n\n\n'
+    assert read.encode(text) == original.encode(text)
+    assert {read.special_id(tag) for tag in SHOWN} == {tokens["tokenizer.ggml.tokens"].index(tag) for tag in SHOWN}
+    named = [tokens["tokenizer.ggml.tokens"].index(end) for end in ("<|tool_response>", "<turn|>")]
+    assert ModelConfig.from_directory(made).eos_token_ids == (1, *named)
+    without = GgufFile(tmp_path / "x.gguf", {name: value for name, value in tokens.items() if "merges" not in name}, {})
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.merges is missing"):
+        tokenizer_of(without)
 
 
 def test_the_bundled_tokenizer(tmp_path) -> None:

@@ -115,9 +115,10 @@ def table_of(directory: str | Path, config: ModelConfig, dtype: torch.dtype) -> 
 
 
 def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Where) -> Tensor:
-    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then."""
+    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then. Those in few
+    bits become floats of ``dtype``."""
     if not isinstance(table, Tensor):
-        table = table.plain().to(torch.bfloat16)
+        table = table.plain().to(dtype)
     if dtype is torch.float16 and any(bool((part.abs() > _LARGEST).any()) for part in table.split(_ROWS)):
         raise WeightsError(f"{TABLE} does not fit float16; load it as bfloat16 or float32")
     if where == "file" or (device.type == "cpu" and table.dtype in _READ):

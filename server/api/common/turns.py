@@ -23,7 +23,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.catalog.formats import EFFORTS
+from foresay.server.catalog.formats import EFFORTS, GEMMA4
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
@@ -272,6 +272,9 @@ def _template_messages(
         messages, moved = conversation.folded(messages)
         messages = conversation.in_channels(messages)
         noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
+    if text.chat_format.calls == GEMMA4:
+        embedded = "tool_responses" in text.chat_format.words and "tool_call_id" not in text.chat_format.words
+        messages = conversation.in_turns(messages, embedded)
     if text.chat_format.generic:
         messages = conversation.spelled_out(messages, offer.rendered())
         noted += (warning("generic_tools", "tools"),) if offer.listed else ()

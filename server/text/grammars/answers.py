@@ -23,6 +23,7 @@ from foresay.server.catalog.formats import CHANNELS, FORMATS, HARMONY, PLACEHOLD
 from foresay.server.schemas.chat import ChatRequest, Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.fields import bounded, guided, refuse_lengths, wanted
+from foresay.server.text.grammars.marked import Quote, argument_rules, literal, refuse
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parsers.formats import is_text
 from foresay.server.text.tokenizer import Tokenizer
@@ -30,8 +31,7 @@ from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.request import Grammar
 
 _OF_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_OF_TEXT = {"type", "enum", "const", "format"}
-_REMARKS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"}
+_OF_TEXT = {"type", "enum", "const"}
 _ANYTHING = {"type": "object"}
 #: The schema of a function declared without parameters.
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -62,21 +62,21 @@ def written(text: str, tokens: Tokens, **placeholders: str) -> str:
     tags = "|".join(map(re.escape, tokens))
     literals, found = PLACEHOLDER.split(text)[::2], PLACEHOLDER.split(text)[1::2]
     parts = []
-    for literal, placeholder in zip_longest(literals, found):
-        pieces = re.split(f"({tags})", literal) if tags else [literal]
-        parts += [f"<[{tokens[piece]}]>" if piece in tokens else _literal(piece) for piece in pieces if piece]
+    for between, placeholder in zip_longest(literals, found):
+        pieces = re.split(f"({tags})", between) if tags else [between]
+        parts += [f"<[{tokens[piece]}]>" if piece in tokens else literal(piece) for piece in pieces if piece]
         parts += [placeholders[placeholder]] if placeholder else []
     return " ".join(parts)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens) -> Iterator[str]:
     """A rule ``call<number>``, and the rules it needs. path: to the function's parameters."""
     inside = {"arguments": f"arguments{number}", "parameters": f"parameters{number}"}
-    yield f"call{number}: {written(way.call, tokens, name=_literal(function.name), index='/[0-9]{1,4}/', **inside)}"
+    yield f"call{number}: {written(way.call, tokens, name=literal(function.name), index='/[0-9]{1,4}/', **inside)}"
+    if way.quote:
+        quote = Quote(way.quote, written(way.quote, tokens))
+        yield from argument_rules(inside["arguments"], function.parameters or _NOTHING, path, quote)
+        return
     if not way.parameter:
         schema = guided(function.parameters or _NOTHING, path, closed=True)
         if schema.get("type", "object") != "object":
@@ -113,7 +113,7 @@ class _Parameter(msgspec.Struct, frozen=True):
 def _parameters(number: int, function: Function, path: Path) -> list[_Parameter] | None:
     """A function's parameters in order; None if any are allowed."""
     schema = function.parameters or {}
-    _refuse(schema, _OF_OBJECT, path)
+    refuse(schema, _OF_OBJECT, path)
     guided(schema, path)  # refuses what is not a schema
     if schema and "properties" not in schema and schema.get("additionalProperties") is not False:
         return None
@@ -134,12 +134,6 @@ def _parameters(number: int, function: Function, path: Path) -> list[_Parameter]
     ]
 
 
-def _refuse(schema: Any, known: set[str], path: Path) -> None:
-    for keyword in schema if isinstance(schema, dict) else ():
-        if keyword not in known | _REMARKS:
-            raise InvalidRequest(path, f": {keyword} cannot be held to in the way this model writes calls")
-
-
 def _check_key(pattern: str, parameter: _Parameter) -> None:
     if not re.fullmatch(pattern, parameter.key):
         raise InvalidRequest(parameter.path, ": this model cannot write a parameter of this name")
@@ -157,7 +151,7 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
         yield f"text[lazy]: /(.|\\n)*{_pattern(end)}/"
     for parameter in parameters or ():
         _check_key('[^<>"\n]*' if '"{key}"' in form else "[^<>\n]*", parameter)
-        key = _literal(parameter.key)
+        key = literal(parameter.key)
         if not is_text(parameter.schema):
             yield f"{parameter.rule}: {written(form, tokens, key=key, value=f'value_{parameter.rule}')}"
             yield parameter.json
@@ -168,13 +162,13 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
     if parameters is None:
         yield f"any: {written(head, tokens, key='/[^<>' + chr(92) + 'n]+/')} text {rest}"
     listed = "any*" if parameters is None else " ".join(one.rule + one.optional for one in parameters)
-    yield f"parameters{number}: {listed or _literal('')}"
+    yield f"parameters{number}: {listed or literal('')}"
 
 
 def _words(parameter: _Parameter, end: str) -> str:
     """A rule for the allowed values of a text; empty if any text is allowed."""
     schema, path = parameter.schema, parameter.path
-    _refuse(schema, _OF_TEXT, path)
+    refuse(schema, _OF_TEXT, path)
     if not isinstance(schema, dict) or not schema.keys() & {"enum", "const"}:
         return ""
     words = [schema["const"]] if "const" in schema else schema["enum"]
@@ -182,7 +176,7 @@ def _words(parameter: _Parameter, end: str) -> str:
         raise InvalidRequest(path, ".enum must be a list of texts")
     if any(end in word for word in words):
         raise InvalidRequest(path, f": this model cannot write {end} in a parameter")
-    return f"({' | '.join(map(_literal, words))})"
+    return f"({' | '.join(map(literal, words))})"
 
 
 def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iterator[str]:
@@ -196,7 +190,7 @@ def _python(form: str, number: int, parameters: list[_Parameter] | None) -> Iter
     for parameter in reversed(parameters):
         _check_key("[A-Za-z_][A-Za-z0-9_]*", parameter)
         rule = parameter.rule
-        yield f"{rule}: {written(form, {}, key=_literal(parameter.key), value=f'value_{rule}')}"
+        yield f"{rule}: {written(form, {}, key=literal(parameter.key), value=f'value_{rule}')}"
         yield parameter.json
         yield f'rest_{rule}: (", " {rule}){parameter.optional} {rest}'
         firsts = [f"{rule} {rest}"] + (firsts if parameter.optional else [])
@@ -316,7 +310,7 @@ def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Token
     """The grammar applied after reasoning, if the prompt has opened reasoning or the model starts with it."""
     if chat_format.thinks is None:
         return grammar
-    opening, closing = (tokenizer.added_id(tag) for tag in chat_format.thinks)
+    opening, closing = (tokenizer.added_id(TAG.findall(tag)[0]) for tag in chat_format.thinks)
     if beginning.opened and closing is None:
         raise InvalidRequest(grammar.param, ": the tags of this model's reasoning are no tokens; ask it not to reason")
     done = beginning.continues or beginning.prompt.rstrip().endswith(chat_format.thinks[1])

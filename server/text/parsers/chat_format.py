@@ -23,6 +23,7 @@ from foresay.server.catalog.formats import (
     FORMATS,
     HARMONY,
     REASONING,
+    TAG,
     TOOLS_VARIABLES,
     ToolFormat,
 )
@@ -184,7 +185,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         thinks = ANALYSIS if channels and thoughts == "auto" else thinks
         form = CHANNELS if channels else FORMATS[calls] if calls else ToolFormat()
-        tags = (*form.control, *(thinks or ()))
+        tags = (*form.control, *TAG.findall("".join(thinks or ())))
         markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
         return cls(
@@ -232,7 +233,8 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         if self.channels:
             script = partial(messages, begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)
-        tags = (*(form.tags if offer.functions else ()), *form.wraps, *(self.thinks or ()))
+        around = (*form.wraps, *form.ends, *TAG.findall("".join(self.thinks or ())))
+        tags = (*(form.tags if offer.functions else ()), *around)
         if not any(tags):
             return PlainText()
         markers = {token: tag for token, tag in self.markers.items() if tag in tags}

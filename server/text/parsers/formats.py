@@ -8,7 +8,17 @@ from typing import Any
 
 from foresay.server.catalog.formats import PLACEHOLDER, TAG, ToolFormat, Way
 from foresay.server.text.parsers.parser import Call, ParsedAnswer, arguments, json_call
-from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, meant, spelled, text_before, value
+from foresay.server.text.parsers.script import (
+    Broken,
+    OutputOver,
+    Reader,
+    Script,
+    marked,
+    meant,
+    spelled,
+    text_before,
+    value,
+)
 
 _PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
 _KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
@@ -19,23 +29,43 @@ def output(
 ) -> Script[None]:
     """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
 
-    Only the beginning can be reasoning: a later tag is text.
+    Only the beginning can be reasoning, unless one of the format's tags around text begins it: a later tag is text.
     """
-    if thinks and (opened or (yield from reader.passed_over(thinks[0], unless=(Broken, OutputOver)))):
-        answer.thinking = True
-        yield from text_before(reader, answer.reasoning, thinks[1:], trim=True)
-        answer.thinking = False
-        yield from reader.ahead()
-    calls = bool(form.begins and answer.offered)
-    tags = (*form.wraps, form.begins) if calls else form.wraps
-    called = calls and form.bare and (yield from _calls(form, reader, answer))
+    begins = (form.begins,) if form.begins and answer.offered else ()
+    if thinks and (opened or (yield from _passed(reader, thinks[0]))):
+        yield from _thought(form, thinks, begins, reader, answer)
+    tags = (*form.wraps, *form.ends, *begins)
+    called = begins and form.bare and (yield from _calls(form, reader, answer))
     while not answer.full:
-        tag = yield from text_before(reader, answer.text, tags, trim=called)
-        if tag.strip() in form.wraps:
-            continue
-        called = yield from _calls(form, reader, answer)
-        if not called:
-            answer.text(tag)
+        tag = yield from text_before(reader, answer.text, tags, trim=bool(called))
+        name = tag.strip()
+        if name in form.ends:
+            return
+        if name not in form.wraps:
+            called = yield from _calls(form, reader, answer)
+            if not called:
+                answer.text(tag)
+        elif thinks and thinks[0].startswith(name) and (yield from _passed(reader, thinks[0].removeprefix(name))):
+            answer.apart()
+            yield from _thought(form, thinks, begins, reader, answer)
+
+
+def _passed(reader: Reader, tag: str) -> Script[bool]:
+    """Skip ``tag``, if that follows; output that ends inside it does not."""
+    return (yield from reader.passed_over(tag, unless=(Broken, OutputOver)))
+
+
+def _thought(
+    form: ToolFormat, thinks: tuple[str, str], begins: tuple[str, ...], reader: Reader, answer: ParsedAnswer
+) -> Script[None]:
+    """Reasoning up to its end; where the end is a tag that may be around any text, up to a call that lacks it, too."""
+    answer.thinking = True
+    ends = (thinks[1], *begins) if thinks[1] in form.wraps else thinks[1:]
+    tag = yield from text_before(reader, answer.reasoning, ends, trim=True)
+    answer.thinking = False
+    if tag.strip() in begins:
+        reader.unread(tag.strip())
+    yield from reader.ahead()
 
 
 def _calls(form: ToolFormat, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
@@ -86,7 +116,7 @@ def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Scr
             return (yield from _parameters(way, _PIECES.findall(text)[0], answer, reader, call))
         if part == "arguments":
             call.named(name)
-            yield from arguments(reader, call)
+            yield from marked(reader, call.write, way.quote) if way.quote else arguments(reader, call)
             return call.close()
         word = yield from _word(reader)
         if part == "name":
@@ -98,7 +128,7 @@ def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Scr
             yield from reader.expect(piece)
         if not text:  # the arguments follow at once
             reader.unread(following := (yield from reader.read()))
-            if following != "{":
+            if following not in ("{", "(" if way.quote else "{"):
                 raise Broken
 
 
@@ -222,11 +252,10 @@ def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) ->
     """Message by message, up to a call that must be the last. header: the result of :func:`begun`. thinks: whether
     reasoning is separated from text."""
     header, inside, _ = header.partition(_MESSAGE)
-    separators = {"text": "", "reasoning": ""}
     while True:
         if not inside:
             header += yield from _header(reader, answer)
-        end = yield from _message(header, thinks, separators, reader, answer)
+        end = yield from _message(header, thinks, reader, answer)
         if end == _CALL or answer.full:
             return
         header, inside = end, ""
@@ -247,22 +276,18 @@ def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
     return found
 
 
-def _message(
-    header: str, thinks: bool, separators: dict[str, str], reader: Reader, answer: ParsedAnswer
-) -> Script[str]:
-    """A message, and the tag after it. separators: the separator between an emitted part and the next one of its
-    kind."""
+def _message(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[str]:
+    """A message, and the tag after it."""
     on, to = _ON.search(header), _FOR.search(header)
     if to is not None and answer.offered and ("functions." in to[0] or to[1] in answer.offered):
         yield from answer.attempt(reader, partial(_channel_call, to[1]))
         return (yield from reader.read())
     answer.thinking = thinks and on is not None and on[1] == "analysis"
-    kind = "reasoning" if answer.thinking else "text"
     emit = answer.reasoning if answer.thinking else answer.text
     while (atom := (yield from reader.read())) not in _AFTER:
-        emit(separators[kind] + atom)
-        separators[kind] = ""
-    answer.thinking, separators[kind] = False, "\n\n"
+        emit(atom)
+    answer.thinking = False
+    answer.apart()
     return atom
 
 

@@ -86,14 +86,25 @@ class ParsedAnswer:
         self.offered = offered or {}
         self.calls = 0
         self._identify, self._parallel = identify, parallel
+        self._written: set[type[Part]] = set()
+        self._apart: set[type[Part]] = set()
 
     def text(self, text: str) -> None:
         """More text."""
-        self.emitted.append(TextPart(text))
+        self._add(TextPart, text)
 
     def reasoning(self, text: str) -> None:
         """Emit reasoning."""
-        self.emitted.append(ReasoningPart(text))
+        self._add(ReasoningPart, text)
+
+    def apart(self) -> None:
+        """What follows of the text, and of the reasoning, stands behind an empty line."""
+        self._apart = set(self._written)
+
+    def _add(self, kind: type[TextPart | ReasoningPart], text: str) -> None:
+        self.emitted.append(kind("\n\n" + text if kind in self._apart else text))
+        self._apart.discard(kind)
+        self._written.add(kind)
 
     def parameters_of(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters."""

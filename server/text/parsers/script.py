@@ -256,3 +256,110 @@ def meant(text: str) -> str:
 def spelled(text: str) -> str:
     """``text`` as a JSON string."""
     return msgspec.json.encode(text).decode()
+
+
+# -- Gemma 4's notation ------------------------------------------------------------------------------------------------
+# ``{city:<|"|>Paris<|"|>,days:3}``, written as JSON. A string ends at its mark as it began: as a token, or spelled. So
+# nothing has to be escaped in it. Read as well: JSON's strings, words without marks, ``(city=..)``.
+
+
+_MARKED = {"{": ("{", "}"), "(": ("{", ")"), "[": ("[", "]")}
+_CLOSING = {")": "}"}
+
+
+def marked(reader: Reader, write: Write, mark: str) -> Script[None]:
+    """One object, after white space, with ``mark`` around its strings; its JSON is streamed to ``write``."""
+    if (yield from reader.ahead()) not in "{(":
+        raise Broken
+    closers: list[str] = []
+    while True:
+        bracket = yield from reader.ahead()
+        first = bracket in _MARKED
+        if first:
+            write(_MARKED[(yield from reader.read())][0])
+            closers.append(_MARKED[bracket][1])
+        else:
+            yield from _marked_scalar(reader, write, mark)
+        while not (yield from _goes_on(reader, write, mark, closers[-1], first)):
+            first = False
+            closers.pop()
+            if not closers:
+                return
+
+
+def _goes_on(reader: Reader, write: Write, mark: str, closer: str, first: bool) -> Script[bool]:
+    """Whether brackets have another value, whose comma and key are written; else they are closed. first: it would be
+    the first."""
+    char = yield from reader.solid()
+    if not first and char == ",":
+        char = yield from reader.solid()
+    elif not first and char != closer:
+        reader.unread(char)
+        raise Broken
+    if char == closer:
+        write(_CLOSING.get(closer, closer))
+        return False
+    reader.unread(char)
+    key = "" if closer == "]" else (yield from _key(reader, mark, ":=" if closer == ")" else ":"))
+    write(("" if first else ", ") + key)
+    return True
+
+
+def _key(reader: Reader, mark: str, ends: str) -> Script[str]:
+    """A key as JSON, up to one of ``ends``, which is read too."""
+    quoted: list[str] = []
+    if (yield from reader.ahead()) in (mark, mark[0], '"'):
+        yield from _marked_scalar(reader, quoted.append, mark)
+        name = text_of("".join(quoted)) or ""
+    else:
+        name = yield from _bare(reader, ends + ",{}[]()<")
+    end = yield from reader.solid()
+    if end not in ends:
+        reader.unread(end)
+        raise Broken
+    return f"{spelled(name)}: "
+
+
+def _marked_scalar(reader: Reader, write: Write, mark: str) -> Script[None]:
+    """A string, a number or a word."""
+    begin = yield from reader.ahead()
+    if begin in (mark, mark[0]):
+        yield from reader.expect(mark)
+        yield from _between(reader, write, mark, begin == mark)
+    elif begin == '"':
+        write((yield from reader.read()))
+        yield from _quoted(reader, write)
+    else:
+        write(meant((yield from _bare(reader, ",{}[]()<", write))))
+
+
+def _bare(reader: Reader, ends: str, write: Write = lambda _: None) -> Script[str]:
+    """The text before one of ``ends``, which is left unread. write: gets what there is if the output ends."""
+    text = ""
+    try:
+        while (char := (yield from reader.char())) not in ends:
+            text += char
+    except (OutputOver, Broken):
+        write(text)
+        raise
+    reader.unread(char)
+    if not text.strip():
+        raise Broken
+    return text.strip()
+
+
+def _between(reader: Reader, write: Write, mark: str, token: bool) -> Script[None]:
+    """The rest of a string up to ``mark``. token: the mark is a token, and its spelling is text."""
+    write('"')
+    held = ""
+    try:
+        while held != mark and (atom := (yield from reader.char(mark))) != mark:
+            held += atom
+            spelling = next((at for at in range(len(held)) if mark.startswith(held[at:])), len(held))
+            certain = len(held) if token else spelling
+            write(spelled(held[:certain])[1:-1])
+            held = held[certain:]
+    except OutputOver:
+        write(spelled(held)[1:-1])
+        raise
+    write('"')

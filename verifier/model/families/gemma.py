@@ -210,8 +210,73 @@ _UNIFIED = {
     **_GEMMA4, "max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
 }  # fmt: skip
 
+
+def _gguf4(fields: Fields, head_dim: int) -> dict[str, Any]:
+    """The widths of each layer, as files state them. head_dim: of layers without a window."""
+    slides, shared = fields.get(_SLIDES), fields.integer("attention.shared_kv_layers", 0, minimum=0)
+    if not isinstance(slides, list) or not any(slides):
+        raise fields.error(f"{_SLIDES} must say for each layer whether it has a window, and one must")
+    keys, inner = (_listed(fields, key, len(slides)) for key in ("attention.head_count_kv", "feed_forward_length"))
+    narrow = fields.integer("attention.key_length_swa", head_dim)
+    for other in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if fields.integer(other, narrow) != narrow:
+            raise fields.error(f"{other} that differs from attention.key_length_swa {narrow} is not supported")
+    own, double = [inner[0]] * (len(slides) - shared), inner[-1] != inner[0]
+    if inner != own + [(1 + double) * inner[0]] * shared:
+        raise fields.error("feed_forward_length must be one number, or its double in layers that share keys")
+    wide = {
+        str(at): {"head_dim": head_dim, "num_key_value_heads": keys[at]} for at, one in enumerate(slides) if not one
+    }
+    return {
+        "head_dim": narrow,
+        "num_key_value_heads": keys[slides.index(True)],
+        "per_layer_config": wide,
+        "intermediate_size": inner[0],
+        "use_double_wide_mlp": double,
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": fields.integer("embedding_length_per_layer_input", 0, minimum=0),
+        "final_logit_softcapping": fields.optional_number("final_logit_softcapping"),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
+        "enable_moe_block": bool(fields.get("expert_count")),
+        "top_k_experts": fields.get("expert_used_count"),
+    }
+
+
+_SLIDES = "attention.sliding_window_pattern"
+
+
+def _listed(fields: Fields, key: str, count: int) -> list[int]:
+    """A number of each layer, which may be one for all."""
+    found = fields.get(key)
+    if not isinstance(found, list):
+        return [fields.integer(key)] * count
+    if len(found) != count or not all(type(one) is int and one > 0 for one in found):
+        raise fields.error(f"{key} must be a number, or one for each of {count} layers, got {found!r}")
+    return found
+
+
+_NAMES4 = {
+    **SANDWICH_NAMES,
+    "layer_output_scale.weight": "layer_scalar",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+_GGUF4 = Gguf("gemma4", _NAMES4, windowed=True, experts=None, values=_gguf4)
+
 GEMMA |= {
-    "Gemma4ForCausalLM": Family("Gemma 4", gemma4, _GEMMA4),
+    "Gemma4ForCausalLM": Family("Gemma 4", gemma4, _GEMMA4, _GGUF4),
     "Gemma4UnifiedForCausalLM": Family("Gemma 4", gemma4, _UNIFIED),
 }
 

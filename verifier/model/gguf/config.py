@@ -16,6 +16,7 @@ from foresay.verifier.model.families.family import Gguf
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, GgufTensor, Type
 from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.per_layer import PROJECTION
 
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -141,12 +142,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     fields = _own_fields(file)
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = _head_dim(fields, hidden // heads)
-    tied = HEAD not in file.tensors
+    tied, own = HEAD not in file.tensors, gguf_of(file.architecture).values(fields, head_dim)
     values = {
         "architectures": [_architecture(file, fields)],
         "vocab_size": _vocab_size(file, fields),
         "hidden_size": hidden,
-        "intermediate_size": _inner(fields),
+        "intermediate_size": None if "intermediate_size" in own else _inner(fields),
         "moe_intermediate_size": fields.get("expert_feed_forward_length"),
         "shared_expert_intermediate_size": fields.get("expert_shared_feed_forward_length"),
         "num_experts": fields.get("expert_count"),
@@ -154,7 +155,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": layer_count(file),
         PREDICTED: fields.get(_BEHIND),
         "num_attention_heads": heads,
-        "num_key_value_heads": _one(fields, "attention.head_count_kv", heads),
+        "num_key_value_heads": None if "num_key_value_heads" in own else _one(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "rms_norm_eps": _rms_epsilon(fields),
         "max_position_embeddings": fields.integer("context_length"),
@@ -163,6 +164,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
         "linear_rates_apart": "blk.0.attn_gate.weight" in file.tensors,
+        "attention_k_eq_v": any(
+            "attn_k." in name and name.replace("_k.", "_v.") not in file.tensors for name in file.tensors
+        ),
+        "vocab_size_per_layer_input": (table := file.tensors.get("per_layer_token_embd.weight")) and table.shape[0],
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),
@@ -174,8 +179,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             **_rotated(fields, head_dim),
         },
     }
-    for key, own in gguf_of(file.architecture).values(fields, head_dim).items():
-        values[key] = {**values[key], **own} if isinstance(own, dict) else own
+    for key, value in own.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
     values["rope_parameters"] = _by_kind(fields, values)
     types = {ours(name, file).removesuffix(".weight"): tensor.type for name, tensor in file.tensors.items()}
     family = families.FAMILIES[values["architectures"][0]]
@@ -303,6 +308,9 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
         factors = file.floats(FREQUENCIES)
         if len(factors) != head_dim // 2:
             raise fields.error(f"{FREQUENCIES} has {len(factors)} numbers, expected {head_dim // 2}")
+        turning = factors.count(1.0)
+        if 0 < turning < len(factors) and min(factors[turning:]) >= _STILL:
+            return {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
         return {"rope_type": "factors", "factors": factors}
     kind = fields.get("rope.scaling.type") or "none"
     factor = fields.optional_number("rope.scaling.factor") or fields.optional_number("rope.scale_linear") or 1.0
@@ -325,6 +333,8 @@ def _scaling(file: GgufFile, fields: Fields, head_dim: int) -> dict[str, Any]:
     return values
 
 
+#: A factor with which a pair does not turn: Gemma 4's files have 1e30 for those that have no frequency.
+_STILL = 1e29
 #: llama.cpp's extensions of YaRN.
 _YARN_BEYOND = ("yarn_ext_factor", "yarn_attn_factor", "attn_factor")
 
@@ -342,6 +352,9 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
         if _quantised(together):
             pattern = "|".join(dict.fromkeys(_EXPERT.sub(r"\\.\\d+\\.", re.escape(module)) for module in modules))
             yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
+    for module in (PROJECTION,) if stack.embedding is not None else ():
+        if _quantised((types.get(module, F32).name,)):
+            yield [module, [types[module].name]]
     kind = types.get(head.removesuffix(".weight"), F32).name
     if _quantised((kind,)):
         yield ["lm_head", [kind]]
@@ -360,21 +373,25 @@ def end_tokens(file: GgufFile) -> list[int]:
     tokens, types = tokens_of(file), tokens_of(file, "token_type")
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
-    control = [index for index, kind in enumerate(types) if kind == _CONTROL and index < len(tokens)]
-    found = {tokens[index]: index for index in control if tokens[index] in _ENDS}
+    known = {_CONTROL: _ENDS, _USER: _SHOWN_ENDS}
+    each = zip(tokens, types, strict=False)
+    found = {token: index for index, (token, kind) in enumerate(each) if token in known.get(kind, ())}
     if found.keys() >= _OF_MESSAGES:
         del found["<|end|>"]
     ids += found.values()
     return list(dict.fromkeys(ids))
 
 
-_CONTROL = 3
+_CONTROL, _USER = 3, 4
+#: Ends that llama.cpp's converter makes ordinary tokens, since its parsers read them.
+_SHOWN_ENDS = {"<|tool_response>"}
 #: If all of these exist, the last one ends a message, not the text (gpt-oss).
 _OF_MESSAGES = {"<|return|>", "<|call|>", "<|end|>"}
 #: The same list as llama.cpp's.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<end_of_turn>", "</s>",
     "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>",
+    "<turn|>", *_SHOWN_ENDS,
 }  # fmt: skip
 
 

@@ -101,6 +101,9 @@ SPLITTINGS = {
 }
 
 
+_GEMMA4 = "gemma4"
+
+
 def tokenizer_of(file: GgufFile) -> dict[str, Any]:
     """The values of tokenizer.json. Raises ConfigError for an unknown tokenizer."""
     model, pre = file.metadata.get(f"{_KEY}model"), file.metadata.get(f"{_KEY}pre")
@@ -110,7 +113,9 @@ def tokenizer_of(file: GgufFile) -> dict[str, Any]:
         return {**_around(file), **_merged_bytes(file, SPLITTINGS[str(pre)])}
     if model == "llama":
         return {**_around(file), **_merged_by_score(file)}
-    known = f"gpt2 with {_KEY}pre of {', '.join(SPLITTINGS)}; and llama"
+    if model == _GEMMA4:
+        return {**_around(file), **_merged_characters(file)}
+    known = f"gpt2 with {_KEY}pre of {', '.join(SPLITTINGS)}; llama; and {_GEMMA4}"
     what = f"{_KEY}pre {pre!r} of {_KEY}model {model!r}" if model == "gpt2" else f"{_KEY}model {model!r}"
     raise ConfigError(f"{file.path}: {what} is not supported; {_WAY_OUT}, or take one of: {known}")
 
@@ -137,10 +142,11 @@ def _types(file: GgufFile) -> Sequence[int]:
 
 
 def _around(file: GgufFile) -> dict[str, Any]:
-    """The parts that all kinds have."""
+    """The parts that all kinds have. Gemma 4's control tokens that llama.cpp's parsers read are the user's there."""
+    shown = file.metadata.get(f"{_KEY}model") == _GEMMA4
     added = [
         {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": kind != _USER}
+         "special": kind != _USER or shown}
         for index, (token, kind) in enumerate(zip(tokens_of(file), _types(file), strict=True))
         if kind in (_CONTROL, _USER, _UNKNOWN)
     ]  # fmt: skip
@@ -155,7 +161,7 @@ def _around(file: GgufFile) -> dict[str, Any]:
 
 def _template(file: GgufFile) -> dict[str, Any]:
     """The tokens added around a text."""
-    is_llama = file.metadata.get(f"{_KEY}model") == "llama" or file.metadata.get(f"{_KEY}pre") in _BEGINS
+    is_llama = file.metadata.get(f"{_KEY}model") in ("llama", _GEMMA4) or file.metadata.get(f"{_KEY}pre") in _BEGINS
     first = _around_text(file, "bos", is_llama)
     last = _around_text(file, "eos", False)
     around = dict((*first, *last))
@@ -188,15 +194,31 @@ def _bytes(use_regex: bool) -> dict[str, Any]:
 
 def _merged_bytes(file: GgufFile, splitting: Splitting) -> dict[str, Any]:
     """BPE of bytes."""
-    merges = file.metadata.get(f"{_KEY}merges")
-    if not isinstance(merges, list):
-        raise ConfigError(f"{file.path}: {_KEY}merges is missing; {_WAY_OUT}")
     return {
         "normalizer": {"type": "NFC"} if splitting.composed else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitting.steps()},
         "decoder": _bytes(use_regex=True),
-        "model": _bpe(_vocabulary(file), [str(merge).split(" ", 1) for merge in merges], ignore_merges=splitting.whole),
+        "model": _bpe(_vocabulary(file), _stored_merges(file), ignore_merges=splitting.whole),
     }
+
+
+def _merged_characters(file: GgufFile) -> dict[str, Any]:
+    """Gemma 4's BPE of characters: spaces are letters, and what is no token becomes bytes."""
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    unknown = _token(file, "unknown_token_id") or next((one for one in tokens_of(file) if one == "<unk>"), None)
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": _bpe(_vocabulary(file), _stored_merges(file), unk_token=unknown, fuse_unk=True, byte_fallback=True),
+    }
+
+
+def _stored_merges(file: GgufFile) -> list[list[str]]:
+    merges = file.metadata.get(f"{_KEY}merges")
+    if not isinstance(merges, list):
+        raise ConfigError(f"{file.path}: {_KEY}merges is missing; {_WAY_OUT}")
+    return [str(merge).split(" ", 1) for merge in merges]
 
 
 def _bpe(vocabulary: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
@@ -248,7 +270,7 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[floa
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: The version of the conversion; changed when its result changes.
-_VERSION = "3"
+_VERSION = "4"
 
 
 def directory_of(file: Path) -> Path:

@@ -1,0 +1,349 @@
+"""Gemma 4: arguments in its own notation, thoughts on a channel, conversations as its template wants them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
+from foresay.server.schemas.chat import Function
+from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.conversation import Offer
+from foresay.server.text.grammars.answers import tool_call_grammar
+from foresay.server.text.parsers.chat_format import ChatFormat
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import Delta, Request
+from foresay.spec.sampling import SamplingParams
+from tests.grammar.oracle import accepts
+from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
+from tests.parsers.families import TEMPLATES, family_tokenizer
+from tests.parsers.reading import parts_of, read
+from tests.server.scripted import END, served
+
+TAGS = REASONING["gemma4"]
+CALL = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+ARGUMENTS = '{"city": "Paris"}'
+
+
+@pytest.fixture
+def family() -> str:
+    return "gemma4"
+
+
+def thought(text: str) -> str:
+    return f"<|channel>thought\n{text}\n<channel|>"
+
+
+MADE = ToolCallPart(index=0, id="id0", name="get_weather", arguments=ARGUMENTS)
+CHANNELS: dict[str, list[Part]] = {
+    f"{thought('Hm, 1 < 2.')}Yes.": [ReasoningPart("Hm, 1 < 2."), TextPart("Yes.")],
+    f"{thought('')}Yes.": [TextPart("Yes.")],
+    f"{thought('One.')}Let me see. {thought('Two.')}{thought('Three.')} Yes.": [
+        ReasoningPart("One."), TextPart("Let me see."), ReasoningPart("\n\nTwo.\n\nThree."), TextPart("\n\nYes."),
+    ],
+    f"{thought('Hm.')}Well.\n{CALL}": [ReasoningPart("Hm."), TextPart("Well."), MADE],
+    f"<|channel>thought\nI look.{CALL}": [ReasoningPart("I look."), MADE],
+    "<|channel>thought\nCut <chan": [ReasoningPart("Cut <chan")],
+    "<|channel>": [],
+    "A<channel|> B<|channel>C": [TextPart("A BC")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "parts"), CHANNELS.items())
+def test_thoughts_are_on_a_channel(output, parts):
+    for cuts in ((), range(len(output)), *((cut,) for cut in range(1, len(output)))):
+        assert read("gemma4", output, cuts, tags=TAGS) == parts
+
+
+def answered(tokenizer, offer: Offer, runs: list[list[int]]) -> list[Part]:
+    """The parts of an answer that comes in these runs of tokens."""
+    parser = ChatFormat.of(tokenizer).parser("r", offer, opened=False)
+    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, ChoiceOptions(), [END], (), parser)
+    return joined([
+        part
+        for index, run in enumerate(runs)
+        for part in choice.take(
+            Delta(id="r", tokens=run, finish_reason="stop" if index == len(runs) - 1 else None)
+        ).parts
+    ])  # fmt: skip
+
+
+names = st.from_regex(r"[A-Za-z_][\w.-]{0,6}", fullmatch=True)
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ['<|"|>', "<tool_call|>", '{a:<|"|', "}", "<|tool_call>call:f{", "\n", "\\", '"', "null", "é🦊", ""]
+)
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(calls=st.lists(st.dictionaries(names, values, max_size=3), min_size=1, max_size=2), cuts=st.data())
+def test_what_the_template_shows_is_read_again_whatever_it_spells(calls, cuts):
+    """Strings hold quotes, brackets, and the spelling of every token, which the prompt keeps apart from the token."""
+    tokenizer = family_tokenizer("gemma4")
+    made = [{"id": "", "type": "function", "function": {"name": "f", "arguments": given}} for given in calls]
+    turns = [USER, {"role": "assistant", "content": "", "tool_calls": made}]
+    ids = tokenizer.encode_after((), tokenizer.render(turns, add_generation_prompt=False), False)
+    begin = len(ids) - ids[::-1].index(tokenizer.special_id("<|turn>"))
+    ids = ids[begin + len(tokenizer.encode("model\n", False)) :]
+    runs, at = [], 0
+    while at < len(ids):
+        size = cuts.draw(st.integers(1, 9))
+        runs.append(ids[at : at + size])
+        at += size
+    function = Function(name="f")
+    parts = answered(tokenizer, Offer(listed=(function,), functions=(function,)), runs)
+    assert [json.loads(part.arguments) for part in parts if isinstance(part, ToolCallPart)] == calls
+    assert len(parts) == len(calls)
+
+
+def test_nesting_has_no_limit():
+    output = "<|tool_call>call:f{a:" + "[" * 5000 + "]" * 5000 + "}<tool_call|>"
+    assert read("gemma4", output) == parts_of([("f", '{"a": ' + "[" * 5000 + "]" * 5000 + "}")])
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------------
+
+HELD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "z": {"type": "string", "minLength": 2, "maxLength": 4},
+        "A": {"type": "array", "items": {"$ref": "#/$defs/item"}, "minItems": 1, "maxItems": 2},
+        "open": {"type": "object", "properties": {"k": {"type": ["string", "null"]}},
+                 "additionalProperties": {"type": "integer"}},
+        "any": {"description": "anything"},
+        "need": {"required": ["k"], "additionalProperties": {"type": "null"}},
+        "a:b": {"enum": ["x", 1, None, ""]},
+        "u": {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0}], "default": True},
+    },
+    "required": ["A", "open"],
+    "$defs": {"item": {"properties": {"n": {"type": "integer"}, "sub": {"$ref": "#/$defs/item"}}, "required": ["n"]}},
+}  # fmt: skip
+FITS = [
+    "A:[{n:1}],open:{}",
+    'A:[{n:1,sub:{n:-2}},{n:3}],any:{x:[<|"|>"}<|"|>,1.5,{}],y:null},open:{k:null,q:3},u:true,z:<|"|>a}c<|"|>',
+    'A:[{n:1}],<|"|>a:b<|"|>:<|"|>x<|"|>,open:{k:<|"|><|"|>,q:1,r:2}',
+    'A:[{n:1}],<|"|>a:b<|"|>:<|"|><|"|>,open:{q:1},u:0.5',
+    "A:[{n:1}],open:{},u:false",
+    "A:[{n:1}],need:{k:1,l:null},open:{}",
+]
+WRONG = [
+    "A:[],open:{}", "A:[{n:1},{n:1},{n:1}],open:{}", "A:[{sub:{n:1}}],open:{}", "A:[{n:1,m:1}],open:{}", "A:[{n:1}]",
+    "A:[{n:1}],need:{l:null},open:{}", "A:[{n:1}],need:{k:1,l:1},open:{}", "A:[{n:1}],open:{k:1}",
+    "A:[{n:1}],open:{q:null}", 'A:[{n:1}],open:{},z:<|"|>a<|"|>', "open:{},A:[{n:1}]",
+    'A:[{n:1}],open:{},z:<|"|>abcde<|"|>', "A:[{n:1}],open:{},u:-1", 'A:[{n:1}],<|"|>a:b<|"|>:<|"|>y<|"|>,open:{}',
+    "A:[{n:1}],open:{},more:1", 'A:[{n:<|"|>1<|"|>}],open:{}', "A:[{n:1}],open:{}}",
+]  # fmt: skip
+
+
+def offer_of(**schemas: dict[str, Any]) -> Offer:
+    functions = tuple(Function(name=name, parameters=schema) for name, schema in schemas.items())
+    return Offer(listed=functions, functions=functions, required=True)
+
+
+def test_arguments_are_held_to_the_schema_in_its_notation(tokenizer):
+    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    grammar = tool_call_grammar("gemma4", offer_of(f=HELD, g=HELD | {"$defs": HELD["$defs"]}), tokens).text
+    vocabulary = from_tokenizer(tokenizer._templates)
+    for name in "fg":
+        for inside in (*FITS, *WRONG):
+            matcher = LLMatcher(vocabulary, grammar)
+            ids = tokenizer.encode(f"<|tool_call>call:{name}{{{inside}}}<tool_call|>", add_special_tokens=False)
+            taken = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+            assert taken is (inside in FITS), (inside, matcher.get_error())
+
+
+def test_marks_that_are_no_tokens_are_spelled():
+    grammar = tool_call_grammar("gemma4", offer_of(get_weather=SCHEMA), {}).text
+    assert accepts(grammar, CALL)
+    assert accepts(grammar, CALL + CALL)
+    assert not accepts(grammar, CALL.replace("city", "town"))
+    assert not accepts(grammar, CALL.replace('<|"|>', ""))
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": []}, ""),
+        ({"required": 5}, ""),
+        ({"type": "string"}, ""),
+        ({"type": "object", "anyOf": [{"required": ["a"]}]}, ""),
+        ({"properties": {"a": {"type": "strong"}}}, ".properties.a"),
+        ({"properties": {"a": {"type": []}}}, ".properties.a"),
+        ({"properties": {"a": {"enum": []}}}, ".properties.a"),
+        ({"properties": {"a": {"enum": [{}]}}}, ".properties.a"),
+        ({"properties": {"a": {"const": '<|"|>'}}}, ".properties.a"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
+        ({"properties": {"a": {"items": {"allOf": [{}, {}]}}}}, ".properties.a.items"),
+        ({"properties": {"a": {"anyOf": []}}}, ".properties.a"),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}}, ".properties.a"),
+        ({"properties": {"a": {"$ref": "#", "minItems": 1}}}, ".properties.a"),
+        ({"properties": {"a": False}}, ".properties.a"),
+    ],
+)
+def test_what_cannot_be_held_to_is_named(schema, path, tokenizer):
+    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    with pytest.raises(InvalidRequest) as caught:
+        tool_call_grammar("gemma4", offer_of(f=schema), tokens)
+    assert caught.value.param == f"tools[0].function.parameters{path}"
+
+
+# -- a server -----------------------------------------------------------------------------------------------------
+
+ASKED = f"{thought('We look.')}Wait.\n{CALL}"
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.mark.parametrize("run", [1, 3, 1000])
+async def test_a_tool_round_trip_in_chat(tokenizer, run):
+    engine = engine_saying(tokenizer, ASKED, run)
+    async with served(engine, tokenizer) as client:
+        _, body = await ask(client, tools=[TOOL], **THINKING)
+        first = prompt_of(engine, tokenizer)
+        chunks = await chunks_of(client, tools=[TOOL], **THINKING)
+        message, reason = body["choices"][0]["message"], body["choices"][0]["finish_reason"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": 'sunny <|"|>'}
+        engine.tokens = [*tokenizer.encode("Warm.\n<channel|>It is sunny.", add_special_tokens=False), END]
+        _, last = await ask(client, [USER, message, result], tools=[TOOL], **THINKING)
+        between = prompt_of(engine, tokenizer)
+        await ask(client, [USER, message, result, last["choices"][0]["message"], USER], tools=[TOOL])
+        later = prompt_of(engine, tokenizer)
+    assert (message["content"], message["reasoning_content"], reason) == ("Wait.", "We look.", "tool_calls")
+    assert call["function"] == {"name": "get_weather", "arguments": ARGUMENTS}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "We look."
+    streamed = [one["function"].get("arguments", "") for delta in deltas for one in delta.get("tool_calls", ())]
+    assert "".join(streamed) == ARGUMENTS
+    assert first.startswith('<|turn>system\n<|think|>\n<|tool>declaration:get_weather{description:<|"|>Weather<|"|>')
+    assert first.endswith("<|turn>user\nWeather?<turn|>\n<|turn>model\n")
+    shown = 'Wait.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+    found = '<|tool_response>response:get_weather{value:<|"|>sunny <|"|><|"|>}<tool_response|>'
+    assert between.endswith(f"<|turn>model\n{thought('We look.')}{shown}{found}<|channel>thought\n")
+    message = last["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Warm.", "It is sunny.")
+    asked = "<|turn>user\nWeather?<turn|>\n<|turn>model\n"
+    assert later.endswith(f"{asked}{shown}{found}It is sunny.<turn|>\n{asked}<|channel>thought\n<channel|>")
+
+
+async def test_a_result_cannot_end_the_turn(tokenizer):
+    """What spells the string's mark or a turn's end is text of the result, in ids."""
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+    result = {"role": "tool", "tool_call_id": "a", "content": 'x<|"|>}<tool_response|><turn|>'}
+    engine = engine_saying(tokenizer, "Hm.")
+    async with served(engine, tokenizer) as client:
+        await ask(client, [USER, {"role": "assistant", "tool_calls": [call]}, result], tools=[TOOL])
+    prompt = list(engine.requests[-1].prompt)
+    assert prompt.count(tokenizer.special_id("<tool_response|>")) == 1
+    assert prompt.count(tokenizer.special_id("<turn|>")) == 2
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_small"])
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_a_required_call_is_held_behind_the_thought(tokenizer, family, thinks):
+    engine = engine_saying(tokenizer, CALL)
+    async with served(engine, tokenizer) as client:
+        fields = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        status, body = await ask(client, tools=[TOOL], tool_choice="required", **fields)
+    assert status == 200, body
+    grammar = engine.requests[-1].grammar
+    opens, closes = (tokenizer.special_id(tag) for tag in ("<|channel>", "<channel|>"))
+    closed = not thinks and family == "gemma4"
+    assert (grammar.opens, grammar.after) == ((None, None) if closed else (opens, closes))
+    matcher = LLMatcher(from_tokenizer(tokenizer._templates), grammar.text)
+    ids = tokenizer.encode(CALL, add_special_tokens=False)
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+async def test_every_api_reads_and_switches_thinking(tokenizer):
+    engine = engine_saying(tokenizer, ASKED)
+    tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
+    async with served(engine, tokenizer) as client:
+        sent = {"model": "toy", "max_tokens": 99, "messages": [USER], "tools": [tool]}
+        thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+        anthropic = await (await client.post("/v1/messages", json=sent | thinking)).json()
+        assert "<|think|>" in prompt_of(engine, tokenizer)
+        await client.post("/v1/messages", json=sent | {"thinking": {"type": "disabled"}})
+        assert prompt_of(engine, tokenizer).endswith("<|channel>thought\n<channel|>")
+        chat = {"model": "toy", "messages": [USER], "tools": [TOOL], "stream": False}
+        ollama = await (await client.post("/api/chat", json=chat | {"think": True})).json()
+        assert "<|think|>" in prompt_of(engine, tokenizer)
+        given = {"input": "Weather?", "tools": [{"type": "function", **TOOL["function"]}], "store": False}
+        responses = await (await client.post("/v1/responses", json=given)).json()
+        call = responses["output"][-1]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        user = {"type": "message", "role": "user", "content": "Weather?"}
+        await client.post("/v1/responses", json=given | {"input": [user, *responses["output"], result]})
+    assert [block["type"] for block in anthropic["content"]] == ["thinking", "text", "tool_use"]
+    assert anthropic["content"][2]["input"] == {"city": "Paris"} and anthropic["stop_reason"] == "tool_use"
+    assert (ollama["message"]["thinking"], ollama["message"]["content"]) == ("We look.", "Wait.")
+    assert ollama["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
+    assert [item["type"] for item in responses["output"]] == ["reasoning", "message", "function_call"]
+    assert call["arguments"] == ARGUMENTS
+    assert 'Wait.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>' in prompt_of(engine, tokenizer)
+
+
+async def test_a_call_that_broke_off_can_be_sent_back(tokenizer):
+    """The template takes only objects."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "get_weather", "arguments": given}}
+        for name, given in (("a", '{"city": "Pa'), ("b", ARGUMENTS))
+    ]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in "ba"]
+    engine = engine_saying(tokenizer, "Hm.")
+    async with served(engine, tokenizer) as client:
+        status, body = await ask(client, [USER, {"role": "assistant", "tool_calls": calls}, *results], tools=[TOOL])
+    assert status == 200, body
+    prompt = prompt_of(engine, tokenizer)
+    assert 'call:get_weather{arguments:<|"|>{"city": "Pa<|"|>}<tool_call|><|tool_call>call:get_weather{city:' in prompt
+    assert prompt.index("of b") < prompt.index("of a")
+
+
+#: The first versions: a message holds its calls' results and what was said behind them.
+FIRST = """{%- for m in messages -%}
+{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}
+{%- for c in m.tool_calls or [] -%}<|tool_call>call:{{ c.function.name }}{}<tool_call|>{%- endfor -%}
+{%- for r in m.tool_responses or [] -%}
+<|tool_response>response:{{ r.name }}{value:<|"|>{{ r.response }}<|"|>}<tool_response|>
+{%- endfor -%}
+{{ m.content }}{{ '<turn|>\\n' if m.content or not m.tool_responses }}
+{%- endfor -%}{{ '<|turn>model\\n' if not messages[-1].tool_responses }}{{ tools and '' }}"""
+
+
+async def test_the_first_template_gets_results_where_it_looks_for_them():
+    tokenizer = family_tokenizer("gemma4")
+    tokenizer._templates.chat_template = FIRST
+    names = ("get_weather", "other")
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in names]
+    engine = engine_saying(tokenizer, "Hm.")
+    told = [USER, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results]
+    both = "".join(f"<|tool_call>call:{name}{{}}<tool_call|>" for name in names) + "".join(
+        f'<|tool_response>response:{name}{{value:<|"|>of {name}<|"|>}}<tool_response|>' for name in names
+    )
+    begin = f"<|turn>user\nWeather?<turn|>\n<|turn>model\nWait.<turn|>\n<|turn>model\n{both}"
+    async with served(engine, tokenizer) as client:
+        await ask(client, told, tools=[TOOL])
+        assert prompt_of(engine, tokenizer) == begin
+        await ask(client, [*told, {"role": "assistant", "content": "Sunny."}, USER], tools=[TOOL])
+    assert prompt_of(engine, tokenizer) == f"{begin}Sunny.<turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n"
+
+
+def test_the_template_alone_tells_and_a_flag_does():
+    known = ChatFormat.of(family_tokenizer("gemma4"))
+    assert (known.calls, known.thinks, known.generic, known.declared) == ("gemma4", TAGS, False, None)
+    assert set(known.markers.values()) == set(TOOL_FORMATS["gemma4"].control)
+    other = ChatFormat.of(family_tokenizer("plain"), "gemma4", "gemma4")
+    assert (other.calls, other.thinks) == ("gemma4", TAGS)
+    assert TEMPLATES["gemma4"] != TEMPLATES["gemma4_small"]
