@@ -181,7 +181,8 @@ def _the_target(config: EngineConfig) -> str:
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or are in local directories."""
     named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
-    sources = [source or word for word, _, source in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
+    fileless = (NONE, NGRAM, SUFFIX, SELF)
+    sources = [source or word for word, _, source in named if word not in fileless and (word != MTP or source)]
     return all(Path(source).exists() for source in sources)
 
 

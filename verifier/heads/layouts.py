@@ -129,7 +129,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in found.items()}
 
 
-Kind = Literal["medusa", "eagle", "dflash"]
+Kind = Literal["medusa", "eagle", "dflash", "assistant"]
 #: Keys of config.json, any one of which suffices, with their values; None for any value but null and false.
 Marks = Mapping[str, tuple[object, ...] | None]
 
@@ -170,6 +170,7 @@ ACCEPTANCE = "acceptance"
 _TYPE, _NESTED = "speculators_model_type", "transformer_layer_config"
 _AUX, _EAGLE_AUX, _TARGET = "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3ForCausalLMEagle3", "Eagle3Speculator")
+_ASSISTANT = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 _DSPARK = {"architectures": ("Qwen3DSparkModel",), "markov_rank": None, "projector_type": ("dspark",)}
 _DFLASH2 = {"architectures": ("DFlash2DraftModel",)}
 _DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "dflash_config": None}
@@ -178,6 +179,8 @@ _DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "d
 LAYOUTS = (
     # The authors' (also Medusa-2), vLLM's.
     Layout("medusa", {"model_type": ("medusa",), "medusa_num_heads": None}),
+    # Gemma 4's, which verifier/heads/assistant.py reads.
+    Layout("assistant", {"architectures": _ASSISTANT, "model_type": ("gemma4_assistant", "gemma4_unified_assistant")}),
     # speculators'.
     Layout("eagle", {_TYPE: ("eagle",)}, layer=_NESTED, generation=1),
     Layout("eagle", {_TYPE: ("eagle3",)}, layer=_NESTED, mixes=_EAGLE_AUX, counts="either"),
