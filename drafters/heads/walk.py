@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, SINKS, Activation, Attention, Layer
+from foresay.verifier.model.inner import MLP, Activation
+from foresay.verifier.model.nodes import SINKS, Attention, Layer
 from foresay.verifier.model.products import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import RopeConfig
@@ -110,9 +111,8 @@ class TrainedLayer(nn.Module):
             inner = read or width if product.name == QKV else product.inner
             for name, rows in product.rows.items():
                 self._put(name, nn.Linear(inner, rows, bias=product.bias))
-        for module, kind in zip(node.norms, (node.norm, node.after or node.norm) * 2, strict=True):
-            if module is not None:
-                self._put(module, Norm(kind, width))
+        for module in node.norms:
+            self._put(module, Norm(node.kind_of(module), width))
         if attention.norm is not None:
             heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
             for name, count in zip(attention.norm.names, heads, strict=True):

@@ -19,8 +19,9 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
+from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import MLP, Attention, Experts
+from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling

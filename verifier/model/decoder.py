@@ -6,7 +6,7 @@ heads, D head dim, I inner width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,12 @@ from torch import Tensor
 
 from foresay.verifier.model.absorbed import PackedLatent
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
+from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.layer_inputs import PackedGate, PackedInputs
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MLP, SINKS, Attention, Experts, Layer, Mixer, Norms
+from foresay.verifier.model.nodes import SCALAR, SINKS, Attention, Layer, Mixer, Norms
+from foresay.verifier.model.per_layer import PROJECTION
 from foresay.verifier.model.products import (
     DOWN,
     GATE_UP,
@@ -50,13 +53,16 @@ from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Ro
 class PackedExperts:
     """The parts of a mixture layer besides the experts' products. router: H to a logit of each expert, and of the
     shared one's gate, in fp32. remainder: what a GPU, which multiplies numbers of one dtype, rounds off its weight;
-    None: nothing. correction: fp32[experts]. shared: the products into and out of the shared expert."""
+    None: nothing. correction, factors: fp32[experts]. shared: the products into and out of the shared expert. reads:
+    the norm of what the router reads, if that is not what experts read."""
 
     routing: Routing
     router: Linear
     correction: Tensor | None
     shared: tuple[Linear, Linear] | None
     remainder: Linear | None = None
+    factors: Tensor | None = None
+    reads: Norm | None = None
 
     @property
     def gated(self) -> bool:
@@ -70,22 +76,35 @@ class PackedExperts:
         vectors: Mapping[str, Tensor],
         shared: tuple[Linear, Linear] | None,
         dtype: torch.dtype,
+        eps: float,
     ) -> PackedExperts:
-        """vectors: the layer's. dtype: of activations."""
+        """vectors: the layer's. dtype: of activations. eps: of a norm of the router's own."""
         how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
         bias = vectors.get(f"{how.module}.bias")
         if node.shared_gate is not None:
             rows.append(vectors[f"{node.shared_gate}.weight"])
             bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
         kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
-        correction = None if how.correction is None else vectors[how.correction]
+        correction, factors = (None if name is None else vectors[name] for name in (how.correction, how.factors))
+        reads = None if how.scaled is None else Norm(vectors[how.scaled] * rows[0].shape[1] ** -0.5, eps)
         whole, left = torch.cat(rows), None
         if whole.device.type != "cpu":
             rounded_off = whole - whole.to(dtype).float()
             left = Linear(rounded_off, None, dtype) if bool(rounded_off.any()) else None
         else:
             dtype = whole.dtype
-        return cls(Routing(*kind), Linear(whole, bias, dtype), correction, shared, left)
+        return cls(Routing(*kind), Linear(whole, bias, dtype), correction, shared, left, factors, reads)
+
+
+@dataclass(slots=True)
+class PackedBeside:
+    """An MLP that stands beside a layer's experts: its products, and the norm of its output; and those of the input
+    and of the output of the experts."""
+
+    dense: tuple[Linear, Linear]
+    after_dense: Norm
+    before_experts: Norm
+    after_experts: Norm
 
 
 @dataclass(slots=True)
@@ -95,7 +114,8 @@ class PackedLayer:
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
     only an MLP or experts, qkv and output are its products. scan: a recurrence with attention's input, without norms.
-    With a latent, qkv makes only that."""
+    With a latent, qkv makes only that. beside: an MLP next to the experts. embedding: this layer's own. scalar: [1],
+    the factor of the layer's output."""
 
     qkv: Linear
     output: Linear
@@ -113,6 +133,9 @@ class PackedLayer:
     experts: PackedExperts | None = None
     scan: PackedLayer | None = None
     latent: PackedLatent | None = None
+    beside: PackedBeside | None = None
+    embedding: PackedGate | None = None
+    scalar: Tensor | None = None
 
     @property
     def inner(self) -> tuple[Linear, Linear]:
@@ -147,10 +170,10 @@ class PackedLayer:
         def linear(name: str, gated: Gate = "", experts: int = 0) -> Linear:
             return Linear(weights.matrices[name], weights.biases.get(name), dtype, gated, rounds, experts, spills)
 
-        def around(name: str | None, kind: NormKind = layer.norm, factor: float = 1.0) -> Norm | None:
-            return None if name is None else norm_of(kind, name, weights.vectors, ones, factor)
+        def around(name: str | None, factor: float = 1.0) -> Norm | None:
+            return None if name is None else norm_of(layer.kind_of(name), name, weights.vectors, ones, factor)
 
-        inner, mixture = layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
+        inner, mixture = layer.experts or layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
         count, own = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if own is None else (linear(SHARED_GATE_UP, own.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=spills or weights.matrices[out].device)
@@ -159,19 +182,30 @@ class PackedLayer:
             linear(out, experts=0 if alone is None else count),
             None if inner is None else linear(GATE_UP, inner.activation, count),
             None if inner is None else linear(DOWN, experts=count),
-            around(layer.norms.before_attention, factor=layer.reads[0]),
-            around(layer.norms.after_attention, layer.after or layer.norm),
-            around(layer.norms.before_mlp, factor=layer.reads[1]),
-            around(layer.norms.after_mlp, layer.after or layer.norm),
+            around(layer.norms.before_attention, layer.reads[0]),
+            around(layer.norms.after_attention),
+            around(layer.norms.before_mlp, layer.reads[1]),
+            around(layer.norms.after_mlp),
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
-            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype),
+            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype, layer.norm.eps),
             None if layer.scan is None else cls.of(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
             latent,
+            None if layer.experts is None else _beside(layer, linear, around),
+            None if layer.embedding is None else PackedGate.of(layer.embedding, linear, weights.vectors),
+            weights.vectors.get(SCALAR),
         )
+
+
+def _beside(layer: Layer, linear: Callable[..., Linear], around: Callable[[str | None], Norm | None]) -> PackedBeside:
+    """linear, around: pack a product and a norm of the layer."""
+    assert isinstance(layer.mlp, MLP), "experts stand beside it"
+    names = layer.norms.after_dense, layer.norms.before_experts, layer.norms.after_experts
+    norms = [one for one in map(around, names) if one is not None]
+    return PackedBeside((linear(SHARED_GATE_UP, layer.mlp.activation), linear(SHARED_DOWN)), *norms)
 
 
 def _recurrence(node: Mamba2, layer: Layer, weights: LayerWeights) -> tuple[Layer, LayerWeights]:
@@ -304,13 +338,16 @@ def _turned_norms(attention: Attention, vectors: Mapping[str, Tensor], order: Te
 
 @dataclass(slots=True)
 class Packed:
-    """All weights of a decoder, packed for the kernels. embed: (V, H), scaled if the model does that."""
+    """All weights of a decoder, packed for the kernels. embed: (V, H), scaled if the model does that. inputs: the
+    common part of embeddings that layers have of their own; table: of these, as it is read."""
 
     embed: Tensor
     layers: list[PackedLayer]
     final_norm: Norm
     head: Linear
     embedding_norm: Norm | None = None
+    inputs: PackedInputs | None = None
+    table: Tensor | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False, spills: bool = False) -> Packed:
@@ -326,7 +363,13 @@ class Packed:
             embed = embed * torch.tensor(config.stack.embedding_scale).to(embed)
         ones, first = embed.new_ones(embed.shape[1]), config.stack.embedding_norm
         final = norm_of(config.stack.norm, FINAL_NORM, weights.final_norm, ones)
-        return cls(embed, layers, final, head, None if first is None else norm_of(first, "", {}, ones))
+        own, inputs = config.stack.embedding, weights.outside
+        made = None
+        if own is not None:
+            projection = Linear(inputs.matrices[PROJECTION], dtype=dtype, rounds=rounds)
+            made = PackedInputs.of(own, projection, inputs.vectors)
+        of_embedding = None if first is None else norm_of(first, "", {}, ones)
+        return cls(embed, layers, final, head, of_embedding, made, weights.table)
 
 
 class Decoder:
@@ -334,7 +377,7 @@ class Decoder:
     packed.
 
     embedding: [V, H], of the input, scaled if the model does that; heads share it. head: the output head, H to V; it
-    multiplies the state after the final norm.
+    multiplies the state after the final norm. table: of embeddings that layers have of their own, if they do.
     """
 
     def __init__(
@@ -345,6 +388,7 @@ class Decoder:
         self.max_positions = max_positions
         self.embedding, self.head, self.layers = packed.embed, packed.head, packed.layers
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
+        self._inputs, self.table = packed.inputs, packed.table
         kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
             (rope, scaling): RopeTable(rope, config.attention.turning, max_positions, self.device, self.dtype, scaling)
@@ -371,6 +415,10 @@ class Decoder:
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
         return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
 
+    def inputs(self, x: Tensor, tokens: Tensor, count: Tensor | None) -> Tensor | None:
+        """[R, L * P]: what layers read of the rows' tokens, and of their embeddings x; None where layers do not."""
+        return None if self._inputs is None or self.table is None else self._inputs(self.table, x, tokens, count)
+
     @property
     def linears(self) -> list[Linear]:
         """Every matrix of the model except routers, the output head last."""
@@ -378,4 +426,8 @@ class Decoder:
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         shared = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
         latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
-        return [*(one for products in inside for one in products if one is not None), *shared, *latent, self.head]
+        beside = (one for layer in self.layers if layer.beside is not None for one in layer.beside.dense)
+        own = (one for each in self.layers if (end := each.embedding) is not None for one in (end.gate, end.back))
+        first = () if self._inputs is None else (self._inputs.projection,)
+        alone = (one for products in inside for one in products if one is not None)
+        return [*first, *alone, *shared, *latent, *beside, *own, self.head]

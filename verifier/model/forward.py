@@ -15,9 +15,10 @@ from foresay.kvpaging import KVStore, LayerStates
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedExperts, PackedLayer
+from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import MLP, Attention, Experts
+from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.attention import rotate_and_store, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
@@ -42,6 +43,7 @@ def forward(
     requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
     x, normed = _embedded(decoder, rows, first, embedded)
+    inputs = decoder.inputs(x, rows.tokens, count)
     rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
@@ -63,7 +65,12 @@ def forward(
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share_of_mlp)
+            branch = inside(layer, normed, rows, woken, x)
+            share, scalar = node.share_of_mlp, layer.scalar
+            if layer.embedding is not None and inputs is not None:
+                add_norm(x, branch, None, count, share)
+                branch, share = layer.embedding(x, inputs, index, count), 1.0
+            normed = add_norm(x, branch, next_norm, count, share, scalar)
     if len(stack.layers) in requested.layers:
         taken[f"layer.{len(stack.layers)}"] = x
     return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
@@ -101,9 +108,20 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, rates, layer.delta, *more)
 
 
-def inside(layer: PackedLayer, normed: Tensor, rows: StaticRows, woken: list[Tensor] | None) -> Tensor | SplitKSums:
-    """[R, H]: the output of an MLP, or of experts, for normalised rows."""
+def inside(
+    layer: PackedLayer, normed: Tensor, rows: StaticRows, woken: list[Tensor] | None, x: Tensor | None = None
+) -> Tensor | SplitKSums:
+    """[R, H]: the output of an MLP, or of experts, for normalised rows. x: the stream, which experts beside an MLP
+    read."""
     count = rows.count
+    if layer.beside is not None and layer.experts is not None:
+        assert x is not None, "experts read it"
+        (into, back), own = layer.beside.dense, layer.beside
+        dense = norm(back(into.gated(normed, count), count), own.after_dense, count)
+        read = norm(x, own.before_experts, count)
+        routed = read if layer.experts.reads is None else norm(x, layer.experts.reads, count)
+        found = experts(layer, layer.experts, read, count, rows.slots, woken, routed)
+        return add_norm(dense, norm(found, own.after_experts, count), layer.after_mlp, count)
     if layer.experts is not None:
         found = experts(layer, layer.experts, normed, count, rows.slots, woken)
         return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
@@ -118,12 +136,15 @@ def experts(
     count: Tensor | None,
     slots: Tensor | None = None,
     woken: list[Tensor] | None = None,
+    routed: Tensor | None = None,
 ) -> Tensor:
-    """[R, H]: the output of each row's experts and the shared one. slots: int64[R], 0 of padding; None: none is."""
-    logits = own.router.wide(normed, count)
+    """[R, H]: the output of each row's experts and the shared one. slots: int64[R], 0 of padding; None: none is.
+    routed: what the router reads; None: the same."""
+    routed = normed if routed is None else routed
+    logits = own.router.wide(routed, count)
     if own.remainder is not None:
-        logits = logits + own.remainder.wide(normed, count)
-    chosen, weights = route(logits, own.routing, own.correction, count, slots)
+        logits = logits + own.remainder.wide(routed, count)
+    chosen, weights = route(logits, own.routing, own.correction, count, slots, own.factors)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
     if woken is not None:
         woken.append(rows.spans)

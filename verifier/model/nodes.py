@@ -4,7 +4,8 @@
 
     Stack   embedding x scale ── Layer ── Layer ── ... ── norm ── head x scale, capped
     Layer   x += share * after(mixer(before(x)))           attention, a recurrence, or both; norms before or after
-            x += share * after(mlp(before(x)))             an MLP or experts; parallel: both read the same before(x)
+            x += share * after(mlp(before(x)))             an MLP, experts or both; parallel: of the same before(x)
+            x += embedding of this layer; x *= scalar      where a model has these
 
 Everything that depends on a model's shape (loading, checking, sizes, quantising, writing, GGUF, the forward pass) reads
 these records; a family (:mod:`foresay.verifier.model.families`) makes them from a config.json.
@@ -12,31 +13,23 @@ these records; a family (:mod:`foresay.verifier.model.families`) makes them from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from foresay.verifier.model.inner import BESIDE, MLP, Experts
+from foresay.verifier.model.per_layer import PerLayerEmbedding
 from foresay.verifier.model.products import (
-    DOWN,
-    GATE_UP,
     HEAD_GATE,
     MODULES,
     OUTPUT,
     QKV,
     RECURRENT,
-    SHARED_DOWN,
-    SHARED_GATE_UP,
     NormKind,
     Product,
-    Stacked,
     Vector,
 )
 from foresay.verifier.model.recurrences import Mamba2, Recurrence
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
-
-#: An MLP's activation; "relu2" has no gates: it is squared ReLU. "clamped" is gpt-oss's: both halves are clamped at 7,
-#: and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
-Activation = Literal["silu", "gelu", "relu2", "clamped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,145 +104,37 @@ class Attention:
 
 
 SINKS = "self_attn.sinks"
-#: Modules of experts, as most checkpoints name them.
-EXPERT_MODULES = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-
-
-@dataclass(frozen=True, slots=True)
-class MLP:
-    """``down(activation(gate(x)) * up(x))``, or, if the activation has no gates, ``down(activation(up(x)))``. fused:
-    the name of gate and up in files if they are one tensor there."""
-
-    inner: int
-    activation: Activation = "silu"
-    bias: bool = False
-    fused: str | None = None
-
-    @property
-    def width(self) -> int:
-        """The inner width that a row passes through."""
-        return self.inner
-
-    def products(self, hidden: int) -> tuple[Product, Product]:
-        """The products into its inner width, and back."""
-        modules = MODULES[GATE_UP][self.activation == "relu2" :]
-        into = dict.fromkeys(modules, self.inner) if self.fused is None else {self.fused: 2 * self.inner}
-        return (
-            Product(GATE_UP, into, hidden, self.bias),
-            Product(DOWN, {MODULES[DOWN][0]: hidden}, self.inner, self.bias),
-        )
-
-
-#: Tensors of all experts in newer checkpoints; and in GGUF files, which have gates apart, and perhaps biases.
-GGUF_STACKS = {
-    name: tuple(
-        each
-        for turn, module in enumerate(modules)
-        for each in (
-            Stacked(f"mlp.experts.{module}.weight", (turn,)),
-            Stacked(f"mlp.experts.{module}.bias", (turn,), holds="bias"),
-        )
-    )
-    for name, modules in ((GATE_UP, ("gate_proj", "up_proj")), (DOWN, ("down_proj",)))
-}
-STACKS = {
-    GATE_UP: (Stacked("mlp.experts.gate_up_proj", (0, 1)), *GGUF_STACKS[GATE_UP]),
-    DOWN: (Stacked("mlp.experts.down_proj"), *GGUF_STACKS[DOWN]),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """How experts are chosen for a row, and weighted.
-
-    module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
-    sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores only for the choice.
-    groups: the number of groups of experts, and how many of them are considered: those with the largest sum of their
-    two best sigmoids, or largest softmax. normalised: the weights of the chosen are divided by their sum; scale: and
-    multiplied.
-    Of equal scores the lowest number is chosen.
-    """
-
-    module: str = "mlp.gate"
-    bias: bool = False
-    sigmoid: bool = False
-    correction: str | None = None
-    groups: tuple[int, int] = (1, 1)
-    normalised: bool = True
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """``count`` MLPs, of which each row uses ``chosen``; their outputs are weighted and added up.
-
-    inner: width of each. modules: the names of gate, up and down in files, with an expert's number in the braces.
-    stacked: what files may have instead, for GATE_UP and DOWN. shared: an MLP that all rows use; shared_gate: a module
-    whose sigmoid multiplies its output.
-    """
-
-    count: int
-    chosen: int
-    inner: int
-    router: Router = Router()
-    activation: Activation = "silu"
-    bias: bool = False
-    modules: tuple[str, str, str] = EXPERT_MODULES
-    stacked: Mapping[str, tuple[Stacked, ...]] = field(default_factory=lambda: STACKS, hash=False)
-    shared: MLP | None = None
-    shared_module: str = "mlp.shared_expert"
-    shared_gate: str | None = None
-
-    @property
-    def width(self) -> int:
-        """The total inner width that a row passes through."""
-        return self.chosen * self.inner + (0 if self.shared is None else self.shared.inner)
-
-    def products(self, hidden: int) -> tuple[Product, ...]:
-        """The products of all experts, and of the shared one: all gates, then all up matrices."""
-        gate, up, down = self.modules
-        turns = (up,) if self.activation == "relu2" else (gate, up)
-        into = {one.format(number): self.inner for one in turns for number in range(self.count)}
-        back = dict.fromkeys(map(down.format, range(self.count)), hidden)
-        of = self.bias, self.count, self.chosen
-        return (
-            Product(GATE_UP, into, hidden, *of, self.stacked[GATE_UP]),
-            Product(DOWN, back, self.inner, *of, self.stacked[DOWN]),
-            *self._of_shared(hidden),
-        )
-
-    def _of_shared(self, hidden: int) -> Iterator[Product]:
-        if self.shared is not None:
-            names = {GATE_UP: SHARED_GATE_UP, DOWN: SHARED_DOWN}
-            for one in self.shared.products(hidden):
-                rows = {name.replace("mlp", self.shared_module, 1): size for name, size in one.rows.items()}
-                yield replace(one, name=names[one.name], rows=rows)
-
-    def vectors(self, hidden: int) -> Iterator[Vector]:
-        """The router's vectors, in fp32, and the shared expert's gate."""
-        yield Vector(f"{self.router.module}.weight", self.count, wide=True, more=(hidden,))
-        if self.router.bias:
-            yield Vector(f"{self.router.module}.bias", self.count, wide=True)
-        if self.router.correction is not None:
-            yield Vector(self.router.correction, self.count, wide=True)
-        if self.shared_gate is not None:
-            yield Vector(f"{self.shared_gate}.weight", 1, wide=True, more=(hidden,))
-
-
+#: The number that multiplies a layer's output.
+SCALAR = "layer_scalar"
 Mixer = Attention | Recurrence | MLP | Experts
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """A layer's norms, by the names of their modules: of the inputs of attention and MLP, and of their outputs."""
+    """A layer's norms, by the names of their modules: of the inputs of attention and MLP, and of their outputs. Where
+    experts stand beside the MLP, ``after_mlp`` is that of the sum of both, and there are the input's and output's of
+    the experts, and the output's of the MLP alone."""
 
     before_attention: str | None = None
     after_attention: str | None = None
     before_mlp: str | None = None
     after_mlp: str | None = None
+    before_experts: str | None = None
+    after_experts: str | None = None
+    after_dense: str | None = None
 
-    def __iter__(self) -> Iterator[str | None]:
-        yield from (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+    def __iter__(self) -> Iterator[str]:
+        each = (
+            self.before_attention, self.after_attention, self.before_mlp, self.after_mlp, self.before_experts,
+            self.after_experts, self.after_dense,
+        )  # fmt: skip
+        yield from (name for name in each if name is not None)
+
+    @property
+    def behind(self) -> frozenset[str]:
+        """Those of outputs."""
+        each = (self.after_attention, self.after_mlp, self.after_experts, self.after_dense)
+        return frozenset(name for name in each if name is not None)
 
 
 #: Llama's; Gemma's, before and after; and OLMo 2's, only after.
@@ -267,7 +152,9 @@ class Layer:
 
     norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
     share: the factor of both before they are added; mlp_share: the MLP's, if it has another. scan: a recurrence that
-    reads attention's input, and the factor of its output, which is added too. reads: factors of both inputs.
+    reads attention's input, and the factor of its output, which is added too. reads: factors of both inputs. experts:
+    those beside the MLP, which read the same stream through norms of their own. embedding: this layer's own, which is
+    added last. scaled: whether the stream is then multiplied by a number of the layer's (``layer_scalar``).
     """
 
     mixer: Mixer
@@ -280,6 +167,13 @@ class Layer:
     mlp_share: float | None = None
     scan: tuple[Mamba2, float] | None = None
     reads: tuple[float, float] = (1.0, 1.0)
+    experts: Experts | None = None
+    embedding: PerLayerEmbedding | None = None
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        more = self.experts is not None or self.embedding is not None or self.scaled
+        assert not more or isinstance(self.mlp, MLP), "what ends a layer comes behind its MLP"
 
     @property
     def share_of_mlp(self) -> float:
@@ -288,8 +182,14 @@ class Layer:
 
     @property
     def inner(self) -> MLP | Experts | None:
-        """Its MLP or experts."""
-        return self.mixer if isinstance(self.mixer, MLP | Experts) else self.mlp
+        """Its MLP or experts; of both the experts."""
+        return self.mixer if isinstance(self.mixer, MLP | Experts) else self.experts or self.mlp
+
+    @property
+    def width(self) -> int:
+        """The total inner width that a row passes through, of its MLP and experts."""
+        both = (self.inner, self.mlp if self.experts is not None else None)
+        return sum(each.width for each in both if each is not None)
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -308,13 +208,24 @@ class Layer:
         """In the order in which they are computed."""
         scans = () if self.scan is None else self.scan[0].products(hidden)
         recurrent = (replace(one, name=f"{RECURRENT}{one.name}") for one in scans)
-        return *recurrent, *self.mixer.products(hidden), *(() if self.mlp is None else self.mlp.products(hidden))
+        inside = () if self.mlp is None else self.mlp.products(hidden)
+        if self.experts is not None:  # the MLP is then called as one that all rows share
+            inside = (*(replace(one, name=BESIDE[one.name]) for one in inside), *self.experts.products(hidden))
+        own = () if self.embedding is None else self.embedding.products(hidden)
+        return *recurrent, *self.mixer.products(hidden), *inside, *own
+
+    def kind_of(self, norm: str) -> NormKind:
+        """The kind of one of its norms."""
+        return self.after or self.norm if norm in self.norms.behind else self.norm
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
-        for name, kind in zip(self.norms, (self.norm, self.after or self.norm) * 2, strict=True):
-            if name is not None:
-                yield from kind.vectors(name, hidden)
+        for name in self.norms:
+            yield from self.kind_of(name).vectors(name, hidden)
+        if self.embedding is not None:
+            yield from self.embedding.vectors(hidden)
+        if self.scaled:
+            yield Vector(SCALAR, 1)
         if not isinstance(self.mixer, MLP | Experts):
             yield from self.mixer.vectors()
         if self.scan is not None:
@@ -338,6 +249,11 @@ class Stack:
     embedding_norm: NormKind | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+
+    @property
+    def embedding(self) -> PerLayerEmbedding | None:
+        """The embeddings that its layers have of their own: all do, or none."""
+        return self.layers[0].embedding
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -15,7 +15,8 @@ Names, shapes and types are checked against the files' headers before the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.per_layer import PROJECTION, TABLE
 from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
@@ -34,6 +36,8 @@ from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, p
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
+#: What a CPU's kernels read.
+READ = (torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -53,13 +57,16 @@ class ModelWeights:
     """All weights of a decoder on one device, in one dtype except for matrices that stay as they are stored.
 
     embed: (V, H).  final_norm: (H,) each, by name.  lm_head: (V, H), the same tensor as ``embed`` if they are tied; for
-    a draft model only the rows of the target's tokens. A head that is quantised on loading is not tied.
+    a draft model only the rows of the target's tokens. A head that is quantised on loading is not tied. outside: the
+    common part of embeddings that layers have of their own; table: of these, a mapped file's on a CPU.
     """
 
     embed: Tensor
     layers: list[LayerWeights]
     final_norm: dict[str, Tensor]
     lm_head: Matrix
+    outside: LayerWeights = field(default_factory=lambda: LayerWeights({}, {}, {}))
+    table: Tensor | None = None
 
 
 def load(
@@ -80,11 +87,31 @@ def load(
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)), away)
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
+    if weights.table is not None:
+        weights.table = _placed(weights.table, dtype, torch.device(device))
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     if checkpoint.gguf is None:
         _make_whole(config, weights)
     return weights
+
+
+def table_of(
+    directory: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Tensor | None:
+    """The table of embeddings that layers have of their own, as :func:`load` reads it; None if they have none."""
+    if config.stack.embedding is None:
+        return None
+    checkpoint = Checkpoint.open(Path(directory))
+    found = checkpoint.opened(checkpoint.tensors[TABLE].file).get_tensor(TABLE)
+    return _placed(found, dtype, torch.device(device))
+
+
+def _placed(table: Matrix, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then."""
+    if not isinstance(table, Tensor):
+        table = table.plain().to(torch.bfloat16)
+    return table if device.type == "cpu" and table.dtype in READ else table.to(device, dtype)
 
 
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
@@ -120,6 +147,8 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
         if name not in inside
         for each, into in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
     } | stack_slots(stacks, config, checkpoint.tensors)
+    if (own := config.stack.embedding) is not None:
+        found[TABLE] = TensorSlot(own.table(config.num_layers), FLOATS, partial(_hold, weights))
     expected = {name: (into.shape, into.kinds) for name, into in found.items()}
     checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
     if _ties(config) and weights.lm_head is not weights.embed:
@@ -131,6 +160,10 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
 
         found[EMBEDDING] = TensorSlot(tuple(embed.shape), FLOATS, put_both)
     return found
+
+
+def _hold(weights: ModelWeights, table: Tensor) -> None:
+    weights.table = table
 
 
 def _ties(config: ModelConfig) -> bool:
@@ -164,7 +197,16 @@ def allocate(
         ],
         final_norm=_allocate_vectors(rooms, config.stack.norm.vectors(FINAL_NORM, config.hidden_size)),
         lm_head=_allocate_head(config, rooms, embed),
+        outside=_allocate_outside(config, rooms),
     )
+
+
+def _allocate_outside(config: ModelConfig, rooms: WeightAllocator) -> LayerWeights:
+    if (own := config.stack.embedding) is None:
+        return LayerWeights({}, {}, {})
+    made = own.projection(config.hidden_size, config.num_layers)
+    matrix = rooms.matrix(made.outer, made.inner, PROJECTION)
+    return LayerWeights({PROJECTION: matrix}, {}, _allocate_vectors(rooms, own.outside()))
 
 
 def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -> Matrix:
@@ -196,6 +238,8 @@ def destinations(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[s
     """Every tensor name that a checkpoint must have, and the view of the fused weights that it is copied into."""
     yield EMBEDDING, weights.embed
     yield from weights.final_norm.items()
+    yield from ((f"{module}.weight", matrix) for module, matrix in weights.outside.matrices.items())
+    yield from weights.outside.vectors.items()
     if not config.tie_word_embeddings:
         yield LM_HEAD, weights.lm_head
     for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):

@@ -34,12 +34,14 @@ def route(
     correction: Tensor | None = None,
     count: Tensor | None = None,
     slots: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each row, int32[R, k], in the order of their numbers, and their weights, fp32[R, k].
 
     logits: fp32[R, E or more], those of experts first. correction: fp32[E]. count: int64[1], the number of rows, read
     when it runs (by compiled kernels; None: all). Of equal scores the one with the lowest number is chosen. slots:
-    int64[R], of each row's key; 0: it is padding, whose experts are -1 on a GPU (None: no row is).
+    int64[R], of each row's key; 0: it is padding, whose experts are -1 on a GPU (None: no row is). factors: fp32[E],
+    of the weights of each expert, applied last.
     """
     own = logits[:, : how.experts]
     scores = own.sigmoid() if how.sigmoid else own.softmax(1)
@@ -54,8 +56,9 @@ def route(
     weights = scores.gather(1, chosen)
     if how.normalised:
         weights = weights / (weights.sum(1, keepdim=True) + (1e-20 if how.sigmoid else 0.0))
+    weights = weights * how.scale if factors is None else weights * how.scale * factors[chosen]
     chosen = chosen if slots is None else chosen.masked_fill((slots == 0).unsqueeze(1), -1)
-    return chosen.int(), weights * how.scale
+    return chosen.int(), weights
 
 
 @op(gpu="experts", cpu="experts")

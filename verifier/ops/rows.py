@@ -102,36 +102,56 @@ def _norm(x: Tensor, how: Norm, count: Tensor | None = None) -> Tensor:
 
 @op()
 def add_norm(
-    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+    x: Tensor,
+    y: Tensor | SplitKSums,
+    how: Norm | None,
+    count: Tensor | None = None,
+    share: float = 1.0,
+    scalar: Tensor | None = None,
 ) -> Tensor:
-    """``x += share * y``, then the norm of the sum as in :func:`norm`; without ``how`` x itself is returned.
+    """``x += share * y``, then ``x *= scalar``, and the norm of that as in :func:`norm`; without ``how`` x itself is
+    returned.
 
     x, y: [R, D], contiguous; x is the residual stream and is changed in place. y may be an unfinished product.
-    share: ``share * y`` is rounded before it is added. Returns [R, D].
+    share: ``share * y`` is rounded before it is added. scalar: [1], of x's dtype; the sum is rounded before too.
+    Returns [R, D].
     """
     if isinstance(y, SplitKSums):
         y = y.finished(x.dtype)
     x.add_(y if share == 1.0 else y * share)
+    if scalar is not None:
+        x.mul_(scalar)
     return x if how is None else norm(x, how)
 
 
 @add_norm.kernel
 def _add_norm(
-    x: Tensor, y: Tensor | SplitKSums, how: Norm | None, count: Tensor | None = None, share: float = 1.0
+    x: Tensor,
+    y: Tensor | SplitKSums,
+    how: Norm | None,
+    count: Tensor | None = None,
+    share: float = 1.0,
+    scalar: Tensor | None = None,
 ) -> Tensor:
     assert x.shape == (y if isinstance(y, Tensor) else y.sums).shape[-2:], "x and y are of one shape"
-    return _normed(x, y, how, count, share)
+    return _normed(x, y, how, count, share, scalar)
 
 
 def _normed(
-    x: Tensor, y: Tensor | SplitKSums | None, how: Norm | None, count: Tensor | None, share: float = 0.0
+    x: Tensor,
+    y: Tensor | SplitKSums | None,
+    how: Norm | None,
+    count: Tensor | None,
+    share: float = 0.0,
+    scalar: Tensor | None = None,
 ) -> Tensor:
     rows, width = x.shape
     out = x if how is None else new(x.shape, x)
     (weights, eps, norming), (added, about) = as_normed(how, x), as_read(x if y is None else y)
     launch(
-        "rows.norm_rows", (rows,), (x, *added, *weights, out, rows, eps),
-        {"SHARE": share} | row_of(x, width) | norming | about, count, rows=True, num_warps=warps(width),
+        "rows.norm_rows", (rows,), (x, *added, *weights, x if scalar is None else scalar, out, rows, eps),
+        {"SHARE": share, "SCALED": scalar is not None} | row_of(x, width) | norming | about, count, rows=True,
+        num_warps=warps(width),
     )  # fmt: skip
     return out
 
@@ -212,6 +232,79 @@ def _gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = Non
         {"WIDTH": width, "COLUMNS": columns} | about, count, rows=True, enable_fp_fusion=False,
     )  # fmt: skip
     return x
+
+
+@op()
+def layer_inputs(
+    product: Tensor | SplitKSums,
+    dtype: torch.dtype,
+    table: Tensor,
+    tokens: Tensor,
+    how: Norm,
+    factors: tuple[float, float],
+    count: Tensor | None = None,
+) -> Tensor:
+    """What layers read of a row's token and of its embedding: ``(norm(product * factor) + table[token] * scale) /
+    sqrt(2)``, rounded to ``dtype`` after each step.
+
+    product: [R, L * P] of ``dtype``, perhaps unfinished. table: [V, L * P], of any float type. tokens: int64[R]. how:
+    the norm of each layer's P numbers, with a weight. factors: factor and scale. Returns [R, L * P]; count: see
+    :func:`take_rows`.
+    """
+    if isinstance(product, SplitKSums):
+        product = product.finished(dtype)
+    projected = norm((product * factors[0]).unflatten(1, (-1, len(how.weight))), how)
+    rows = table.index_select(0, tokens).to(dtype) * factors[1]
+    return (projected.flatten(1) + rows) * _HALF
+
+
+#: The share of each of two numbers of one size in a sum of that size.
+_HALF = 2.0**-0.5
+
+
+@layer_inputs.kernel
+def _layer_inputs(
+    product: Tensor | SplitKSums,
+    dtype: torch.dtype,
+    table: Tensor,
+    tokens: Tensor,
+    how: Norm,
+    factors: tuple[float, float],
+    count: Tensor | None = None,
+) -> Tensor:
+    (made, bias), about = as_read(product)
+    rows, width = len(tokens), len(how.weight)
+    out, layers = new((rows, table.shape[1]), made, dtype), table.shape[1] // width
+    constants = {"FACTOR": factors[0], "SCALE": factors[1], "HALF": _HALF, "LAYERS": layers}
+    launch(
+        "rows.layer_input_rows", (rows, layers), (made, bias, table, tokens, how.weight, out, rows, how.eps),
+        constants | row_of(out, width) | about, count, rows=True, num_warps=warps(width), enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+@op()
+def gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: Tensor | None = None) -> Tensor:
+    """``gelu(gate) * inputs`` of one layer, the activation rounded first. Returns [R, P].
+
+    gate: [R, P], perhaps unfinished. inputs: [R, L * P], of :func:`layer_inputs`. number: of the layer. count: see
+    :func:`take_rows`.
+    """
+    if isinstance(gate, SplitKSums):
+        gate = gate.finished(inputs.dtype)
+    width = gate.shape[1]
+    return functional.gelu(gate, approximate="tanh") * inputs[:, number * width : (number + 1) * width]
+
+
+@gate_inputs.kernel
+def _gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: Tensor | None = None) -> Tensor:
+    (product, bias), about = as_read(gate)
+    rows, width = product.shape[-2:]
+    out = new((rows, width), inputs)
+    constants = {"STRIDE": inputs.shape[1]} | row_of(out, width) | about
+    arguments = (product, bias, inputs, out, rows, number * width)
+    launch("rows.gated_input_rows", (rows,), arguments, constants, count, rows=True, enable_fp_fusion=False)
+    return out
 
 
 @op()

@@ -26,7 +26,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, Attention, Experts, HeadNorm, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.inner import MLP, Experts
+from foresay.verifier.model.nodes import Attention, HeadNorm, Layer, Mixer, Norms, Stack
 from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig, read_rope
 

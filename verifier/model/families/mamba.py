@@ -30,7 +30,8 @@ from foresay.verifier.model.families.mixtures import (
     shared_names,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import MLP, STACKS, Attention, Experts, Layer, Mixer, Norms, Router, Stack
+from foresay.verifier.model.inner import MLP, STACKS, Experts, Router
+from foresay.verifier.model.nodes import Attention, Layer, Mixer, Norms, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, NormKind, Stacked
 from foresay.verifier.model.recurrences import UNNORMED, Mamba2
 from foresay.verifier.model.rope_config import read_rope

@@ -21,8 +21,9 @@ from foresay.verifier.model.families.family import (
 )
 from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, granite_stack, granite_values, qwen3_attentions
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.inner import GGUF_STACKS, MLP, Experts, Router
 from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import GGUF_STACKS, MLP, SINKS, Experts, HeadNorm, Router, Stack
+from foresay.verifier.model.nodes import SINKS, HeadNorm, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, QKV, NormKind, Stacked
 from foresay.verifier.model.rope_config import YarnScaling, read_rope
 
@@ -37,13 +38,18 @@ _MOST_EXPERTS = 4096
 
 
 def experts(
-    fields: Fields, router: Router, width: str = "intermediate_size", one: MLP | None = None, **more: Any
+    fields: Fields,
+    router: Router,
+    width: str = "intermediate_size",
+    one: MLP | None = None,
+    each: str = "num_experts_per_tok",
+    **more: Any,
 ) -> Experts:
     """The experts as in most config.json files, with the fields in ``more``. width: the key of the width of each. one:
-    each of them, if not as in most files."""
-    key = next((each for each in _COUNTS if fields.get(each) is not None), _COUNTS[0])
+    each of them, if not as in most files. each: the key of how many a row goes to."""
+    key = next((name for name in _COUNTS if fields.get(name) is not None), _COUNTS[0])
     count = fields.integer(key, most=_MOST_EXPERTS)
-    chosen = fields.integer("num_experts_per_tok", most=count)
+    chosen = fields.integer(each, most=count)
     _check_groups(fields, router, count, chosen)
     one = one or mlp(fields, width=width)
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})

@@ -76,11 +76,12 @@ def _most(values):
 
 
 @triton.jit
-def route_rows(logits, correction, slots, chosen, weights, scale, WIDTH: tl.constexpr, EXPERTS: tl.constexpr,
+def route_rows(logits, correction, slots, factors, chosen, weights, scale, WIDTH: tl.constexpr, EXPERTS: tl.constexpr,
                CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISED: tl.constexpr,
-               PADDED: tl.constexpr, GROUPS: tl.constexpr, BEST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-               CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R). Experts as [ROWS groups, BLOCK of each]. PADDED: there are ``slots``."""
+               PADDED: tl.constexpr, WEIGHTED: tl.constexpr, GROUPS: tl.constexpr, BEST: tl.constexpr,
+               ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R). Experts as [ROWS groups, BLOCK of each]. PADDED: there are ``slots``. WEIGHTED: there are
+    ``factors``."""
     size: tl.constexpr = EXPERTS // GROUPS
     group, own = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (own < size)
@@ -109,6 +110,8 @@ def route_rows(logits, correction, slots, chosen, weights, scale, WIDTH: tl.cons
     for slot in range(CHOSEN):
         last = _least(tl.where(taken & (number > last), number, EXPERTS))
         weight = tl.div_rn(_whole(tl.where(number == last, value, 0.0)), total) * scale
+        if WEIGHTED:
+            weight = weight * tl.load(factors + last)
         tl.store(chosen + row * CHOSEN + slot, tl.where(real, last, -1))
         tl.store(weights + row * CHOSEN + slot, weight)
 
@@ -119,15 +122,17 @@ def route(
     correction: Tensor | None = None,
     count: Tensor | None = None,
     slots: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`foresay.verifier.ops.experts.route`."""
     rows, (groups, best) = len(logits), how.groups
     chosen = logits.new_empty(rows, how.chosen, dtype=torch.int32)
     weights = logits.new_empty(rows, how.chosen)
     route_rows[(rows,)](
-        logits, given(correction, logits), given(slots, logits), chosen, weights, how.scale, WIDTH=logits.shape[1],
-        EXPERTS=how.experts, CHOSEN=how.chosen, SIGMOID=how.sigmoid, CORRECTED=correction is not None,
-        NORMALISED=how.normalised, PADDED=slots is not None, GROUPS=groups, BEST=best, ROWS=padded(groups),
+        logits, given(correction, logits), given(slots, logits), given(factors, logits), chosen, weights, how.scale,
+        WIDTH=logits.shape[1], EXPERTS=how.experts, CHOSEN=how.chosen, SIGMOID=how.sigmoid,
+        CORRECTED=correction is not None, NORMALISED=how.normalised, PADDED=slots is not None,
+        WEIGHTED=factors is not None, GROUPS=groups, BEST=best, ROWS=padded(groups),
         BLOCK=padded(how.experts // groups), num_warps=1, enable_fp_fusion=False, **chained(),
     )  # fmt: skip
     return chosen, weights

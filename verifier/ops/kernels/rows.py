@@ -12,7 +12,7 @@ import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
-from foresay.verifier.ops.kernels.linear import ROWS, product_at
+from foresay.verifier.ops.kernels.linear import ROWS, gated, product_at
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -67,10 +67,11 @@ def weighted(value, weight, KIND: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=ROWS)
-def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
-              NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, SEGMENTS: tl.constexpr,
-              BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """x += SHARE y, a product with its bias, unless SHARE is 0; then out = norm(x) if NORM. One program per row."""
+def norm_rows(x, y, bias, weight, shift, scalar, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+              SHARE: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
+              CENTRED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """x += SHARE y, a product with its bias, unless SHARE is 0, then x *= scalar if SCALED; then out = norm(x) if NORM.
+    One program per row."""
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     if NORM:
@@ -86,6 +87,8 @@ def norm_rows(x, y, bias, weight, shift, out, R, eps, WIDTH: tl.constexpr, BLOCK
         if SHARE != 1.0:
             added = (added.to(tl.float32) * SHARE).to(kind)
         row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
+        if SCALED:
+            row = (row.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)
         tl.store(x + start + columns, row, inside)
     if NORM:
         made = normed(row, factor, offset, inside, eps, WIDTH, SHIFTED, CENTRED)
@@ -166,6 +169,37 @@ def gate_rows(x, gate, bias, R, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIA
     wide = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS).to(tl.float32)
     opened = (1.0 / (1.0 + tl.exp(-wide))).to(kind)
     tl.store(where, (tl.load(where, inside, 0.0).to(tl.float32) * opened.to(tl.float32)).to(kind), inside)
+
+
+@triton.jit(do_not_specialize=ROWS)
+def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: tl.constexpr, SCALE: tl.constexpr,
+                     HALF: tl.constexpr, LAYERS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, LAYERS): out = HALF (norm(FACTOR product) + SCALE table[token]), WIDTH numbers of a layer."""
+    own = tl.arange(0, BLOCK)
+    inside, kind = own < WIDTH, out.dtype.element_ty
+    factor = tl.load(weight + own, inside, 0.0)
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + own
+    made = product_at(product, bias, row, columns, inside, R, kind, LAYERS * WIDTH, SEGMENTS, BIAS)
+    made = kept((made.to(tl.float32) * FACTOR).to(kind))
+    projected = normed(made, factor, factor, inside, eps, WIDTH, False, False).to(tl.float32)
+    read = tl.load(table + tl.load(tokens + row) * (LAYERS * WIDTH) + columns, inside, 0.0).to(kind)
+    read = (read.to(tl.float32) * SCALE).to(kind).to(tl.float32)
+    both = (projected + read).to(kind).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * (LAYERS * WIDTH) + columns, (both * HALF).to(kind), inside)
+
+
+@triton.jit(do_not_specialize=(*ROWS, "first"))
+def gated_input_rows(gate, bias, inputs, out, R, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R,): out = gelu(gate) inputs, of which a row's begin with ``first``."""
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    inside, kind = columns < WIDTH, out.dtype.element_ty
+    made = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+    read = tl.load(inputs + row.to(tl.int64) * STRIDE + first + columns, inside, 0.0)
+    tl.store(out + row.to(tl.int64) * WIDTH + columns, gated(made, read, 2), inside)
 
 
 @triton.jit

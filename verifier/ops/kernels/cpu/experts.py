@@ -27,26 +27,29 @@ def route(
     correction: Tensor | None = None,
     count: Tensor | None = None,
     slots: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`foresay.verifier.ops.experts.route`."""
     shape = len(logits), how.chosen
     chosen, weights = room(shape, torch.int32), room(shape, torch.float32)
-    _routing(how, correction is not None)(
-        logits, 0 if correction is None else correction, chosen, weights, counted(count, len(logits)), logits.shape[1]
-    )
+    _routing(how, correction is not None, factors is not None)(
+        logits, 0 if correction is None else correction, chosen, weights, counted(count, len(logits)), logits.shape[1],
+        0 if factors is None else factors,
+    )  # fmt: skip
     return chosen, weights
 
 
 @Compiled
-def _routing(how: Routing, corrected: bool) -> Kernel:
-    return _Router(Kernel("route"), how, corrected).write()
+def _routing(how: Routing, corrected: bool, weighted: bool) -> Kernel:
+    return _Router(Kernel("route"), how, corrected, weighted).write()
 
 
 class _Router:
-    """Arguments: logits, corrections, chosen, weights, count, width of logits."""
+    """Arguments: logits, corrections, chosen, weights, count, width of logits, factors of weights."""
 
-    def __init__(self, k: Kernel, how: Routing, corrected: bool) -> None:
+    def __init__(self, k: Kernel, how: Routing, corrected: bool, weighted: bool) -> None:
         self.k, self.how, self.corrected = k, how, corrected
+        self.factors = k.pointer(6) if weighted else None
         self.logits, self.corrections, self.chosen, self.weights = (k.pointer(index) for index in range(4))
         self.filled = -(-how.experts // LANES) * LANES
         self.keys, self.scores = k.array(I32, self.filled), k.array(F32, self.filled)
@@ -131,7 +134,10 @@ class _Router:
         if how.sigmoid:
             total.value = total.value + 1e-20 if how.normalised else k.constant(1.0, F32)
         with k.loop(first, first + how.chosen) as at:
-            k.store(k.load(self.weights, F32, at) / total.value * how.scale, self.weights, at)
+            weight = k.load(self.weights, F32, at) / total.value * how.scale
+            if self.factors is not None:
+                weight = weight * k.load(self.factors, F32, k.integer(k.load(self.chosen, I32, at), I64))
+            k.store(weight, self.weights, at)
 
 
 def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
