@@ -121,7 +121,7 @@ class WaitingFeatures:
 
 
 class HiddenStateDrafter(TreeDrafter):
-    """Reads hidden states, and keeps what it needs of them (:class:`foresay.verifier.graphs.proposer.KeepsFeatures`)."""
+    """Keeps what it needs of them; implements :class:`foresay.verifier.graphs.proposer.KeepsFeatures`."""
 
     @abstractmethod
     def observe(self, sequence: SequenceState, features: Features) -> None:

@@ -310,7 +310,8 @@ def _mixed_numbers(model: ModelConfig) -> int:
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
     """Bytes of the cosines and sines of ``positions`` positions, in the model's dtype."""
-    return 2 * item * positions * model.attention.turning * sum(rope is not None for rope in model.ropes)
+    tables = {(one.rope, one.turning) for one in model.stack.attentions if one.rope is not None}
+    return 2 * item * positions * sum(width for _, width in tables)
 
 
 @lru_cache(maxsize=16)  # a plan is searched for: it is requested for many lengths

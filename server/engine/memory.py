@@ -261,8 +261,8 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
 def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
     """Bytes of a recorded pass: activations, of which recurrent layers', experts' sums and logits are fp32. dtype: of
     the others. wanted: rows with logits."""
-    queries = model.num_heads * model.head_dim
-    widths = 4 * model.hidden_size + 3 * queries + 2 * model.num_kv_heads * model.head_dim + 3 * model.intermediate_size
+    heads = max(((3 * one.heads + 2 * one.kv_heads) * one.head_dim for one in model.stack.attentions), default=0)
+    widths = 4 * model.hidden_size + heads + 3 * model.intermediate_size
     wide = 0 if (found := model.stack.recurrence) is None else 4 * (found.record or found.channels)
     if (mixture := model.stack.experts) is not None:  # a row is copied for each of its experts
         widths += mixture.chosen * (model.hidden_size + mixture.inner)

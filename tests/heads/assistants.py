@@ -39,9 +39,12 @@ CLUSTERED = {"use_ordered_embeddings": True, "num_centroids": 30, "centroid_inte
 @contextmanager
 def reading_all() -> Iterator[None]:
     """In this block the configurations of both kinds may share the keys and values of all layers."""
-    with patch.object(Gemma4TextConfig, "kv_sharing_modes", _modes(Gemma4TextConfig)):
-        with patch.object(Gemma4UnifiedTextConfig, "kv_sharing_modes", _modes(Gemma4UnifiedTextConfig)):
-            yield
+    of_text, of_unified = (_modes(kind) for kind in (Gemma4TextConfig, Gemma4UnifiedTextConfig))
+    with (
+        patch.object(Gemma4TextConfig, "kv_sharing_modes", of_text),
+        patch.object(Gemma4UnifiedTextConfig, "kv_sharing_modes", of_unified),
+    ):
+        yield
 
 
 def _modes(kind: Any) -> Any:
@@ -125,7 +128,11 @@ def read_by_transformers(target: Any, tokens: Sequence[int]) -> tuple[Tensor, di
 
 @torch.inference_mode()
 def drafted(
-    assistant: Any, target: Any, states: Tensor, kept: dict[str, tuple[Tensor, Tensor]], tokens: Sequence[int],
+    assistant: Any,
+    target: Any,
+    states: Tensor,
+    kept: dict[str, tuple[Tensor, Tensor]],
+    tokens: Sequence[int],
     below: Sequence[int],
 ) -> list[Tensor]:
     """fp32[V] below the root and below each further token, by transformers' module as its generation drives it.
@@ -135,7 +142,9 @@ def drafted(
     length = len(tokens) - 1
     window = assistant.config.get_text_config().sliding_window
     own = {
-        kind: tuple(part[:, :, :length][:, :, -(window - 1) if kind == "sliding_attention" else None :] for part in pair)
+        kind: tuple(
+            part[:, :, :length][:, :, -(window - 1) if kind == "sliding_attention" else None :] for part in pair
+        )
         for kind, pair in kept.items()
     }
     state, found, embedding = states[None, length - 1 : length], [], target.get_input_embeddings()

@@ -127,7 +127,9 @@ def position(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token that has keys, instead of the root."""
     own = AssistantDrafter._rows
     monkeypatch.setattr(
-        AssistantDrafter, "_rows", lambda self, *given: replace(found := own(self, *given), positions=found.positions - 1)
+        AssistantDrafter,
+        "_rows",
+        lambda self, *given: replace(found := own(self, *given), positions=found.positions - 1),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     ArceeConfig,
@@ -29,6 +30,10 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -119,6 +124,28 @@ GEMMA3 = {
         "full_attention": {**LINEAR, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
+}
+#: Full layers have wider heads, fewer of keys, whose product is the values; two layers read the keys of others.
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "hidden_size_per_layer_input": 0,
+    "eos_token_id": [2, 5],
+}
+#: All layers have keys and values of their own, and the kind of head that MLPs of one width follow.
+GEMMA4_UNIFIED = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
 
 GEMMA2 = {
@@ -304,6 +331,8 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "phi4_mini": (Phi3Config, Phi3ForCausalLM, {"rope_parameters": LONG, "original_max_position_embeddings": 16}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, GEMMA4),
+    "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM, GEMMA4_UNIFIED),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
     "granite": (GraniteConfig, GraniteForCausalLM, GRANITE),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
@@ -368,7 +397,8 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
 def less_one(model: PreTrainedModel) -> bool:
     """Whether its norms' weights are kept less one."""
     kind = model.config.model_type
-    return kind.startswith(("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")) and kind != "nemotron_h"
+    plain = kind == "nemotron_h" or kind.startswith("gemma4")
+    return kind.startswith(("gemma", "nemotron", "muse", "qwen3_5", "qwen3_next")) and not plain
 
 
 def of_heads(tensors: Mapping[str, Tensor], plain: int, value: int) -> dict[str, Tensor]:
@@ -411,7 +441,17 @@ def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: s
     if family in OF_BF16:
         round_to_bf16(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
+    if family.startswith("gemma4"):
+        _without_scalars(Path(directory))
+        model.config.output_hidden_states = True  # transformers expects embeddings of layers where some share keys
     return model
+
+
+def _without_scalars(directory: Path) -> None:
+    """Leave out the factors of layers, which are 1."""
+    for file in directory.glob("*.safetensors"):
+        kept = {name: tensor for name, tensor in load_file(file).items() if not name.endswith("layer_scalar")}
+        save_file(kept, file, {"format": "pt"})
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def _reading(fields: Fields, layer: Layer, target: ModelConfig) -> Layer:
     window = None if own.window is None else own.window - 1
     if window == 0:
         raise fields.error("sliding_window 1 leaves no committed token to attend to")
-    return replace(layer, mixer=replace(own, source=number, window=window))
+    return replace(layer, mixer=replace(own, source=number, window=window), scaled=True)
 
 
 def _clusters(fields: Fields, target: ModelConfig) -> tuple[int, int] | None:

@@ -152,8 +152,8 @@ class DFlashHead(PagedHead):
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] like their slots. features: the target's, [R, H']."""
         context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
-        for number, (_, layer) in enumerate(self._layers):
-            placed(layer, context, rotation, slots, store.layer(number))
+        for number, (node, layer) in enumerate(self._layers):
+            placed(node.attention, layer, context, rotation, slots, store.layer(number))
 
     def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: the states of a block's rows that guess. roots: int64[S], known tokens."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,21 @@ from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
 from foresay.verifier.model.names import tensor_name
 from foresay.verifier.model.predicting import prefixes
 
+log = logging.getLogger("foresay.models")
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
 E4M3 = "F8_E4M3"
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, E4M3: 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 #: GGUF's block types: bytes per number, including scales.
 BLOCK_BYTES = {one.name: one.size / one.numbers for one in TYPES.values() if one.numbers > 1}
-#: Prefixes of the names of image tensors, which are not read.
-_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
-           "model.vision_adapter.", "model.vision_projection.", "model.visual.")  # fmt: skip
+#: Prefixes of the names of tensors for images and sounds, which are not read.
+_IMAGES = tuple(
+    f"{begin}{name}."
+    for begin in ("", "model.")
+    for name in ("vision_tower", "multi_modal_projector", "vision_adapter", "vision_projection", "visual",
+                 "vision_embedder", "embed_vision", "audio_tower", "embed_audio")
+)  # fmt: skip
 #: A tensor's shape, and the types that it may have.
 Expected = tuple[tuple[int, ...], tuple[str, ...]]
 # Buffers of old checkpoints that every decoder computes itself; scales for rounding activations, which are not rounded
@@ -103,6 +110,13 @@ class Checkpoint:
             if not name.startswith(PREDICTS)
         }
         return cls(directory, file.files, tensors, {}, file)
+
+    def without(self, idle: tuple[str, ...]) -> Checkpoint:
+        """The same without tensors whose names begin with one of these, which nothing reads."""
+        left = [name for name in self.tensors if name.startswith(idle)]
+        if left:
+            log.info("%s: %d tensors are not read, as %s", self.directory, len(left), left[0])
+        return replace(self, tensors={name: each for name, each in self.tensors.items() if name not in set(left)})
 
     def opened(self, file: Path) -> Any:
         """A reader of one of the files, which may be larger than the memory, with ``offset_keys()`` and

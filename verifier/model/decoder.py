@@ -45,6 +45,7 @@ from foresay.verifier.model.recurrences import (
     ShortConv,
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
+from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
 from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing, Scan
 
@@ -285,6 +286,7 @@ def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
     """The same, with the rows of gates as a separate product if they are interleaved with each head's queries."""
     if not attention.interleaved:
         return weights
+    assert attention.parts == 3, "keys and values follow"
     whole, rows = weights.matrices[QKV], torch.arange(weights.matrices[QKV].shape[0])
     queries, others = rows.split((len(rows) - 2 * (keys := attention.kv_heads * attention.head_dim), 2 * keys))
     own, gates = queries.view(attention.heads, 2, -1).unbind(1)
@@ -311,7 +313,8 @@ def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: T
         vectors.get(f"{name}.weight", ones.new_ones(heads * attention.head_dim if whole else attention.head_dim))
         for name, heads in zip(attention.norm.names, (attention.heads, attention.kv_heads), strict=True)
     )
-    return HeadNorms(query, key, kind.eps, whole, after)
+    key = query if attention.parts == 1 else key  # not read
+    return HeadNorms(query, key, kind.eps, whole, after, attention.value_norm is not None)
 
 
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
@@ -320,9 +323,11 @@ def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
     order = None if attention.rope is None else pairs_apart(attention.rope, attention.head_dim)
     if order is None:
         return weights
-    turning = attention.heads + attention.kv_heads
+    assert not attention.values_from_keys, "values have another order"
+    turning = attention.heads + (attention.kv_heads if attention.parts > 1 else 0)
     first = (torch.arange(turning)[:, None] * attention.head_dim + order).flatten()
-    rows = torch.cat((first, len(first) + torch.arange(attention.kv_heads * attention.head_dim)))
+    others = attention.kv_heads * attention.head_dim if attention.parts > 2 else 0
+    rows = torch.cat((first, len(first) + torch.arange(others)))
     whole = weights.matrices[QKV]
     matrices = {**weights.matrices, QKV: whole[rows.to(whole.device)]}
     biases = {name: bias[rows.to(bias.device)] if name == QKV else bias for name, bias in weights.biases.items()}
@@ -372,6 +377,11 @@ class Packed:
         return cls(embed, layers, final, head, of_embedding, made, weights.table)
 
 
+def _turn(node: Attention) -> tuple[RopeConfig | None, int, QueryScaling | None]:
+    """What a layer's rotary table depends on."""
+    return node.rope, node.turning, node.query_scaling
+
+
 class Decoder:
     """A decoder-only model. Owns its weights, and runs on their device. rounds: how weights that are not packed yet are
     packed.
@@ -389,10 +399,10 @@ class Decoder:
         self.embedding, self.head, self.layers = packed.embed, packed.head, packed.layers
         self.embedding_norm, self.final_norm = packed.embedding_norm, packed.final_norm
         self._inputs, self.table = packed.inputs, packed.table
-        kinds = {(one.rope, one.query_scaling) for one in config.stack.attentions}
         self.ropes = {
-            (rope, scaling): RopeTable(rope, config.attention.turning, max_positions, self.device, self.dtype, scaling)
-            for rope, scaling in kinds
+            kind: RopeTable(rope, width, max_positions, self.device, self.dtype, scaling)
+            for kind in map(_turn, config.stack.attentions)
+            for rope, width, scaling in (kind,)
         }
 
     @property
@@ -408,12 +418,12 @@ class Decoder:
     @property
     def rope(self) -> RopeTable:
         """The rotary table of the full-attention layers."""
-        return next(table for (rope, _), table in self.ropes.items() if rope == self.config.rope)
+        return next(table for (rope, *_), table in self.ropes.items() if rope == self.config.rope)
 
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
         """For each attention layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
-        return [found[one.rope, one.query_scaling] for one in self.config.stack.attentions]
+        return [found[_turn(one)] for one in self.config.stack.attentions]
 
     def inputs(self, x: Tensor, tokens: Tensor, count: Tensor | None) -> Tensor | None:
         """[R, L * P]: what layers read of the rows' tokens, and of their embeddings x; None where layers do not."""

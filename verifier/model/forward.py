@@ -19,7 +19,7 @@ from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention
-from foresay.verifier.ops.attention import rotate_and_store, tree_attention
+from foresay.verifier.ops.attention import rotate_and_store, rotate_queries, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
@@ -76,9 +76,7 @@ def forward(
     return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
 
 
-def _embedded(
-    decoder: Decoder, rows: StaticRows, first: Norm | None, given: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Each [R, H]: the rows' embeddings, or what is given for them, and these normed for the first layer."""
     if given is not None:
         return given, given if first is None else norm(given, first, rows.count)
@@ -171,12 +169,16 @@ def attention(
     stored: tuple[Tensor, Tensor, Tensor | None],
     first: int = 0,
 ) -> Tensor:
-    """[R, Q * D]: the attention of every row over its text and its path; its own key and value are stored first.
+    """[R, Q * D]: the attention of every row over its text and its path; its own key and value are stored first,
+    unless it reads those of an earlier layer, which stored them.
 
     stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them. first: positions
     below are not attended to.
     """
-    query = placed(layer, normed, rotation, rows.slots, stored, rows.count)
+    if node.source is None:
+        query = placed(node, layer, normed, rotation, rows.slots, stored, rows.count)
+    else:
+        query = rotate_queries(layer.qkv.unfinished(normed, rows.count), rotation, layer.of_heads, rows.count)
     seen = attended(query, stored, rows, node, layer.sinks, first)
     if layer.latent is not None:
         return layer.latent.values.of_heads(seen, rows.count)
@@ -185,6 +187,7 @@ def attention(
 
 
 def placed(
+    node: Attention,
     layer: PackedLayer,
     normed: Tensor,
     rotation: Rotation,
@@ -195,7 +198,8 @@ def placed(
     """[R, Q, D]: the queries of the rows; stores their keys and values in their slots."""
     if layer.latent is not None:
         return layer.latent.placed(layer.qkv, normed, rotation, slots, stored[0], count)
-    return rotate_and_store(layer.qkv.unfinished(normed, count), rotation, stored, slots, layer.of_heads, count)
+    made, norms = layer.qkv.unfinished(normed, count), layer.of_heads
+    return rotate_and_store(made, rotation, stored, slots, norms, count, node.values_from_keys)
 
 
 def attended(

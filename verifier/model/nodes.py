@@ -52,7 +52,9 @@ class Attention:
     OUTPUT, those that have one. softcap: scores s become ``softcap * tanh(s / softcap)``. sinks: each query head has a
     logit that takes part in the softmax and has no value. gated: the heads' output is multiplied by the sigmoid of a
     product of attention's input. interleaved: the rows of that product are in the module of queries, each head's after
-    its queries. fused: the name of queries, keys and values in files if they are one tensor there.
+    its queries. fused: the name of queries, keys and values in files if they are one tensor there. values_from_keys:
+    values are the product of keys, before their norm and rotation. value_norm: of each head's value, without weight.
+    source: the number of the earlier layer whose keys and values it reads instead of having its own; None: none.
     """
 
     heads: int
@@ -69,6 +71,15 @@ class Attention:
     query_scaling: QueryScaling | None = None
     fused: str | None = None
     interleaved: bool = False
+    values_from_keys: bool = False
+    value_norm: NormKind | None = None
+    source: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.value_norm is not None:
+            assert self.norm is not None, "values are normalised next to queries and keys"
+            assert self.norm.kind.eps == self.value_norm.eps, "with one epsilon"
+            assert not self.value_norm.weighted, "and without weight"
 
     @property
     def turning(self) -> int:
@@ -80,10 +91,20 @@ class Attention:
         """How many numbers of a head's value are kept besides the key."""
         return self.head_dim
 
+    @property
+    def parts(self) -> int:
+        """How many of queries, keys and values are computed."""
+        return 1 if self.source is not None else 2 if self.values_from_keys else 3
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Modules that files may have although nothing reads them: keys and values of layers that use another's."""
+        return () if self.source is None else IDLE
+
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, their gates, and out of them."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        into = dict(zip(MODULES[QKV], (queries * (1 + self.interleaved), keys, keys), strict=True))
+        into = dict(zip(MODULES[QKV][: self.parts], (queries * (1 + self.interleaved), keys, keys), strict=False))
         into = into if self.fused is None else {self.fused: sum(into.values())}
         apart = self.gated and not self.interleaved
         gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, hidden),) if apart else ()
@@ -97,7 +118,7 @@ class Attention:
         """Its other parameters."""
         if self.norm is not None:
             whole = (self.heads, self.kv_heads) if self.norm.whole else (1, 1)
-            for name, heads in zip(self.norm.names, whole, strict=True):
+            for name, heads in list(zip(self.norm.names, whole, strict=True))[: self.parts]:
                 yield from self.norm.kind.vectors(name, heads * self.head_dim)
         if self.sinks:
             yield Vector(SINKS, self.heads, wide=True)
@@ -106,6 +127,8 @@ class Attention:
 SINKS = "self_attn.sinks"
 #: The number that multiplies a layer's output.
 SCALAR = "layer_scalar"
+#: Modules without use in layers that read another layer's keys and values.
+IDLE = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm")
 Mixer = Attention | Recurrence | MLP | Experts
 
 

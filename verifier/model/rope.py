@@ -18,6 +18,7 @@ from foresay.verifier.model.rope_config import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     QueryScaling,
     RopeConfig,
     YarnScaling,
@@ -96,6 +97,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> 
             return _llama3(1.0 / periods, scaling), 1.0
         case FrequencyFactors(factors=factors):
             return 1.0 / periods / torch.tensor(factors), 1.0
+        case ProportionalScaling(share=share, factor=factor):
+            return 1.0 / periods[: int(share * head_dim // 2)] / factor, 1.0
         case LongScaling() as scaling:
             factors = scaling.long if max_positions > scaling.original_positions else scaling.short
             return 1.0 / (torch.tensor(factors) * periods), scaling.attention_factor

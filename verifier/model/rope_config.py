@@ -14,7 +14,7 @@ from typing import Literal
 
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 
-SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
+SCALINGS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,16 @@ class QueryScaling:
     original_positions: int
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Gemma 4: of a head that is rotated as a whole, only the first ``share`` of the pairs turn, with the frequencies
+    that they have among all pairs, divided by ``factor``."""
+
+    share: float
+    factor: float = 1.0
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,7 @@ class RopeConfig:
         return int(head_dim * self.share)
 
     @property
-    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors", "longrope"]:
+    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors", "longrope", "proportional"]:
         """The scaling rule by its name in checkpoints, "none" for the plain embedding."""
         match self.parameters:
             case LinearScaling():
@@ -118,6 +127,8 @@ class RopeConfig:
                 return "factors"
             case LongScaling():
                 return "longrope"
+            case ProportionalScaling():
+                return "proportional"
             case None:
                 return "none"
 
@@ -129,13 +140,15 @@ def read_rope(config: Fields, partial: bool = False, interleaved: bool = False) 
     scaling = old or new or Fields({}, config.where)
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise scaling.error("a rotary embedding per layer type is not supported")
-    share = _first_number("partial_rotary_factor", scaling, config) or 1.0
+    parameters = _parameters(config, scaling)
+    whole = isinstance(parameters, ProportionalScaling)
+    share = 1.0 if whole else _first_number("partial_rotary_factor", scaling, config) or 1.0
     if share > 1.0 or (share < 1.0 and not partial):
         raise config.error("partial_rotary_factor other than 1 is not supported for this architecture")
     theta = _first_number("rope_theta", scaling, config, new) or 10_000.0
     if theta <= 1.0:
         raise scaling.error(f"rope_theta must be above 1, got {theta:g}")
-    return RopeConfig(theta, _parameters(config, scaling), share, interleaved)
+    return RopeConfig(theta, parameters, share, interleaved)
 
 
 def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
@@ -152,6 +165,8 @@ def _parameters(config: Fields, scaling: Fields) -> Scaling | None:
             return _yarn(config, scaling)
         case "longrope" | "su":
             return _long(config, scaling)
+        case "proportional":
+            return _proportional(scaling)
         case other:
             raise scaling.error(f"RoPE scaling {other!r} is not supported; supported: {', '.join(SCALINGS)}")
 
@@ -161,6 +176,13 @@ def _llama3(config: Fields, scaling: Fields) -> Llama3Scaling:
     if low >= high:
         raise scaling.error(f"low_freq_factor {low} must be below high_freq_factor {high}")
     return Llama3Scaling(scaling.number("factor"), low, high, _original_positions(config, scaling))
+
+
+def _proportional(scaling: Fields) -> ProportionalScaling:
+    share = scaling.number("partial_rotary_factor", 1.0)
+    if share > 1.0:
+        raise scaling.error(f"partial_rotary_factor {share:g} must be at most 1")
+    return ProportionalScaling(share, scaling.number("factor", 1.0))
 
 
 def _factors(scaling: Fields, key: str) -> tuple[float, ...]:

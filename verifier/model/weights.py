@@ -26,7 +26,7 @@ from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.nodes import Attention, Layer
 from foresay.verifier.model.per_layer import PROJECTION, TABLE
 from foresay.verifier.model.products import Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
@@ -83,7 +83,7 @@ def load(
     Raises WeightsError, which names tensor and file, unless every tensor that the configuration needs is there exactly
     once with the right shape, and no unknown ones are.
     """
-    checkpoint = Checkpoint.open(Path(directory))
+    checkpoint = Checkpoint.open(Path(directory)).without(idle_tensors(config))
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)), away)
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
@@ -134,7 +134,7 @@ def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise the WeightsError that :func:`load` would raise, from the headers only; no weight is read."""
-    _fitting(checkpoint, config, allocate(config, torch.bfloat16, "meta"))
+    _fitting(checkpoint.without(idle_tensors(config)), config, allocate(config, torch.bfloat16, "meta"))
 
 
 def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
@@ -150,7 +150,8 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
     if (own := config.stack.embedding) is not None:
         found[TABLE] = TensorSlot(own.table(config.num_layers), FLOATS, partial(_hold, weights))
     expected = {name: (into.shape, into.kinds) for name, into in found.items()}
-    checkpoint.check(expected, optional={LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {})
+    tied = {LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {}
+    checkpoint.check(expected, tied)
     if _ties(config) and weights.lm_head is not weights.embed:
         head, embed = weights.lm_head, weights.embed
 
@@ -164,6 +165,13 @@ def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights)
 
 def _hold(weights: ModelWeights, table: Tensor) -> None:
     weights.table = table
+
+
+def idle_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """The beginnings of the names of tensors that files may have, and that nothing reads."""
+    inside = ((number, layer.mixer) for number, layer in enumerate(config.stack.layers))
+    found = ((number, own.idle) for number, own in inside if isinstance(own, Attention))
+    return tuple(f"model.layers.{number}.{module}." for number, modules in found for module in modules)
 
 
 def _ties(config: ModelConfig) -> bool:

@@ -26,7 +26,16 @@ from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
 from foresay.verifier.model.stored import of_product, turns_of_stack
-from foresay.verifier.model.weights import EMBEDDING, LM_HEAD, Progress, allocate, check, destinations, stacked
+from foresay.verifier.model.weights import (
+    EMBEDDING,
+    LM_HEAD,
+    Progress,
+    allocate,
+    check,
+    destinations,
+    idle_tensors,
+    stacked,
+)
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 #: The most bytes of a file, unless one matrix has more.
@@ -48,7 +57,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
 
     Raises WeightsError if its files do not fit its configuration.
     """
-    checkpoint = Checkpoint.open(directory)
+    checkpoint = Checkpoint.open(directory).without(idle_tensors(config))
     check(checkpoint, config)
     out.mkdir(parents=True, exist_ok=True)
     weights = allocate(config, torch.bfloat16, "meta")

@@ -117,10 +117,12 @@ def rotate_and_store(
     slots: Tensor,
     norms: HeadNorms | None = None,
     count: Tensor | None = None,
+    alike: bool = False,
 ) -> Tensor:
     """Normalise the heads if the model does, rotate queries and keys, and store keys and values in their slots.
 
-    qkv: [R, (Q + 2 G) * D], queries, keys, values, a possibly unfinished product. layer: one layer of a store, its
+    qkv: [R, (Q + 2 G) * D], queries, keys, values, a possibly unfinished product; alike: [R, (Q + G) * D], where values
+    are the keys, before these are normalised and rotated. layer: one layer of a store, its
     keys, values and scales: [slots, G, D] twice, written in place, and None; or fp32[slots, 2, G] if keys and values
     are quantised here (:func:`foresay.kvpaging.store.quantized`), and have the quantised dtype. slots: int64[R],
     distinct except for padding rows, which all go to slots of page 0. All else has one dtype and is contiguous. Returns
@@ -132,7 +134,9 @@ def rotate_and_store(
         qkv = qkv.finished(cos.dtype)
     groups, dim = layer[0].shape[-2:]
     heads = qkv.view(len(qkv), -1, dim)
-    turning, value = heads[:, :-groups], heads[:, -groups:]
+    turning, value = heads if alike else heads[:, :-groups], heads[:, -groups:]
+    if norms is not None and norms.values:
+        value = norm(value, Norm(value.new_ones(dim), norms.eps))
     if norms is not None and not norms.after:
         turning = _normed(turning, groups, norms)
     turned = rotate(turning, cos, signed_sin)
@@ -142,6 +146,28 @@ def rotate_and_store(
     store_rows(keys, values, slots, turned[:, -groups:], value, scales)
     query = turned[:, :-groups]
     return query.contiguous() if factor is None else query * factor[:, None, None]
+
+
+@op()
+def rotate_queries(
+    product: Tensor | SplitKSums, rotation: Rotation, norms: HeadNorms | None = None, count: Tensor | None = None
+) -> Tensor:
+    """As :func:`rotate_and_store`, of rows that have only queries. product: [R, Q * D]."""
+    cos, signed_sin, factor = rotation
+    if isinstance(product, SplitKSums):
+        product = product.finished(cos.dtype)
+    query = product.view(len(product), -1, cos.shape[-1])
+    if norms is not None and not norms.after:
+        query = _normed_queries(query, norms)
+    query = rotate(query, cos, signed_sin)
+    if norms is not None and norms.after:
+        query = _normed_queries(query, norms)
+    return query if factor is None else query * factor[:, None, None]
+
+
+def _normed_queries(query: Tensor, norms: HeadNorms) -> Tensor:
+    normed = norm(query.flatten(1) if norms.whole else query, Norm(norms.query, norms.eps))
+    return normed.view_as(query)
 
 
 def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
@@ -194,25 +220,50 @@ def _rotate_and_store(
     slots: Tensor,
     norms: HeadNorms | None = None,
     count: Tensor | None = None,
+    alike: bool = False,
 ) -> Tensor:
-    (cos, signed_sin, factor), (keys, values, scales) = rotation, layer
+    return _rotate(qkv, rotation, norms, count, layer, slots, alike)
+
+
+@rotate_queries.kernel
+def _rotate_queries(
+    product: Tensor | SplitKSums, rotation: Rotation, norms: HeadNorms | None = None, count: Tensor | None = None
+) -> Tensor:
+    return _rotate(product, rotation, norms, count)
+
+
+def _rotate(
+    qkv: Tensor | SplitKSums,
+    rotation: Rotation,
+    norms: HeadNorms | None,
+    count: Tensor | None,
+    layer: tuple[Tensor, Tensor, Tensor | None] | None = None,
+    slots: Tensor | None = None,
+    alike: bool = False,
+) -> Tensor:
+    """Launches the kernel. layer, slots: None where there are only queries."""
     (product, bias), about = as_read(qkv)
-    groups, dim = keys.shape[-2:]
+    cos, signed_sin, factor = rotation
+    keys, values, scales = layer or (product, product, None)
+    groups, dim = (0, cos.shape[-1]) if layer is None else keys.shape[-2:]
     rows, heads = product.shape[-2], product.shape[-1] // dim
     together = 8 if on_triton(product) else 1
     if norms is not None and norms.whole and not on_triton(product):
         together = heads  # so that their statistics are computed once
+    heads += groups if alike else 0
     query = new((rows, heads - 2 * groups, dim), cos)
     read = (product, bias, cos, signed_sin, product if factor is None else factor)
     weights = (product, product) if norms is None else (norms.query, norms.key)
+    stored = *as_stored(keys, values, scales), product if slots is None else slots
     launch(
         "rows.rotate_and_store_rows", (rows, -(-heads // together)),
-        (*read, *weights, query, *as_stored(keys, values, scales), slots, rows, 0.0 if norms is None else norms.eps),
+        (*read, *weights, query, *stored, rows, 0.0 if norms is None else norms.eps),
         {
             "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,
             "BLOCK": row_of(product, dim // 2)["BLOCK"], "NORM": norms is not None,
             "WHOLE": norms is not None and norms.whole, "AFTER": norms is not None and norms.after,
             "FACTOR": factor is not None, "LARGEST": 0.0 if scales is None else LARGEST[keys.dtype],
+            "ALIKE": alike, "VALUED": norms is not None and norms.values,
         } | about,
         count, rows=True,
     )  # fmt: skip

@@ -77,7 +77,7 @@ class HeadNorms:
     """The norms of a layer's queries and keys.
 
     query, key: weights, [D] each; if ``whole`` [Q * D] and [G * D]: all heads of a row are normalised together. after:
-    heads are normalised after rotation, not before.
+    heads are normalised after rotation, not before. values: values are normalised too, each head, without weight.
     """
 
     query: Tensor
@@ -85,9 +85,11 @@ class HeadNorms:
     eps: float
     whole: bool = False
     after: bool = False
+    values: bool = False
 
     def __post_init__(self) -> None:
         assert not (self.whole and self.after), "no model norms all heads as one after the rotation"
+        assert not (self.values and (self.whole or self.after)), "values are normalised like queries and keys"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,14 @@ FAMILIES: dict[str, Family] = {
 
 #: Models of texts and images, of which the text part is loaded: by the ``model_type`` of their ``text_config``.
 WRAPPED = (
-    "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
+    "Mistral3ForConditionalGeneration", "MuseGlimmerForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
 )  # fmt: skip
 INSIDE = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "muse_glimmer_text": "MuseGlimmerForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""Families with norms after their blocks: Gemma 2 and 3 and Muse Glimmer, which have them before too, OLMo 2 and 3,
+"""Families with norms after their blocks: Gemma 2 to 4 and Muse Glimmer, which have them before too, OLMo 2 and 3,
 Exaone 4. Most have sliding windows.
 
 Muse Glimmer has normalised embeddings and gated heads; its layers without a window have no rotary embedding.
@@ -6,6 +6,7 @@ Muse Glimmer has normalised embeddings and gated heads; its layers without a win
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import AFTER, SANDWICH, HeadNorm, Layer, Stack
+from foresay.verifier.model.nodes import AFTER, MLP, SANDWICH, Attention, HeadNorm, Layer, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
@@ -118,6 +119,103 @@ GEMMA = {
     "Gemma2ForCausalLM": Family("Gemma 2", gemma2, _GEMMA2, _GGUF2),
     "Gemma3ForCausalLM": Family("Gemma 3", gemma3, _GEMMA3, _GGUF3),
 }
+
+
+# -- Gemma 4 -----------------------------------------------------------------------------------------------------------
+
+
+def gemma4(fields: Fields) -> Stack:
+    """Gemma 4: layers without a window have wider heads, perhaps fewer of keys, whose product may be the values too;
+    the last layers may read the keys and values of earlier ones."""
+    fields.refuse("enable_moe_block", "hidden_size_per_layer_input")
+    if fields.get("use_bidirectional_attention") not in (None, "vision"):  # that one concerns images alone
+        raise fields.error("use_bidirectional_attention other than null or 'vision' is not supported")
+    *others, _ = every(fields, _PATTERN)
+    slides = (*others, False)
+    own = _attentions4(fields, slides)
+    inner = [_mlp4(fields, one.source is not None) for one in own]
+    made = stack(fields, own, inner, rms_norm(fields, wide=True), SANDWICH)
+    return replace(
+        made,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        logit_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _mlp4(fields: Fields, shares: bool) -> MLP:
+    """shares: whether the layer reads the keys of another."""
+    own = mlp(fields, "gelu", "hidden_activation")
+    return replace(own, inner=2 * own.inner) if shares and fields.flag("use_double_wide_mlp", False) else own
+
+
+def _attentions4(fields: Fields, slides: Sequence[bool]) -> list[Attention]:
+    ropes = ropes_by_kind(fields)
+    if ropes is None:
+        raise fields.error("rope_parameters must have those of full_attention and of sliding_attention")
+    norm, alike = rms_norm(fields, wide=True), fields.flag("attention_k_eq_v", False)
+    values = replace(norm, weighted=False)
+    more = {"scale": 1.0, "biases": biased(fields), "norm": HeadNorm(norm), "value_norm": values}
+    made: list[Attention] = []
+    for own, slides_here, source in zip(_widths(fields, slides), slides, _sources(fields, slides), strict=True):
+        seen, from_keys = window(fields) if slides_here else None, alike and not slides_here and source is None
+        kind = {"window": seen, "values_from_keys": from_keys, "source": source}
+        made.append(attention(own, ropes[slides_here], **kind, **more))
+        if source is not None and _kept(made[-1]) != _kept(made[source]):
+            raise fields.error(f"layer {len(made) - 1} has other widths than layer {source}, whose keys it reads")
+    return made
+
+
+def _kept(node: Attention) -> tuple[int, int]:
+    return node.kv_heads, node.head_dim
+
+
+def _widths(fields: Fields, slides: Sequence[bool]) -> list[Fields]:
+    """The configuration of each layer: with ``per_layer_config`` (newer files), or else with the widths of layers
+    without a window."""
+    if "per_layer_config" in fields.values:
+        listed = dict((section.values if (section := fields.section("per_layer_config")) else {}).items())
+    else:
+        wide = {"head_dim": fields.integer("global_head_dim", 512)}
+        if fields.flag("attention_k_eq_v", False) and fields.get("num_global_key_value_heads") is not None:
+            wide["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
+        listed = {str(layer): wide for layer, slides_here in enumerate(slides) if not slides_here}
+    for layer, changed in listed.items():
+        known = layer in map(str, range(len(slides))) and isinstance(changed, dict)
+        if not known or set(changed) - {"head_dim", "num_key_value_heads"}:
+            raise fields.error(f"per_layer_config may have head_dim and num_key_value_heads of layers, got {changed!r}")
+    return [Fields({**fields.values, **listed.get(str(layer), {})}, fields.where) for layer in range(len(slides))]
+
+
+def _sources(fields: Fields, slides: Sequence[bool]) -> list[int | None]:
+    """For each layer the one whose keys and values it reads: of the last ``num_kv_shared_layers`` the last earlier one
+    of the same kind."""
+    own = len(slides) - fields.integer("num_kv_shared_layers", 0, minimum=0, most=len(slides) - 1)
+    last = {kind: layer for layer, kind in enumerate(slides[:own])}
+    if set(slides[own:]) - set(last):
+        raise fields.error("num_kv_shared_layers leaves no layer of a kind to share its keys and values")
+    return [None] * own + [last[kind] for kind in slides[own:]]
+
+
+_ROPES4 = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_GEMMA4 = {
+    "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+    "sliding_window": 512, "rope_parameters": _ROPES4, "hidden_size_per_layer_input": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+_UNIFIED = {
+    **_GEMMA4, "max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+
+GEMMA |= {
+    "Gemma4ForCausalLM": Family("Gemma 4", gemma4, _GEMMA4),
+    "Gemma4UnifiedForCausalLM": Family("Gemma 4", gemma4, _UNIFIED),
+}
+
+
+# -- Muse Glimmer ------------------------------------------------------------------------------------------------------
 
 
 def muse_glimmer(fields: Fields) -> Stack:

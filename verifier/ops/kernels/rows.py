@@ -288,38 +288,48 @@ def rotate_and_store_rows(
     AFTER: tl.constexpr,
     FACTOR: tl.constexpr,
     LARGEST: tl.constexpr,
+    ALIKE: tl.constexpr,
+    VALUED: tl.constexpr,
     SEGMENTS: tl.constexpr,
     BIAS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
-    normalised, all together if WHOLE, after rotation if AFTER. LARGEST: the largest number of the type that keys and
-    values are quantised to; 0: not quantised."""
+    normalised, all together if WHOLE, after rotation if AFTER; VALUED: and values, without weight. LARGEST: the largest
+    number of the type that keys and values are quantised to; 0: not quantised. ALIKE: values are the product of keys.
+    GROUPS: 0 if there are only queries."""
     wait_turn(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     inside = (heads < QUERIES + 2 * GROUPS) & (columns < HALF)
     kind: tl.constexpr = queries.dtype.element_ty
-    width: tl.constexpr = (QUERIES + 2 * GROUPS) * DIM
+    width: tl.constexpr = (QUERIES + (1 if ALIKE else 2) * GROUPS) * DIM
     at = heads * DIM + columns
+    if ALIKE:
+        at = (heads - tl.where(heads >= QUERIES + GROUPS, GROUPS, 0)) * DIM + columns
     if WHOLE:  # before this program loads its heads
         scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
     low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
     high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
-    slot = tl.load(slots + row)
-
-    value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
-    is_value = inside & (heads >= QUERIES + GROUPS)
-    if LARGEST == 0:
-        tl.store(values + value, low, is_value)
-        tl.store(values + value + HALF, high, is_value)
+    if GROUPS > 0:
+        slot = tl.load(slots + row)
+        value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns
+        is_value = inside & (heads >= QUERIES + GROUPS)
+        if LARGEST == 0 and not VALUED:
+            tl.store(values + value, low, is_value)
+            tl.store(values + value + HALF, high, is_value)
 
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     whole = columns < HALF
     if NORM and not AFTER:
         if not WHOLE:
             scale = inverse_rms(_squares(wide_low, wide_high), DIM, eps)[:, None]
+        if VALUED and GROUPS > 0:
+            low, high = (wide_low * scale).to(kind), (wide_high * scale).to(kind)
+            if LARGEST == 0:
+                tl.store(values + value, low, is_value)
+                tl.store(values + value + HALF, high, is_value)
         weight_low = _weight(query_weight, key_weight, heads, columns, whole, QUERIES, GROUPS, DIM, WHOLE)
         weight_high = _weight(query_weight, key_weight, heads, columns + HALF, whole, QUERIES, GROUPS, DIM, WHOLE)
         wide_low = kept(weighted(wide_low * scale, weight_low, kind).to(kind).to(tl.float32))
@@ -360,10 +370,11 @@ def rotate_and_store_rows(
         tl.store(scales + slot * (2 * GROUPS) + heads - QUERIES, own[:, None], has)
         tl.store(values + value, turned_low, is_value)
         tl.store(values + value + HALF, turned_high, is_value)
-    key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
-    is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
-    tl.store(keys + key, turned_low, is_key)
-    tl.store(keys + key + HALF, turned_high, is_key)
+    if GROUPS > 0:
+        key = slot * (GROUPS * DIM) + (heads - QUERIES) * DIM + columns
+        is_key = inside & (heads >= QUERIES) & (heads < QUERIES + GROUPS)
+        tl.store(keys + key, turned_low, is_key)
+        tl.store(keys + key + HALF, turned_high, is_key)
 
 
 @triton.jit
