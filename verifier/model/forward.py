@@ -37,8 +37,9 @@ def forward(
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
-    embedded: [R, H], what starts the residual stream, and is changed; None: the tokens' embeddings. woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
-    fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows.
+    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. embedded: [R,
+    H], the rows' embeddings, which are changed; None: those of their tokens. Returns fp32[W, V] logits of the requested
+    rows and the requested features, each [R, H], including padding rows.
     """
     requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
