@@ -20,7 +20,7 @@ from torch.nn import functional
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.inner import MLP, Activation
-from foresay.verifier.model.nodes import SINKS, Attention, Layer
+from foresay.verifier.model.nodes import SCALAR, SINKS, Attention, Layer
 from foresay.verifier.model.products import DOWN, GATE_UP, HEAD_GATE, OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import RopeConfig
@@ -106,6 +106,7 @@ class TrainedLayer(nn.Module):
     def __init__(self, node: Layer, width: int, positions: int, read: int | None = None) -> None:
         super().__init__()
         self.node, attention = node, node.attention
+        assert node.experts is None and node.embedding is None, "no head has experts, or embeddings of each layer"
         self._names = {product.name: tuple(product.rows) for product in node.products(width)}
         for product in node.products(width):
             inner = read or width if product.name == QKV else product.inner
@@ -117,6 +118,8 @@ class TrainedLayer(nn.Module):
             heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
             for name, count in zip(attention.norm.names, heads, strict=True):
                 self._put(name, Norm(attention.norm.kind, count * attention.head_dim))
+        if node.scaled:
+            self._put(SCALAR, nn.Parameter(torch.ones(1)))
         if attention.sinks:
             self._put(SINKS, nn.Parameter(torch.zeros(attention.heads)))
         self._rotary = None if attention.rope is None else Rotary(attention.rope, attention.head_dim, positions)
@@ -225,7 +228,8 @@ class TrainedLayer(nn.Module):
             seen = seen * self._product(HEAD_GATE, mixed)[0].sigmoid()
         x = self._added(x, OUTPUT, seen, norms.after_attention)
         gated = self._gated(mixed if self.node.parallel else self.normed(norms.before_mlp, x))
-        return self._added(x, DOWN, gated, norms.after_mlp)
+        x = self._added(x, DOWN, gated, norms.after_mlp)
+        return x * self.get_parameter(SCALAR) if self.node.scaled else x
 
     def _gated(self, x: Tensor) -> Tensor:
         inner = self.node.mlp

@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +33,7 @@ from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, kv_shapes, matrices, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
-from foresay.verifier.model.weights import load
+from foresay.verifier.model.weights import load, table_of
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
@@ -207,13 +207,13 @@ class LoadContext:
 
     def packed(self, role: str, directory: Path, model: ModelConfig, columns: torch.Tensor | None = None) -> Packed:
         """The weights as an earlier start packed them, else read and packed."""
-        key = self._key(directory, model, columns)
+        key, dtype = self._key(directory, model, columns), getattr(torch, self.dtype)
         if key is not None and (found := kept_weights.find(key)) is not None:
+            found.table = table_of(directory, model, dtype, self.device.name)
             return found
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.report(reading)
-        dtype: torch.dtype = getattr(torch, self.dtype)
         away = self.away if role == "target" else ()
         weights = load(directory, model, dtype, self.device.name, lambda share: self.report(reading, share), away)
         if columns is not None:
@@ -221,7 +221,7 @@ class LoadContext:
         self.report(f"packing the {role}'s weights")
         packed = Packed.of(model, weights, self.rounds, bool(away))
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
-            self.unkept.append((key, packed))
+            self.unkept.append((key, replace(packed, table=None)))  # it stays in the model's own files
         return packed
 
     def _key(self, directory: Path, model: ModelConfig, columns: torch.Tensor | None) -> str | None:

@@ -31,7 +31,7 @@ from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
-from foresay.verifier.model.config import ModelConfig, products
+from foresay.verifier.model.config import ModelConfig, matrices, products
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
@@ -317,7 +317,7 @@ def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
 @lru_cache(maxsize=16)  # a plan is searched for: it is requested for many lengths
 def _row_numbers(model: ModelConfig) -> int:
     """Activations of one row: residual stream, its sum and norm; qkv, rotated queries, attention output; gate, up and
-    their product, of each chosen expert and of the shared one."""
+    their product, of each chosen expert and of the shared one; inputs of all layers; norms of experts beside an MLP."""
     made, read = Counter[str](), Counter[str]()
     for _, product in products(model):
         times = product.chosen or 1
@@ -325,7 +325,9 @@ def _row_numbers(model: ModelConfig) -> int:
         read |= Counter({product.name: product.inner * times})
     inner = made[GATE_UP] + made[SHARED_GATE_UP] + read[DOWN] + read[SHARED_DOWN]
     latents = max(map(_absorbed, model.stack.attentions))
-    return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + latents
+    own, beside = model.stack.embedding, 2 * model.hidden_size if any(one.experts for one in model.stack.layers) else 0
+    inputs = 0 if own is None else 2 * own.width * model.num_layers
+    return 3 * model.hidden_size + made[QKV] + 2 * read[OUTPUT] + inner + latents + inputs + beside
 
 
 @lru_cache(maxsize=16)
@@ -334,7 +336,7 @@ def _linear_partials(model: ModelConfig) -> int:
     with the smallest blocks, which give the most segments.
     """
     shapes = {(product.outer, product.inner) for _, product in products(model) if not product.experts}
-    shapes |= {(model.vocab_size, model.hidden_size)}
+    shapes |= {(outer, inner) for name, inner, outer in matrices(model) if "layers" not in name}
     if (found := model.stack.experts) is not None:
         shapes |= {(found.count, model.hidden_size)}  # a router's
     cut = [(segments_of(outer, -(-inner // LEAST_BLOCK), LEAST_BLOCK)[0], outer) for outer, inner in shapes]

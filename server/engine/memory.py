@@ -28,6 +28,7 @@ from foresay.server.engine.parameters import (
     pinned,
     state_bytes,
     state_pages,
+    table_bytes,
     token_bytes,
     wanted_rows,
 )
@@ -71,6 +72,7 @@ class MemoryPlan:
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
     without recurrent layers. away: the target's layers whose experts stay in the host's memory; host: bytes of these,
     which are no part of anything above, and woken: of those that one token uses; instead: flags with which none would.
+    mapped: of the target's table of embeddings that layers have of their own, if it stays in the files.
     """
 
     weights: Mapping[str, int]
@@ -86,6 +88,7 @@ class MemoryPlan:
     host: int = 0
     woken: int = 0
     instead: Sequence[str] = ()
+    mapped: int = 0
 
     @property
     def total(self) -> int:
@@ -97,6 +100,8 @@ class MemoryPlan:
         """Its parts, in words."""
         parts = listed({**self.weights, **self.overhead})
         found = f"{parts}, KV cache of {self.tokens:,} tokens {bytes_in_words(self.kv_bytes)}"
+        if self.mapped:
+            found += f"; a table of embeddings per layer, {bytes_in_words(self.mapped)}, is read in its file"
         return found + self._of_host if self.away else found
 
     @property
@@ -135,7 +140,7 @@ class Demand:
     weights: bytes by model. per_token: bytes that all models together keep for a token. scratch: tokens of room for
     drafts. page_size: tokens of a page. dtype: of weights and KV cache. recordings: bytes of a CPU's. per_seen: what
     the target's layers with a window keep for a token in addition, in ``most_seen`` pages at most. states: see
-    :class:`MemoryPlan`. state_bytes: of those and the draft models' states.
+    :class:`MemoryPlan`. state_bytes: of those and the draft models' states. mapped: see there too.
     """
 
     weights: Mapping[str, int]
@@ -148,6 +153,7 @@ class Demand:
     most_seen: int = 0
     states: tuple[int, int] | None = None
     state_bytes: int = 0
+    mapped: int = 0
 
     @classmethod
     def of(
@@ -177,6 +183,7 @@ class Demand:
             weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
             None if target.stack.recurrence is None else state_pages(config, not packed),
             sum(state_bytes(model, *state_pages(config, not packed)) for model in models),
+            table_bytes(target, target.dtype) if packed else 0,
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:
@@ -206,8 +213,9 @@ class Demand:
         fewer = self.most_seen if self.most_seen < pages else 0
         further = self.per_token + (0 if fewer else self.per_seen)
         return MemoryPlan(
-            self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, overhead, fewer, self.states
-        )
+            self.weights, tokens, pages, self.kv_bytes(tokens), machine, further, overhead, fewer, self.states,
+            mapped=self.mapped,
+        )  # fmt: skip
 
 
 def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
@@ -267,6 +275,8 @@ def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
     if (mixture := model.stack.experts) is not None:  # a row is copied for each of its experts
         widths += mixture.chosen * (model.hidden_size + mixture.inner)
         wide += (mixture.chosen + 1) * model.hidden_size
+    if (own := model.stack.embedding) is not None:
+        widths += 2 * own.width * model.num_layers
     attention = max(map(_of_attention, model.stack.attentions), default=0)
     return item_bytes(dtype) * rows * widths + 4 * (wanted * model.vocab_size + rows * wide + attention) + _ANY_PASS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.shape import MAX_NODES, TreeShape
-from foresay.verifier.model.config import ModelConfig, matrices, products, window_shapes
+from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -114,10 +114,17 @@ def packed_bytes(model: ModelConfig, dtype: str) -> int:
 
 def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
     """Bytes of a model's weights. packed: as on a CPU, where an output head tied to the embedding is a matrix of its
-    own."""
+    own, and tables stay in their files."""
     item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
     inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
-    return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size
+    table = 0 if packed else table_bytes(model, dtype)
+    return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size + table
+
+
+def table_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of the table of embeddings that layers have of their own. dtype: of its numbers: the engine's on a GPU,
+    while a CPU leaves it in the files, where pages come and go as they are read."""
+    return item_bytes(dtype) * table_numbers(model)
 
 
 def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:

@@ -67,7 +67,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
 
 
 def ours(case: Case, tokens: Sequence[int], below: Sequence[int]) -> list[Tensor]:
-    """fp32[V] below the root and below each further token, as they are drafted after a text that the target has read."""
+    """fp32[V] below the root and each further token, as they are drafted after a text that the target has read."""
     reader = case.reader()
     drafter = AssistantDrafter(case.head, reader.model.store)
     state, table = after(reader, drafter, tokens)

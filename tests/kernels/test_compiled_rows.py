@@ -8,7 +8,7 @@ import torch
 from foresay.verifier.ops.kernels import rows
 from foresay.verifier.ops.launch import row_of, warps
 from foresay.verifier.ops.records import Norm, SplitKSums
-from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, pair, take_both
+from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, gate_inputs, layer_inputs, pair, take_both
 from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
@@ -32,10 +32,10 @@ def fits(made: Compiled, registers: int) -> bool:
 def test_norm(shape, centred, capability, tmp_path) -> None:
     """Plain, or a layer norm with a bias in fp32."""
     width, share = shape
-    arguments = bf16("x", "y", "bias", "weight", "shift", "out") | {"R": "i32", "eps": "fp32"}
+    arguments = bf16("x", "y", "bias", "weight", "shift", "scalar", "out") | {"R": "i32", "eps": "fp32"}
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
     read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
-    how = {"SHARE": share, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
+    how = {"SHARE": share, "SCALED": share == 0.22, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
     constants = row_of(torch.empty(0, device="meta"), width) | how | read
     made = compile_kernel(rows.norm_rows, arguments, constants, tmp_path, capability, warps(width))
     assert fits(made, registers=120 if centred else 64)
@@ -71,6 +71,28 @@ def test_the_gate_of_heads(segments, capability, tmp_path) -> None:
     product = x if segments == 1 else SplitKSums(sums.float(), x[0])
     made = compile_launches(lambda: gate_heads.launch(x, product), tmp_path, capability)
     assert fits(made["gate_rows"], registers=64)
+
+
+@pytest.mark.parametrize(("segments", "capability"), alternating([1, 3], CAPABILITIES))
+def test_embeddings_of_layers(segments, capability, tmp_path) -> None:
+    """As wide as published models have them; and one for which a row does not fill its block."""
+
+    def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def product(width: int) -> torch.Tensor | SplitKSums:
+        return of(6, width) if segments == 1 else SplitKSums(of(3, 6, width, dtype=torch.float32), None)
+
+    def call() -> None:
+        for layers, width in ((35, 256), (3, 24)):
+            how = Norm(of(width, dtype=torch.float32), 1e-6)
+            table, tokens = of(64, layers * width), of(6, dtype=torch.int64)
+            layer_inputs.launch(product(layers * width), torch.bfloat16, table, tokens, how, (0.02, 16.0))
+            gate_inputs.launch(product(width), of(6, layers * width), 2)
+
+    made = compile_launches(call, tmp_path, capability)
+    assert set(made) == {"layer_input_rows", "gated_input_rows"}
+    assert all(fits(each, registers=64) for each in made.values())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     ArceeConfig,
@@ -140,6 +139,16 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "eos_token_id": [2, 5],
 }
+#: Layers have embeddings of their own, of which some tokens are of no text; and experts beside their MLPs, of other
+#: widths than these.
+GEMMA4_EMBEDDED = {
+    **GEMMA4, "attention_k_eq_v": False, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 320,
+}  # fmt: skip
+GEMMA4_MOE = {
+    **GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": True, "num_experts": 8,
+    "top_k_experts": 3, "moe_intermediate_size": 96,
+}  # fmt: skip
 #: All layers have keys and values of their own, and the kind of head that MLPs of one width follow.
 GEMMA4_UNIFIED = {
     "head_dim": 32,
@@ -332,6 +341,8 @@ FAMILIES: dict[str, tuple[Callable[..., Any], type[Any], dict[str, Any]]] = {
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, GEMMA4),
+    "gemma4_embedded": (Gemma4TextConfig, Gemma4ForCausalLM, GEMMA4_EMBEDDED),
+    "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, GEMMA4_MOE),
     "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM, GEMMA4_UNIFIED),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM, GEMMA2),
     "granite": (GraniteConfig, GraniteForCausalLM, GRANITE),
@@ -441,17 +452,9 @@ def make(family: str, directory: str | Path, *, seed: int = 0, max_shard_size: s
     if family in OF_BF16:
         round_to_bf16(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
-    if family.startswith("gemma4"):
-        _without_scalars(Path(directory))
+    if family == "gemma4":
         model.config.output_hidden_states = True  # transformers expects embeddings of layers where some share keys
     return model
-
-
-def _without_scalars(directory: Path) -> None:
-    """Leave out the factors of layers, which are 1."""
-    for file in directory.glob("*.safetensors"):
-        kept = {name: tensor for name, tensor in load_file(file).items() if not name.endswith("layer_scalar")}
-        save_file(kept, file, {"format": "pt"})
 
 
 @torch.no_grad()
@@ -475,14 +478,19 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(1 + 0.2 * noise)
         elif name.endswith(("conv1d.weight", "conv.conv.weight")):
             parameter.copy_(0.5 * noise)
-        elif name.endswith(("norm.weight", "norm_f.weight", "_layernorm.weight")):
+        elif name.endswith(("norm.weight", "norm_f.weight", "_layernorm.weight", "_layernorm_1.weight",
+                            "_layernorm_2.weight", "router.scale", "router.per_expert_scale")):  # fmt: skip
             parameter.copy_((0 if less_one(model) else 1) + 0.2 * noise)
         elif name.endswith("bias") or parameter.dim() == 1:
             parameter.copy_(0.3 * noise)
-        elif name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight")):
+        elif name.endswith(
+            ("embed_tokens.weight", "embed_tokens_per_layer.weight", "embeddings.weight", "lm_head.weight")
+        ):
             parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
         else:
             parameter.copy_(1.5 * noise / parameter.shape[1] ** 0.5)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.7 + 0.4 * torch.rand(buffer.shape, generator=generator))

@@ -43,6 +43,12 @@ def test_the_kernel_chooses_as_the_contract_says(how, coarse) -> None:
         wanted, their = route(logits, how, correction)
     assert torch.equal(chosen, wanted)
     torch.testing.assert_close(weights, their, rtol=1e-5, atol=1e-7)
+    factors = 1 + 0.3 * noise(how.experts, seed=2)
+    same, own = route(logits, how, correction, factors=factors)
+    assert torch.equal(same, chosen) and torch.equal(own, weights * factors[chosen.long()])
+    with references():
+        _, their = route(logits, how, correction, factors=factors)
+    torch.testing.assert_close(own, their, rtol=1e-5, atol=1e-7)
     for rows in (slice(3, 4), slice(20, 40)):
         alone = route(logits[rows].clone(), how, correction)
         assert torch.equal(alone[0], chosen[rows])

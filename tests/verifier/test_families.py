@@ -36,7 +36,11 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("mistral", BF16),
     ("gemma3", FP32),
     *((name, BF16) for name in ("gemma3", "gemma2", "granite_swa", "ministral3", "olmo3", "nemotron", "muse_glimmer")),
-    *((name, dtype) for name in ("gemma4", "gemma4_unified") for dtype in (FP32, BF16)),
+    *(
+        (name, dtype)
+        for name in ("gemma4", "gemma4_embedded", "gemma4_moe", "gemma4_unified")
+        for dtype in (FP32, BF16)
+    ),
     ("cohere2", FP32),
     ("hunyuan", FP32),
     ("qwen3_5", FP32),
@@ -52,7 +56,18 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("glm4_moe_lite", BF16),
 ]
 #: Whose trees are run in one pass: nodes of a recurrent layer go on from others of the same pass.
-AT_ONCE = (*KINDS, "gemma4", "qwen3_5", "lfm2", "qwen3_moe", "qwen3_5_moe", "falcon_h1", "deepseek_v3")
+AT_ONCE = (
+    *KINDS,
+    "gemma4",
+    "gemma4_embedded",
+    "gemma4_moe",
+    "qwen3_5",
+    "lfm2",
+    "qwen3_moe",
+    "qwen3_5_moe",
+    "falcon_h1",
+    "deepseek_v3",
+)
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, message: str = "") -> None:

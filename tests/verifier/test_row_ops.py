@@ -15,7 +15,7 @@ from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
-from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm
+from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, gate_inputs, layer_inputs, norm
 from tests.combinations import pairwise
 from tests.verifier.conftest import PROCESSORS
 from tests.verifier.reading import threads
@@ -141,6 +141,82 @@ def test_a_share_of_a_branch_is_added(processor, width, dtype, how) -> None:
         with references():
             wanted = add_norm(plain, y, normed, share=share)
         assert torch.equal(plain, stream) and (wanted is plain) == (normed is None)
+
+
+@pytest.mark.parametrize("how", [None, Norm(noise(100), 1e-5), Norm(noise(100), 1e-5, noise(100), centred=True)])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_a_sum_is_scaled(processor, dtype, how) -> None:
+    """By a number of the layer's, after it was rounded; then it is normed as any row."""
+    x, y, scalar = noise(ROWS, 100, dtype=dtype), noise(2, ROWS, 100, dtype=dtype)[1], torch.tensor([0.3]).to(dtype)
+    for share in (1.0, 0.22):
+        stream, plain = x.clone(), x.clone()
+        result = add_norm(stream, y, how, share=share, scalar=scalar)
+        assert torch.equal(stream, (x + share * y) * scalar)
+        assert result is stream if how is None else torch.equal(result, norm(stream, how))
+        with references():
+            add_norm(plain, y, how, share=share, scalar=scalar)
+        assert torch.equal(plain, stream)
+
+
+#: Layers and numbers of each: of one vector of a CPU's, and of others.
+INPUTS = [(3, 16), (2, 24), (5, 256)]
+
+
+def of_layers(layers: int, width: int, dtype: torch.dtype, stored: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Norm]:
+    """A product of rows, a table, the tokens of rows and a norm, whose weight is of fp32."""
+    product, table = (
+        noise(ROWS, layers * width, dtype=dtype),
+        noise(2, 50, layers * width, dtype=stored)[1].contiguous(),
+    )
+    return product, table, torch.arange(ROWS) * 7 % 50, Norm(1 + 0.3 * noise(width), 1e-6)
+
+
+@pytest.mark.parametrize("shape", INPUTS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(each, each) for each in (*DTYPES, torch.float16)] + [tuple(DTYPES), tuple(DTYPES[::-1])],
+    ids=str,
+)
+def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtype, stored) -> None:
+    """In the words of transformers; the table's numbers are rounded to what is computed in. Each row as if alone."""
+    layers, width = shape
+    factors = 64**-0.5, float(torch.tensor(width**0.5).to(dtype))
+    product, table, tokens, how = of_layers(layers, width, dtype, stored)
+    result = layer_inputs(product, dtype, table, tokens, how, factors)
+    scaled = (product * factors[0]).view(ROWS, layers, width).float()
+    normed = scaled * torch.pow(scaled.pow(2).mean(-1, keepdim=True) + 1e-6, -0.5) * how.weight
+    read = functional.embedding(tokens, table.to(dtype)) * torch.tensor(width**0.5).to(dtype)
+    wanted = (normed.to(dtype) + read.view(ROWS, layers, width)) * 2.0**-0.5
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(result, wanted.flatten(1), rtol=2 * eps, atol=4 * eps)
+    with references():
+        torch.testing.assert_close(
+            layer_inputs(product, dtype, table, tokens, how, factors), result, rtol=2 * eps, atol=4 * eps
+        )
+    for row in range(0, ROWS, 9):
+        one = slice(row, row + 1)
+        assert torch.equal(
+            layer_inputs(product[one].clone(), dtype, table, tokens[one].clone(), how, factors)[0], result[row]
+        )
+
+
+@pytest.mark.parametrize("shape", INPUTS, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_gates_of_what_a_layer_reads(processor, shape, dtype) -> None:
+    """Of this layer and no other; each row as if it were alone."""
+    layers, width = shape
+    inputs, gate = noise(ROWS, layers * width, dtype=dtype), noise(2, ROWS, width, dtype=dtype)[1].contiguous()
+    for number in range(layers):
+        result = gate_inputs(gate, inputs, number)
+        own = inputs.view(ROWS, layers, width)[:, number]
+        wanted = functional.gelu(gate, approximate="tanh") * own
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(result, wanted, rtol=2 * eps, atol=4 * eps)
+        with references():
+            assert torch.equal(gate_inputs(gate, inputs, number), wanted)
+        for row in range(0, ROWS, 9):
+            alone = gate_inputs(gate[row : row + 1].clone(), inputs[row : row + 1].clone(), number)
+            assert torch.equal(alone[0], result[row])
 
 
 def test_a_pass_begins_without_a_norm_where_there_is_none() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from foresay.verifier.model.errors import UnsupportedArchitecture
@@ -78,8 +79,8 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """The inner width of the first layer with an MLP or experts that a row passes through."""
-        return next(layer.inner.width for layer in self.stack.layers if layer.inner is not None)
+        """The largest inner width of a layer's MLP and experts that a row passes through."""
+        return max(layer.width for layer in self.stack.layers)
 
     @property
     def rope(self) -> RopeConfig:
@@ -226,19 +227,30 @@ def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, with its inner and outer width; the output head last."""
     for number, product in products(model):
         yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
+    if (own := model.stack.embedding) is not None:
+        made = own.projection(model.hidden_size, model.num_layers)
+        yield made.name, made.inner, made.outer
     yield "lm_head", model.hidden_size, model.vocab_size
+
+
+def table_numbers(model: ModelConfig) -> int:
+    """How many numbers the table of embeddings has that layers have of their own; 0 if they have none."""
+    return 0 if (own := model.stack.embedding) is None else prod(own.table(model.num_layers))
 
 
 def parameters(model: ModelConfig) -> int:
     """The approximate number of weights, for planning; an output head tied to the embedding is packed in addition to
     it."""
-    inside = sum(product.inner * product.outer for _, product in products(model))
-    return inside + 2 * model.vocab_size * model.hidden_size
+    inside = sum(inner * outer for _, inner, outer in matrices(model))
+    return inside + model.vocab_size * model.hidden_size + table_numbers(model)
 
 
 def idle_parameters(model: ModelConfig) -> int:
-    """The number of weights that a row does not use: those of experts that are not chosen."""
-    return sum(
+    """The number of weights that a row does not use: those of experts that are not chosen, and of other rows of a table
+    of embeddings that layers have of their own."""
+    own = model.stack.embedding
+    others = 0 if own is None else table_numbers(model) // own.tokens * (own.tokens - 1)
+    return others + sum(
         product.inner * product.outer * (product.experts - product.chosen) // product.experts
         for _, product in products(model)
         if product.experts

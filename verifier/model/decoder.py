@@ -6,7 +6,7 @@ heads, D head dim, I inner width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from foresay.verifier.model.inner import MLP, Experts
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.layer_inputs import PackedGate, PackedInputs
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.mixture import PackedBeside, PackedExperts
 from foresay.verifier.model.nodes import SCALAR, SINKS, Attention, Layer, Mixer, Norms
 from foresay.verifier.model.per_layer import PROJECTION
 from foresay.verifier.model.products import (
@@ -47,65 +48,7 @@ from foresay.verifier.model.recurrences import (
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Routing, Scan
-
-
-@dataclass(slots=True)
-class PackedExperts:
-    """The parts of a mixture layer besides the experts' products. router: H to a logit of each expert, and of the
-    shared one's gate, in fp32. remainder: what a GPU, which multiplies numbers of one dtype, rounds off its weight;
-    None: nothing. correction, factors: fp32[experts]. shared: the products into and out of the shared expert. reads:
-    the norm of what the router reads, if that is not what experts read."""
-
-    routing: Routing
-    router: Linear
-    correction: Tensor | None
-    shared: tuple[Linear, Linear] | None
-    remainder: Linear | None = None
-    factors: Tensor | None = None
-    reads: Norm | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether the shared expert has a gate."""
-        return self.router.out_features > self.routing.experts
-
-    @classmethod
-    def of(
-        cls,
-        node: Experts,
-        vectors: Mapping[str, Tensor],
-        shared: tuple[Linear, Linear] | None,
-        dtype: torch.dtype,
-        eps: float,
-    ) -> PackedExperts:
-        """vectors: the layer's. dtype: of activations. eps: of a norm of the router's own."""
-        how, rows = node.router, [vectors[f"{node.router.module}.weight"]]
-        bias = vectors.get(f"{how.module}.bias")
-        if node.shared_gate is not None:
-            rows.append(vectors[f"{node.shared_gate}.weight"])
-            bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
-        kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
-        correction, factors = (None if name is None else vectors[name] for name in (how.correction, how.factors))
-        reads = None if how.scaled is None else Norm(vectors[how.scaled] * rows[0].shape[1] ** -0.5, eps)
-        whole, left = torch.cat(rows), None
-        if whole.device.type != "cpu":
-            rounded_off = whole - whole.to(dtype).float()
-            left = Linear(rounded_off, None, dtype) if bool(rounded_off.any()) else None
-        else:
-            dtype = whole.dtype
-        return cls(Routing(*kind), Linear(whole, bias, dtype), correction, shared, left, factors, reads)
-
-
-@dataclass(slots=True)
-class PackedBeside:
-    """An MLP that stands beside a layer's experts: its products, and the norm of its output; and those of the input
-    and of the output of the experts."""
-
-    dense: tuple[Linear, Linear]
-    after_dense: Norm
-    before_experts: Norm
-    after_experts: Norm
+from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Scan
 
 
 @dataclass(slots=True)
@@ -195,18 +138,10 @@ class PackedLayer:
             None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype, layer.norm.eps),
             None if layer.scan is None else cls.of(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
             latent,
-            None if layer.experts is None else _beside(layer, linear, around),
+            None if layer.experts is None else PackedBeside.of(layer, linear, around),
             None if layer.embedding is None else PackedGate.of(layer.embedding, linear, weights.vectors),
             weights.vectors.get(SCALAR),
         )
-
-
-def _beside(layer: Layer, linear: Callable[..., Linear], around: Callable[[str | None], Norm | None]) -> PackedBeside:
-    """linear, around: pack a product and a norm of the layer."""
-    assert isinstance(layer.mlp, MLP), "experts stand beside it"
-    names = layer.norms.after_dense, layer.norms.before_experts, layer.norms.after_experts
-    norms = [one for one in map(around, names) if one is not None]
-    return PackedBeside((linear(SHARED_GATE_UP, layer.mlp.activation), linear(SHARED_DOWN)), *norms)
 
 
 def _recurrence(node: Mamba2, layer: Layer, weights: LayerWeights) -> tuple[Layer, LayerWeights]:

@@ -125,10 +125,10 @@ class Attention:
 
 
 SINKS = "self_attn.sinks"
-#: The number that multiplies a layer's output.
-SCALAR = "layer_scalar"
 #: Modules without use in layers that read another layer's keys and values.
 IDLE = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm")
+#: The number that multiplies a layer's output.
+SCALAR = "layer_scalar"
 Mixer = Attention | Recurrence | MLP | Experts
 
 

@@ -16,7 +16,7 @@ from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.parameters import item_bytes, model_bytes
+from foresay.server.engine.parameters import item_bytes, model_bytes, table_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.spec.errors import ConfigurationError
@@ -135,9 +135,10 @@ class Own(Entry):
         return 0 if self._with is None else self._with.token_bytes(target, dtype)
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """All weights but the embedding, which is the target's."""
+        """All weights but the embeddings, which are the target's."""
         model = self.model
-        own = model_bytes(model, dtype, packed) - item_bytes(dtype) * model.vocab_size * model.hidden_size
+        shared = item_bytes(dtype) * model.vocab_size * model.hidden_size
+        own = model_bytes(model, dtype, packed) - shared - (0 if packed else table_bytes(model, dtype))
         return {SELF: own} if self._with is None else {SELF: own, **self._with.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:
@@ -148,7 +149,7 @@ class Own(Entry):
             raise CannotRun(f"--draft {self.option}: chains of drafters run on a CPU alone", "name one of the two")
         rounds = choose_activations(config, model, loading.device).value == "int8"
         packed = replace(loading, rounds=rounds).packed("draft", self.directory, model)
-        packed.embed = target.decoder.embedding
+        packed.embed, packed.table = target.decoder.embedding, target.decoder.table
         copy = ModelRunner(Decoder(model, packed, loading.length + MAX_NODES), target.store, loading.length)
         first: Drafter | None = None
         if self.first is not None:

@@ -12,7 +12,17 @@ from foresay.kvpaging.store import as_bytes, dequantized
 from foresay.verifier.ops.attention import join_latents, rotate_and_store
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
-from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, norm, pair, take_both
+from foresay.verifier.ops.rows import (
+    add_norm,
+    embed,
+    finish_logits,
+    gate_heads,
+    gate_inputs,
+    layer_inputs,
+    norm,
+    pair,
+    take_both,
+)
 from tests.combinations import pairwise
 from tests.kernels.on_device.conftest import DTYPES, noise
 
@@ -85,6 +95,51 @@ def test_a_share_of_a_branch_is_added(width, dtype, device) -> None:
         add_norm.launch(streams[3], added, how)
         assert torch.equal(streams[0], streams[1]) and torch.equal(streams[2], streams[3])
         assert torch.equal(streams[2], x + whole), "all of it, where no share is named"
+
+
+@pytest.mark.parametrize("width", [96, 1000])
+def test_a_sum_is_scaled(width, dtype, device) -> None:
+    """By a number of the layer's, after it was rounded; segments are added up before."""
+    x, y = noise(device, ROWS, width, dtype=dtype), noise(device, ROWS, width, dtype=dtype).flip(0)
+    partials, how = SplitKSums(noise(device, 3, ROWS, width, dtype=torch.float32), y[0]), Norm(y[1], 1e-6)
+    scalar = torch.tensor([0.3], device=device).to(dtype)
+    for added, whole in ((y, y), (partials, linear.finish(partials, dtype))):
+        stream, other = x.clone(), x.clone()
+        assert add_norm.launch(stream, added, None, scalar=scalar) is stream
+        assert torch.equal(stream, (x + whole) * scalar)
+        assert torch.equal(add_norm.launch(other, added, how, scalar=scalar), norm.launch(stream, how))
+        assert torch.equal(other, stream)
+
+
+@pytest.mark.parametrize(("layers", "width"), [(3, 16), (2, 24), (2, 256)])
+def test_what_layers_read_of_a_token_and_its_embedding(layers, width, dtype, device) -> None:
+    sums = noise(device, 3, ROWS, layers * width, dtype=torch.float32)
+    partials = SplitKSums(sums, noise(device, layers * width, dtype=dtype))
+    product, table = partials.finished(dtype), noise(device, 9, layers * width, dtype=dtype)
+    tokens, how = torch.tensor([3, 8, 0, 3, 5], device=device), Norm(noise(device, width, dtype=torch.float32), 1e-6)
+    factors = 0.125, width**0.5
+    found = layer_inputs.launch(product, dtype, table, tokens, how, factors)
+    wanted = layer_inputs(product.cpu(), dtype, table.cpu(), tokens.cpu(), on_cpu(how), factors)
+    assert close(found, wanted, 4.0)
+    unfinished = layer_inputs.launch(partials, dtype, table, tokens, how, factors)
+    assert torch.equal(unfinished, found), "segments are added as the product itself adds them"
+    for row in range(ROWS):
+        one = slice(row, row + 1)
+        alone = layer_inputs.launch(product[one].clone(), dtype, table, tokens[one].clone(), how, factors)
+        assert torch.equal(alone[0], found[row])
+
+
+@pytest.mark.parametrize(("layers", "width"), [(3, 16), (2, 24), (2, 256)])
+def test_gates_of_what_a_layer_reads(layers, width, dtype, device) -> None:
+    sums = noise(device, 3, ROWS, width, dtype=torch.float32)
+    partials = SplitKSums(sums, noise(device, width, dtype=dtype))
+    gate, inputs = partials.finished(dtype), noise(device, ROWS, layers * width, dtype=dtype)
+    for number in range(layers):
+        found = gate_inputs.launch(gate, inputs, number)
+        assert close(found, gate_inputs(gate.cpu(), inputs.cpu(), number))
+        assert torch.equal(gate_inputs.launch(partials, inputs, number), found)
+        alone = gate_inputs.launch(gate[2:3].clone(), inputs[2:3].clone(), number)
+        assert torch.equal(alone[0], found[2])
 
 
 def test_norm_of_heads_that_lie_among_others(dtype, device) -> None:

@@ -1,5 +1,5 @@
-"""What Gemma 4's layers have besides attention and an MLP: a number that scales their output, embeddings of their own, and
-experts beside the MLP."""
+"""What Gemma 4's layers have besides attention and an MLP: a number that scales their output, embeddings of their own,
+and experts beside the MLP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ended(fields: Fields, made: Stack) -> Stack:
 
 
 def _embedding(fields: Fields) -> PerLayerEmbedding | None:
-    width = fields.integer(_WIDTH, 256, minimum=0)
+    width = 0 if fields.get(_WIDTH) is None else fields.integer(_WIDTH, minimum=0)
     if not width:
         return None
     tokens, known = fields.integer("vocab_size_per_layer_input", 262_144), fields.integer("vocab_size")

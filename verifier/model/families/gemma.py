@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from foresay.verifier.model.families.endings import ended
 from foresay.verifier.model.families.family import (
     SANDWICH_NAMES,
     Family,
@@ -28,7 +29,8 @@ from foresay.verifier.model.families.family import (
     window,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import AFTER, MLP, SANDWICH, Attention, HeadNorm, Layer, Stack
+from foresay.verifier.model.inner import MLP
+from foresay.verifier.model.nodes import AFTER, SANDWICH, Attention, HeadNorm, Layer, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
@@ -127,7 +129,6 @@ GEMMA = {
 def gemma4(fields: Fields) -> Stack:
     """Gemma 4: layers without a window have wider heads, perhaps fewer of keys, whose product may be the values too;
     the last layers may read the keys and values of earlier ones."""
-    fields.refuse("enable_moe_block", "hidden_size_per_layer_input")
     if fields.get("use_bidirectional_attention") not in (None, "vision"):  # that one concerns images alone
         raise fields.error("use_bidirectional_attention other than null or 'vision' is not supported")
     *others, _ = every(fields, _PATTERN)
@@ -136,7 +137,7 @@ def gemma4(fields: Fields) -> Stack:
     inner = [_mlp4(fields, one.source is not None) for one in own]
     made = stack(fields, own, inner, rms_norm(fields, wide=True), SANDWICH)
     return replace(
-        made,
+        ended(fields, made),
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         logit_cap=fields.optional_number("final_logit_softcapping"),
     )

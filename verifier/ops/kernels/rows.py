@@ -177,7 +177,8 @@ def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: 
                      SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, LAYERS): out = HALF (norm(FACTOR product) + SCALE table[token]), WIDTH numbers of a layer."""
     own = tl.arange(0, BLOCK)
-    inside, kind = own < WIDTH, out.dtype.element_ty
+    inside = own < WIDTH
+    kind: tl.constexpr = out.dtype.element_ty
     factor = tl.load(weight + own, inside, 0.0)
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + own
@@ -196,7 +197,8 @@ def gated_input_rows(gate, bias, inputs, out, R, first, STRIDE: tl.constexpr, WI
     """Grid (R,): out = gelu(gate) inputs, of which a row's begin with ``first``."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.arange(0, BLOCK)
-    inside, kind = columns < WIDTH, out.dtype.element_ty
+    inside = columns < WIDTH
+    kind: tl.constexpr = out.dtype.element_ty
     made = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
     read = tl.load(inputs + row.to(tl.int64) * STRIDE + first + columns, inside, 0.0)
     tl.store(out + row.to(tl.int64) * WIDTH + columns, gated(made, read, 2), inside)

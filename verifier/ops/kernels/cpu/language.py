@@ -313,7 +313,7 @@ class Language:
         self._each(shape_of(pointer.offset, block, mask), mask, write, vectors)
         self._stores[pointer.name] = self._stores.get(pointer.name, 0) + 1
         if mask is True and block.shape == pointer.offset.shape != () and block.dtype is pointer.of:
-            block.at = self.load(pointer).at
+            block.at, block.factors = self.load(pointer).at, None  # what it was made of may be stored to
 
     def debug_barrier(self) -> None:
         """All have loaded before one stores."""
