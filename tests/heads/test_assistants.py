@@ -6,7 +6,7 @@ A mutation of how they are wired, which only acceptance would tell otherwise, is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,12 +28,14 @@ from foresay.verifier.heads.assistant import Assistant, AssistantConfig
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
-from tests.heads.assistants import CLUSTERED, KINDS, drafted, make_assistant, read_by_transformers
+from tests.heads.assistants import CLUSTERED, KINDS, LAYERS, drafted, make_assistant, read_by_transformers
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 #: Drafted tokens, one below the other.
 BELOW = (5, 17, 250)
+#: The kinds of an assistant's last two layers.
+KIND = LAYERS[-2:]
 #: The families of targets, some layers of which share keys, or none; with the kind of assistant that goes with each.
 TARGETS = {"gemma4": "gemma4", "gemma4_unified": "unified"}
 
@@ -66,11 +68,23 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     return made
 
 
-def ours(case: Case, tokens: Sequence[int], below: Sequence[int]) -> list[Tensor]:
-    """fp32[V] below the root and each further token, as they are drafted after a text that the target has read."""
+def ours(
+    case: Case, tokens: Sequence[int], below: Sequence[int], states: Tensor, kept: Mapping[str, tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    """fp32[V] below the root and each further token, as they are drafted after a text that the target has read. states,
+    kept: what transformers has of it, which is read instead of the same of ours: rounding adds up in it."""
     reader = case.reader()
     drafter = AssistantDrafter(case.head, reader.model.store)
-    state, table = after(reader, drafter, tokens)
+    state, table = after(reader, drafter, tokens, states)
+    own = [one for one in enumerate(reader.model.decoder.config.stack.attentions) if one[1].source is None]
+    for kind, (number, node) in {KIND[node.window is None]: (number, node) for number, node in own}.items():
+        first = 0 if node.window is None else max(0, table.length - node.window + 1)
+        slots = reader.model.store.own(number, table.slots(first, table.length))
+        for mine, its in zip(reader.model.store.layer(number), kept[kind], strict=False):
+            assert mine is not None
+            theirs = its[0].transpose(0, 1)[first : table.length]
+            assert (mine[slots] - theirs).abs().max() < 1e-3
+            mine[slots] = theirs
     logits, states = drafter.begin(state, len(below) + 1)
     found = [logits[0]]
     for token in below:
@@ -78,19 +92,21 @@ def ours(case: Case, tokens: Sequence[int], below: Sequence[int]) -> list[Tensor
             drafter._rows(state, torch.tensor([[token]])), states, reader.model.store
         )
         found.append(logits[0])
-    assert table.length == len(tokens) - 1
     return found
 
 
-def after(reader: Reader, drafter: AssistantDrafter, tokens: Sequence[int]) -> tuple[StepState, PageTable]:
-    """The state of a step below a text's last token, the others read by the target."""
+def after(
+    reader: Reader, drafter: AssistantDrafter, tokens: Sequence[int], states: Tensor
+) -> tuple[StepState, PageTable]:
+    """The state of a step below a text's last token, the others read by the target. states: [R, H], of those."""
     table = reader.open()
     for first in range(0, len(tokens) - 1, 20):
         rows = reader.rows(table, tokens[first : min(first + 20, len(tokens) - 1)])
-        final = reader.model.run([rows], FeatureRequest(final=True)).features["final"].clone()
+        final = reader.model.run([rows], FeatureRequest(final=True)).features["final"]
+        assert (final[: len(rows.tokens)] - states[first : first + len(rows.tokens)]).abs().max() < 1e-3
         table.commit(len(rows.tokens))
         reader.model.committed(table)
-    drafter.last.put(table.pages[-1], table.length - 1, final[-1])
+    drafter.last.put(table.pages[-1], table.length - 1, states[table.length - 1])
     table.reserve(8)
     reader.model.store.poison()
     state = drafter.state(1, 16, drafter.reach(1))
@@ -103,7 +119,7 @@ def farthest(case: Case, tokens: Sequence[int]) -> float:
     states, kept = read_by_transformers(case.target, tokens[:-1])
     wanted = drafted(case.assistant, case.target, states, kept, tokens, BELOW)
     errors = []
-    for mine, its in zip(ours(case, tokens, BELOW), wanted, strict=True):
+    for mine, its in zip(ours(case, tokens, BELOW, states, kept), wanted, strict=True):
         there = its > its.min() if case.assistant.masked_embedding is not None else torch.ones_like(its).bool()
         assert torch.equal(mine > -torch.inf, there)
         errors.append(float((mine[there] - its[there]).abs().max()))
@@ -159,12 +175,11 @@ def state_of_the_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the position before the last that was committed."""
     inner = after
 
-    def other(reader: Reader, drafter: AssistantDrafter, tokens: Sequence[int]) -> Any:
-        shorter = inner(reader, drafter, [*tokens[:-2], tokens[-1]])[1]
-        before = drafter.last.rows[2 * shorter.pages[(shorter.length - 1) // 8]].clone()
-        state, table = inner(reader, drafter, tokens)
-        drafter.last.put(table.pages[(table.length - 1) // 8], table.length - 1, before)
-        return state, table
+    def other(reader: Reader, drafter: AssistantDrafter, tokens: Sequence[int], states: Tensor) -> Any:
+        found = inner(reader, drafter, tokens, states)
+        length = found[1].length
+        drafter.last.put(found[1].pages[(length - 1) // 8], length - 1, states[length - 2])
+        return found
 
     monkeypatch.setattr("tests.heads.test_assistants.after", other)
 

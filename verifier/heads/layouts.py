@@ -25,6 +25,7 @@ from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK, GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
+from foresay.verifier.model.predicting import ASSISTANTS
 from foresay.verifier.model.stored_tensors import StoredTensors
 from foresay.verifier.model.written import write_int8
 
@@ -170,7 +171,6 @@ ACCEPTANCE = "acceptance"
 _TYPE, _NESTED = "speculators_model_type", "transformer_layer_config"
 _AUX, _EAGLE_AUX, _TARGET = "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3ForCausalLMEagle3", "Eagle3Speculator")
-_ASSISTANT = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 _DSPARK = {"architectures": ("Qwen3DSparkModel",), "markov_rank": None, "projector_type": ("dspark",)}
 _DFLASH2 = {"architectures": ("DFlash2DraftModel",)}
 _DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "dflash_config": None}
@@ -180,7 +180,7 @@ LAYOUTS = (
     # The authors' (also Medusa-2), vLLM's.
     Layout("medusa", {"model_type": ("medusa",), "medusa_num_heads": None}),
     # Gemma 4's, which verifier/heads/assistant.py reads.
-    Layout("assistant", {"architectures": _ASSISTANT, "model_type": ("gemma4_assistant", "gemma4_unified_assistant")}),
+    Layout("assistant", {"model_type": ASSISTANTS}),
     # speculators'.
     Layout("eagle", {_TYPE: ("eagle",)}, layer=_NESTED, generation=1),
     Layout("eagle", {_TYPE: ("eagle3",)}, layer=_NESTED, mixes=_EAGLE_AUX, counts="either"),
