@@ -6,7 +6,7 @@ the layer that would keep them, and raises. That one question is answered here; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -83,11 +83,20 @@ def text_of(target: ModelConfig, kind: str, **changes: Any) -> Any:
     return KINDS[kind][0](**values | changes)
 
 
-def make_assistant(directory: Path, target: ModelConfig, kind: str = "gemma4", seed: int = 7, **more: Any) -> Any:
-    """Save a random assistant for a target; returns transformers' own. more: keys of its configuration."""
+def make_assistant(
+    directory: Path,
+    target: ModelConfig,
+    kind: str = "gemma4",
+    seed: int = 7,
+    text: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Any:
+    """Save a random assistant for a target; returns transformers' own. more, text: keys of its configuration, and of
+    that of its layers."""
     _, config, model = KINDS[kind]
     with reading_all():
-        own = config(text_config=text_of(target, kind), backbone_hidden_size=target.hidden_size, **more)
+        layers = text_of(target, kind, **(text or {}))
+        own = config(text_config=layers, backbone_hidden_size=target.hidden_size, **more)
         made = model(own).eval()
     randomise(made, seed)
     generator = torch.Generator().manual_seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
@@ -58,7 +59,7 @@ class Assistant(Head):
         """The drafter on the target's store."""
         return AssistantDrafter(Weights.load(self.directory, target.decoder), target.store, dynamic)
 
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Any) -> str:
+    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""
 
         def guessed(table: PageTable, tokens: Tensor) -> str:
@@ -72,19 +73,12 @@ class Assistant(Head):
         """Its shape, and whose keys and values it reads."""
         config = drafter.assistant.config
         model, sources = config.model, sorted({layer.attention.source for layer in config.model.stack.layers})
-        size = counted(model.num_layers, "layer")
-        notes.ok("draft", f"Gemma 4's assistant, {size} of {model.hidden_size}, {name}", kind=drafter.name,
-                 hidden_size=model.hidden_size)  # fmt: skip
-        read = " and ".join(map(str, sources))
-        notes.ok("layers", f"reads the keys and values of the target's {counted_layers(sources)} {read}, and the state "
-                 "after its final norm", layers=sources)  # fmt: skip
+        size, width = counted(model.num_layers, "layer"), model.hidden_size
+        notes.ok("draft", f"Gemma 4's assistant, {size} of {width}, {name}", kind=drafter.name, hidden_size=width)
+        read = f"the keys and values of the target's layer{'s' * (len(sources) > 1)} {' and '.join(map(str, sources))}"
+        notes.ok("layers", f"reads {read}, and the state after its final norm", layers=sources)
         note_vocabulary(notes, target, model.vocab_size)
 
     def _another(self, target: Target) -> str:
         """How to get one that fits."""
         return f"name the assistant that was published for {target.name}, or another drafter, such as suffix"
-
-
-def counted_layers(numbers: list[int]) -> str:
-    """The word before these numbers of layers."""
-    return "layer" if len(numbers) == 1 else "layers"
