@@ -61,7 +61,8 @@ def test_what_it_drafts_is_accepted(knowing, shape) -> None:
     assert_same(wanted, texts)
     for text in texts.values():
         assert text.statistics is not None
-        # Of 41 tokens one comes with the prompt; each step writes its four levels, and one more.
+        # Of 41 tokens one comes with the prompt; each step writes its four levels, and one more. A tree that grows by
+        # chances may leave out a level for a second child.
         if len(text.tokens) == 41:
-            assert text.statistics.accepted == 32
+            assert text.statistics.accepted == 32 if shape.is_chain else text.statistics.accepted >= 26
     assert len({token for text in texts.values() for token in text.tokens}) > 20, "not one token over and over"
