@@ -34,7 +34,7 @@ import logging
 import torch
 from torch import Tensor
 
-from foresay.drafters.growth import Growth
+from foresay.drafters.growth import Growth, below
 from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.names import EAGLE, EAGLE3, MTP, PEAGLE
@@ -130,7 +130,7 @@ class EagleDrafter(FeatureDrafter):
         assert states is not None, "the level above has states"
         nodes = growth.expanded()
         rows = rows_of(growth.state, nodes)
-        return self.run(rows, states if parent_rows is None else _below(states, parent_rows))
+        return self.run(rows, below(states, parent_rows))
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and states of static rows."""
@@ -169,13 +169,6 @@ class MtpDrafter(EagleDrafter):
         """Also forget how much of the sequence was added to the vocabulary."""
         super().finished(sequence)
         self._counted.pop(sequence.id, None)
-
-
-def _below(states: Tensor, parent_rows: Tensor) -> Tensor:
-    """[S * F, H]: the states of the parent nodes. states: [S * F', H]. parent_rows: int64[S, F], the indices of the
-    parents."""
-    by_sequence = states.view(len(parent_rows), -1, states.shape[1])
-    return by_sequence.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
 
 
 class PEagleDrafter(EagleDrafter):

@@ -369,6 +369,15 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
             logits, states = passes.next(growth, states, parent_rows)
 
 
+def below(states: Tensor, parent_rows: Tensor | None) -> Tensor:
+    """[S * F, H]: the states of the parents of expanded nodes. states: [S * F', H]. parent_rows: see
+    :meth:`Passes.next`."""
+    if parent_rows is None:
+        return states
+    by_sequence = states.view(len(parent_rows), -1, states.shape[1])
+    return by_sequence.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+
+
 def _columns_of(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
     """[S, F]: the columns of the nodes that are expanded."""
     if going == tuple(range(len(going))):

@@ -121,7 +121,27 @@ class WaitingFeatures:
 
 
 class HiddenStateDrafter(TreeDrafter):
-    """Owns ``hidden_states``, the store of what it keeps of them. needs: the features it reads."""
+    """Keeps what it needs of them; implements :class:`foresay.verifier.graphs.proposer.KeepsFeatures`."""
+
+    @abstractmethod
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        """See :class:`foresay.spec.protocols.FeatureReader`."""
+
+    @abstractmethod
+    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
+        """Store the features of positions, int64[R] like their slots, on the device."""
+
+    @abstractmethod
+    def stored(self, sequence: SequenceState, count: int) -> None:
+        """The last ``count`` positions were stored."""
+
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
+        """The features of the path are stored now."""
+        self.stored(sequence, len(path))
+
+
+class TextStateDrafter(HiddenStateDrafter):
+    """Keeps them of whole texts. Owns ``hidden_states``, the store of what it keeps. needs: the features it reads."""
 
     def __init__(
         self,
@@ -139,10 +159,6 @@ class HiddenStateDrafter(TreeDrafter):
         pool.attach(self._waiting)
         self._most = 0  # positions that may wait
         self._keeping: dict[int, _Keeping] = {}
-
-    @abstractmethod
-    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
-        """Store the features of positions, int64[R] like their slots, on the device."""
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Newly committed positions wait in their pages until a draft needs them. If too many do, the oldest are
@@ -240,10 +256,6 @@ class HiddenStateDrafter(TreeDrafter):
         read = {name: taken.features[name].index_select(0, rows) for name in self.needs.names}
         self.keep(read, positions.flatten(), slots.flatten())
 
-    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """The features of the path are stored now."""
-        self.stored(sequence, len(path))
-
 
 def _count(features: Features) -> int:
     """How many positions these features are of."""
@@ -257,7 +269,7 @@ def joined(parts: Sequence[Features]) -> Features:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-class FeatureDrafter(HiddenStateDrafter):
+class FeatureDrafter(TextStateDrafter):
     """A drafter that stores the features themselves, fused. width, dtype: of what is stored, H the width."""
 
     def __init__(

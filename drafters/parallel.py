@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.growth import Growth
-from foresay.drafters.hidden_states import FeatureDrafter, HiddenStateDrafter, marginal_logits
+from foresay.drafters.hidden_states import FeatureDrafter, TextStateDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.names import DFLASH, DSPARK, MEDUSA
 from foresay.spec.protocols import FeatureRequest, Features
@@ -36,7 +36,7 @@ from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.ops.trees import known_tokens
 
 
-class DFlashDrafter(HiddenStateDrafter):
+class DFlashDrafter(TextStateDrafter):
     """Drafts with a head, as deep as its block. Owns the store of its keys and values. kv: their dtype; None: as
     computed."""
 

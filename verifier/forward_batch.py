@@ -183,9 +183,9 @@ class ForwardBatch:
         self._sampled: list[tuple[SamplingParams, int] | None] = []
 
     @classmethod
-    def of(cls, rows: Sequence[Rows], device: torch.device) -> StaticRows:
-        """The static rows for a pass that is run once, op by op."""
-        written = cls(Sizes.of(rows), rows[0].table.pool.page_size, device)
+    def of(cls, rows: Sequence[Rows], device: torch.device, windows: WindowPages | None = None) -> StaticRows:
+        """The static rows for a pass that is run once, op by op. windows: of the store, if it has such pages."""
+        written = cls(Sizes.of(rows), rows[0].table.pool.page_size, device, windows)
         written.write(rows)
         return written.laid_out()
 

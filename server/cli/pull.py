@@ -168,7 +168,7 @@ def _quantize_head(directory: Path, how: str, out: Path) -> int:
     from foresay.verifier.heads.layouts import kind_of, quantize
 
     kind = kind_of(directory)
-    if how != "int8" or kind == "medusa":
+    if how != "int8" or kind in ("medusa", "assistant"):
         raise ConfigurationError(
             f"--quantize {how}: of heads, only EAGLE and DFlash ones can be written, and only in int8"
         )

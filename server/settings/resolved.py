@@ -30,8 +30,9 @@ from foresay.spec.names import (
 )
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, ModelNotFound
+from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.hub import cached, is_local, resolve
-from foresay.verifier.model.predicting import mtp_layout
+from foresay.verifier.model.predicting import ASSISTANTS, mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Heads that come with the bundled target, and fit only it.
@@ -136,6 +137,8 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
         )
     if _predicts(config):
         return Resolved(",".join((MTP, *AUTO)), "the checkpoint's own layer for further tokens, and earlier text")
+    if (assistant := _assistant(config)) is not None:
+        return Resolved(",".join((f"{MTP}:{assistant}", *AUTO)), "the target's assistant, and earlier text")
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
     if kind is not None and _may_draft(config):
@@ -163,6 +166,18 @@ def _predicts(config: EngineConfig) -> bool:
         return mtp_layout(names, ModelConfig.from_directory(directory)) is not None
     except ModelError:  # loading it reports the error
         return False
+
+
+def _assistant(config: EngineConfig) -> str | None:
+    """The directory or hub id of what was published to draft for the target, if that is on disk: its name with
+    ``-assistant`` behind it."""
+    name = f"{config.target.rstrip('/')}-assistant"
+    try:
+        directory = cached(name)
+        kind = None if directory is None else Fields.read(directory / "config.json").get("model_type")
+    except ModelError:  # naming it reports the error
+        return None
+    return name if kind in ASSISTANTS else None
 
 
 def _may_draft(config: EngineConfig) -> bool:
@@ -202,7 +217,8 @@ def _the_target(config: EngineConfig) -> str:
 def nothing_to_fetch(draft: str) -> bool:
     """Whether all drafters of a resolved ``--draft`` need no files, or are in local directories."""
     named = (stage.partition(":") for part in draft.split(",") for stage in stages(part))
-    sources = [source or word for word, _, source in named if word not in (NONE, NGRAM, SUFFIX, MTP, SELF)]
+    fileless = (NONE, NGRAM, SUFFIX, SELF)
+    sources = [source or word for word, _, source in named if word not in fileless and (word != MTP or source)]
     return all(Path(source).exists() for source in sources)
 
 

@@ -18,12 +18,12 @@ from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
-from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.heads import head_drafter, target_of
 from tests.same_tokens.runs import TEMPLATE
 from tests.verifier.reading import random_tokens, scattered
 
 CHAIN = TreeShape.chain(4)
-KINDS = ["eagle3", "eagle1", "medusa", "peagle", "dflash", "dspark"]
+KINDS = ["eagle3", "eagle1", "medusa", "peagle", "dflash", "dspark", "assistant"]
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -35,13 +35,13 @@ SAMPLINGS = [
 def worlds(pair, tmp_path_factory):
     """Two worlds with the same texts, of these lengths; the second scatters its pages and may drive captured steps."""
     directory = tmp_path_factory.mktemp("heads")
-    target = pair("llama2").target
 
     def made(kind: str, shape: str, lengths: list[int]) -> tuple[World, World]:
+        target = target_of(pair, kind).target
         make = head_drafter(kind, directory / kind, target, shape)
         both = []
         for pool in (PagePool(64, 16), scattered(PagePool(64, 16))):
-            both.append(World(target, pool, make(pool)))
+            both.append(World(target, pool, make))
         rng = random.Random(4)
         for seed, length in enumerate(lengths):
             prompt = random_tokens(rng, length, target.config.vocab_size)

@@ -27,7 +27,7 @@ from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.trees import accept_paths, move_paths
-from tests.same_tokens.models import paged
+from tests.same_tokens.models import MakeDrafter, paged
 
 _OTHER = 3
 
@@ -46,15 +46,16 @@ def dictated(tokens: list[int], parents: list[int], choices: Sequence[int]) -> l
 
 @dataclass
 class World:
-    """A pool, the target's pages in it, an eager drafter and the sequences."""
+    """A pool, the target's pages in it, an eager drafter and the sequences. make: makes the drafter on the pool."""
 
     target: Decoder
     pool: PagePool
-    drafter: Any
+    make: MakeDrafter
     sequences: list[SequenceState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.verifier = paged(self.target, self.pool)
+        self.drafter: Any = self.make(self.pool)
 
     def read(self, prompt: list[int], sampling: SamplingParams, seed: int) -> None:
         """A new sequence; all of its prompt but the last token is computed and shown to the drafter."""

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from foresay.drafters.assistant import AssistantDrafter
 from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.verifier.heads.assistant import Assistant
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.decoder import Decoder
+from tests.heads.assistants import CLUSTERED, make_assistant
 from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
 from tests.same_tokens.runs import TEMPLATE
 
-KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark"]
+KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark", "assistant"]
 #: How trees grow, and their shape.
 SHAPES = {
     "chain": TreeShape.chain(3),
@@ -31,6 +35,11 @@ SHAPES = {
     "template": TEMPLATE,
     "bush": TreeShape((6, 14, 18, 14)),
 }
+
+
+def target_of(pair: Callable[..., Pair], kind: str, family: str = "llama2", *how: Any, **more: Any) -> Pair:
+    """The models that heads of a kind are made for: of ``family``, if it has no family of its own."""
+    return pair("gemma4", *how, **more | {"layers": 4}) if kind == "assistant" else pair(family, *how, **more)
 
 
 def load_eagle(directory: Path, target: Decoder) -> EagleHead:
@@ -49,6 +58,8 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
     if not (directory / "config.json").exists():
         if kind == "medusa":
             make_medusa(directory, target, "authors", heads=4)
+        elif kind == "assistant":
+            make_assistant(directory, target.config, **({} if shape == "chain" else CLUSTERED))
         elif kind in ("dflash", "dspark"):
             make_dflash(directory, target, "authors" if kind == "dflash" else "rnn")
         else:
@@ -57,11 +68,21 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
     if kind == "medusa":
         heads = MedusaHeads.load(directory, target)
         return lambda pool: MedusaDrafter(heads, pool, dynamic)
+    if kind == "assistant":
+        assistant = Assistant.load(directory, target)
+        return lambda pool: AssistantDrafter(assistant, store_of(pool), dynamic)
     if kind in ("dflash", "dspark"):
         block, made = load_dflash(directory, target), DFlashDrafter if kind == "dflash" else DSparkDrafter
         return lambda pool: made(block, pool, dynamic)
     head, eagle = load_eagle(directory, target), PEagleDrafter if kind == "peagle" else EagleDrafter
     return lambda pool: eagle(head, pool, dynamic)
+
+
+def store_of(pool: PagePool) -> KVStore:
+    """The target's, which is the first on a pool."""
+    target = pool.stores[0]
+    assert isinstance(target, KVStore)
+    return target
 
 
 def whispered(make: MakeDrafter, known: Mapping[str, list[int]]) -> MakeDrafter:
@@ -117,4 +138,4 @@ class Whisper:
 
 
 def head_of(pair: Pair, kind: str, shape: str) -> MakeDrafter:
-    return head_drafter(kind, pair.directory.parent / kind, pair.target, shape)
+    return head_drafter(kind, pair.directory.parent / f"{kind} {shape == 'chain'}", pair.target, shape)

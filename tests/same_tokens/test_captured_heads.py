@@ -19,7 +19,7 @@ from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from tests.drafters.worlds import World
 from tests.same_tokens.captured import captured_engine, run_freely
-from tests.same_tokens.heads import KINDS, head_of
+from tests.same_tokens.heads import KINDS, head_of, target_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
@@ -107,7 +107,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
 @pytest.mark.parametrize(("shape", "max_seqs", "careful"), [("chain", 3, True), ("static", 3, False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_in_captured_steps(pair, kind, shape, max_seqs, careful) -> None:
-    models = pair("llama2", layers=3)
+    models = target_of(pair, kind, layers=3)
     done = run(models, kind, shape, jobs_of(models.vocab_size, LENGTHS, 24), careful, max_seqs=max_seqs)
     assert done.runner.counts["launched"] >= 8
     assert done.accepted > 10
@@ -116,15 +116,15 @@ def test_heads_in_captured_steps(pair, kind, shape, max_seqs, careful) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_pages(pair, kind) -> None:
     """Sequences are preempted and come back."""
-    models = pair("llama2", layers=3)
+    models = target_of(pair, kind, layers=3)
     done = run(models, kind, "chain", jobs_of(models.vocab_size, LENGTHS, 20), tokens=176, page_size=8, prefix=True)
     assert done.runner.counts["launched"]
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_they_draft_is_what_follows_from_the_text(pair, kind) -> None:
     """Whatever ran before, ahead or in vain, and wherever the sequence sat."""
-    models = pair("llama2", layers=3)
+    models = target_of(pair, kind, layers=3)
     jobs = jobs_of(models.vocab_size, LENGTHS, 40, ("greedy", "warm", "cool"))
     done = run(models, kind, "chain", jobs, max_seqs=3)
     by_id, texts = {job.id: job for job in jobs}, whole(jobs, plain(models.target, jobs))
@@ -141,9 +141,7 @@ def test_what_they_draft_is_what_follows_from_the_text(pair, kind) -> None:
 
 def alone(pair: Pair, kind: str, text: list[int], job: Job, nodes: int) -> list[int]:
     """The chain below a text that was just read."""
-    pool = PagePool(16, 16)
-    drafter = head_of(pair, kind, "chain")(pool)
-    world = World(pair.target, pool, drafter)
+    world = World(pair.target, PagePool(16, 16), head_of(pair, kind, "chain"))
     assert job.params.seed is not None
     world.read(text, job.params, job.params.seed)
     (tokens,) = world.step(TreeShape.chain(nodes - 1), [[]])

@@ -13,6 +13,7 @@ from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.registry import find
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.errors import ModelNotFound
+from tests.heads.assistants import CLUSTERED, make_assistant
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
@@ -101,3 +102,39 @@ def test_what_is_no_head_is_refused(directory) -> None:
     with pytest.raises(ModelNotFound, match="no such file or directory"):
         find("eagle3:/nowhere/at/all")
     assert isinstance(find(str(directory / "target")), DraftModel)
+
+
+@pytest.fixture(scope="module")
+def assisted(pair) -> Path:
+    """A Gemma 4 with a tokenizer, and an assistant beside it."""
+    models: Pair = pair("gemma4", layers=4)
+    write_tokenizer(models.directory, 290)
+    make_assistant(models.directory.parent / "target-assistant", models.target.config, **CLUSTERED)
+    return models.directory.parent
+
+
+@pytest.mark.parametrize(
+    ("draft", "name", "changes"),
+    [
+        ("{}/target-assistant", "mtp", {"draft_tokens": 4}),
+        ("mtp:{}/target-assistant", "mtp", {"draft_tree": "4,4,2,2,1"}),
+        ("{}/target-assistant", "mtp", {"draft_tree": "3,2,1", "draft_growth": "static", "kv_dtype": "int8"}),
+        ("{}/target-assistant,ngram", "combined", {"max_seqs": 1}),
+        ("auto", "combined", {}),
+        ("{}/target-assistant > self:int8", "self", {"draft_tokens": 6}),
+    ],
+)
+def test_every_way_to_name_an_assistant(pair, assisted, draft, name, changes) -> None:
+    """``auto`` takes the one whose directory is called after the target's."""
+    jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, LENGTHS, 20))]
+    engine = witnessed(build_engine(config(assisted / "target", draft.format(assisted), **changes)))
+    assert engine.info.exact, engine.info.exact_reason
+    assert engine.drafter is not None and engine.drafter.name == name
+    assert "its first guess agrees with the target on" in engine.info.drafter_reason
+    wanted = plain(pair("gemma4", layers=4).target, jobs, kv=torch.int8 if "kv_dtype" in changes else None)
+    for turn in ("", "-again"):
+        texts = run(engine, [replace(job, id=f"{job.id}{turn}") for job in jobs])
+        assert_same({f"{name}{turn}": text for name, text in wanted.items()}, texts)
+    if name != "combined":  # a budget soon finds that a random one is not worth it
+        assert sum(text.statistics.drafted for text in texts.values() if text.statistics) > 40
+    engine.check()

@@ -13,7 +13,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.tree import TreeShape
 from tests.combinations import alternating
 from tests.same_tokens import options
-from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, whispered
+from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, target_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
 from tests.same_tokens.witness import Job, Text, run
@@ -26,6 +26,8 @@ everywhere = pytest.mark.parametrize("kind", KINDS)
 QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
 
 QUICK |= {("eagle1", "template"), ("dspark", "static")}
+
+QUICK |= {("assistant", "chain"), ("assistant", "dynamic")}
 
 QUICK |= {("dflash", "chain"), ("dflash", "dynamic"), ("dspark", "dynamic"), ("peagle", "dynamic")}
 
@@ -53,7 +55,7 @@ def accepted_per_step(texts: dict[str, Text]) -> float:
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("family", ["llama2", pytest.param("qwen3", marks=pytest.mark.soak)])
 def test_alone(pair, family, kind, shape) -> None:
-    models = pair(family)
+    models = target_of(pair, kind, family)
     jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)
     engine = engine_with(models, kind, shape, whole(jobs, texts), max_seqs=1)
     actual = run(engine, jobs)
@@ -63,7 +65,7 @@ def test_alone(pair, family, kind, shape) -> None:
 
 @everywhere
 def test_bf16(pair, kind) -> None:
-    models = pair("smollm", torch.bfloat16)
+    models = target_of(pair, kind, "smollm", torch.bfloat16)
     jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)
     assert_same(texts, run(engine_with(models, kind, "dynamic", whole(jobs, texts)), jobs))
 
@@ -72,7 +74,7 @@ def test_bf16(pair, kind) -> None:
 @pytest.mark.parametrize("chunk", [7, 48])
 def test_in_a_batch_with_prompts_in_chunks(pair, kind, shape, chunk) -> None:
     """Others come, and one in three is cancelled on its way."""
-    models, lengths = pair("llama2"), (3, 150, 20, 97, 65, 30)
+    models, lengths = target_of(pair, kind), (3, 150, 20, 97, 65, 30)
     texts = expected(models, lengths, 12)
     jobs = [
         replace(job, arrives=4 * index, cancelled=4 * index + 6 if index % 3 == 2 else None)
@@ -83,7 +85,7 @@ def test_in_a_batch_with_prompts_in_chunks(pair, kind, shape, chunk) -> None:
 
 @growing
 def test_preemption(pair, kind, shape) -> None:
-    models, lengths = pair("llama2"), (30, 33, 31, 20)
+    models, lengths = target_of(pair, kind), (30, 33, 31, 20)
     jobs, texts = jobs_of(models.vocab_size, lengths, 90), expected(models, lengths, 90)
     actual = run(engine_with(models, kind, shape, whole(jobs, texts), tokens=192), jobs)
     assert_same(texts, actual)
@@ -93,7 +95,7 @@ def test_preemption(pair, kind, shape) -> None:
 @growing
 def test_over_a_prefix_hit(pair, kind, shape) -> None:
     """The same prompts again, and as the beginnings of longer chats. Drafts go on from what the pages know."""
-    models = pair("llama2")
+    models = target_of(pair, kind)
     first, later, texts = returning(models)
     jobs = [*first, *later]
     actual = run(engine_with(models, kind, shape, whole(jobs, texts), prefix=True), jobs)
@@ -165,7 +167,7 @@ def half(pair: Pair, first: int) -> tuple[list[Job], dict[str, Text]]:
 @pytest.mark.parametrize(("kind", "shape"), alternating(KINDS, ["chain", "dynamic"]))
 def test_every_option(pair, kind, shape) -> None:
     """The combinations that the options' own tests give the other drafters, all of them in one batch."""
-    models = pair("llama2")
+    models = target_of(pair, kind)
     jobs, wanted = half(models, 0 if shape == "chain" else 1)
     drafter = whispered(head_of(models, kind, shape), whole(jobs, wanted))
     texts = run(engine_of(models.target, drafter, SHAPES[shape], max_seqs=4, chunk=11), jobs)

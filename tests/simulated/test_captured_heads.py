@@ -7,7 +7,7 @@ import torch
 
 from foresay.spec.tree import TreeShape
 from tests.same_tokens.captured import captured_engine, run_freely
-from tests.same_tokens.heads import KINDS, head_drafter
+from tests.same_tokens.heads import KINDS, head_drafter, target_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
 from tests.simulated.device import DEVICE, simulated
@@ -21,7 +21,7 @@ SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template
 @pytest.mark.parametrize(("shape", "max_seqs"), [pytest.param("chain", 1, marks=pytest.mark.soak), ("template", 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
-    models = pair("llama2", layers=3)
+    models = target_of(pair, kind, layers=3)
     jobs = jobs_of(models.vocab_size, LENGTHS, 16)
     expected = plain(models.target, jobs)
     head_drafter(kind, tmp_path, models.target, shape)

@@ -7,9 +7,9 @@ with found nodes or without; for several texts at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from foresay.verifier.graphs.buckets import buckets, chunks, mixed, passes, size
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.same_tokens.captured import run_freely
-from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.heads import head_drafter, target_of
 from tests.same_tokens.models import MakeDrafter, Pair, info_of, paged
 from tests.same_tokens.runs import assert_same, jobs_of, plain, replace_params
 from tests.same_tokens.witness import Job, Text
@@ -160,12 +160,23 @@ def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, 
 
 
 @pytest.fixture(scope="module")
-def elsewhere(pair):
-    """The pair on the simulated device."""
-    made = pair("llama3", layers=2)
-    directories = made.directory, made.draft_directory
-    with simulated():
-        return Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
+def moved(pair) -> Callable[[str], Pair]:
+    """The pair that a drafter is for, on the simulated device."""
+
+    @cache
+    def made(draft: str) -> Pair:
+        here = target_of(pair, draft, "llama3", layers=2)
+        directories = here.directory, here.draft_directory
+        with simulated():
+            return Pair(*directories, *(load_decoder(path, torch.float32, DEVICE) for path in directories))
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def elsewhere(moved) -> Pair:
+    """The pair on the simulated device, if it matters to nobody which."""
+    return moved("")
 
 
 @pytest.mark.parametrize(
@@ -179,11 +190,14 @@ def elsewhere(pair):
         ("draft_model", TreeShape.chain(LEVELS), False, 8, ONCE),
         ("draft_model", WORTH, False, 16, ONCE._replace(copies=2)),  # some text has a new page
         ("eagle3", WORTH, False, 1, ONCE),
+        ("assistant", WORTH, False, 1, ONCE),
+        ("assistant", TreeShape.chain(LEVELS), False, 4, ONCE),
         ("draft_model", WORTH, True, 1, ONCE._replace(copies=2)),  # what was found too
     ],
 )
-def test_a_step_waits_so_often(pair, elsewhere, tmp_path: Path, draft, shape, extra, max_seqs, usual) -> None:
-    make = maker_of(draft, pair("llama3", layers=2), elsewhere, tmp_path)
+def test_a_step_waits_so_often(pair, moved, tmp_path: Path, draft, shape, extra, max_seqs, usual) -> None:
+    elsewhere = moved(draft)
+    make = maker_of(draft, target_of(pair, draft, "llama3", layers=2), elsewhere, tmp_path)
     with simulated():
         engine = engine_of(elsewhere, make, shape, max_seqs, extra)
         found = list(steps(engine, elsewhere.vocab_size, max_seqs))[2:]  # the second launches the next one too
@@ -228,12 +242,13 @@ def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None
         ("draft_model", WORTH, True),
         ("draft_model", TreeShape.chain(LEVELS), False),
         ("eagle3", TreeShape.chain(LEVELS), False),
+        ("assistant", TreeShape.chain(LEVELS), False),
     ],
 )
-def test_prompts_with_texts_are_the_same_step(pair, elsewhere, tmp_path: Path, draft, shape, extra) -> None:
+def test_prompts_with_texts_are_the_same_step(pair, moved, tmp_path: Path, draft, shape, extra) -> None:
     """One launch and one wait, be it that more of a prompt follows or that it ends there. Texts are those of plain
     decoding, and chains, which no calibration changes, those of steps in parts."""
-    here, lengths = pair("llama3", layers=2), (9, 12, 30, 79)
+    here, elsewhere, lengths = target_of(pair, draft, "llama3", layers=2), moved(draft), (9, 12, 30, 79)
     jobs = [
         replace(job, arrives=4 * max(0, number - 1), params=replace_params(job.params, min_tokens=0))
         for number, job in enumerate(jobs_of(here.vocab_size, lengths, 24, ("warm", "cool")))

@@ -25,6 +25,7 @@ from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK, GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
+from foresay.verifier.model.predicting import ASSISTANTS
 from foresay.verifier.model.stored_tensors import StoredTensors
 from foresay.verifier.model.written import write_int8
 
@@ -129,7 +130,7 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in found.items()}
 
 
-Kind = Literal["medusa", "eagle", "dflash"]
+Kind = Literal["medusa", "eagle", "dflash", "assistant"]
 #: Keys of config.json, any one of which suffices, with their values; None for any value but null and false.
 Marks = Mapping[str, tuple[object, ...] | None]
 
@@ -178,6 +179,8 @@ _DFLASH = {"architectures": ("DFlashDraftModel", *_DFLASH2["architectures"]), "d
 LAYOUTS = (
     # The authors' (also Medusa-2), vLLM's.
     Layout("medusa", {"model_type": ("medusa",), "medusa_num_heads": None}),
+    # Gemma 4's, which verifier/heads/assistant.py reads.
+    Layout("assistant", {"model_type": ASSISTANTS}),
     # speculators'.
     Layout("eagle", {_TYPE: ("eagle",)}, layer=_NESTED, generation=1),
     Layout("eagle", {_TYPE: ("eagle3",)}, layer=_NESTED, mixes=_EAGLE_AUX, counts="either"),

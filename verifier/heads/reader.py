@@ -20,11 +20,10 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import LINK
-from foresay.verifier.model.inner import Experts
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import HeadNorm, Layer
 from foresay.verifier.model.predicting import LAST, MIXES, mtp_layout
-from foresay.verifier.model.products import OUTPUT, QKV, Product
+from foresay.verifier.model.products import OUTPUT, QKV, Product, Vector
 from foresay.verifier.model.stored import stack_slot
 from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.quantized import QuantizedMatrix
@@ -127,12 +126,17 @@ class HeadReader:
         return QuantizedMatrix(values, scales, None, 8, inner).to(self.target.embedding.device)
 
     def layer(self, number: int, config: HeadConfig) -> tuple[Layer, PackedLayer]:
-        """One layer. The attention of EAGLE-3's first one reads two states."""
-        name, matrices, biases = f"layers.{number}", dict[str, Matrix](), dict[str, Tensor]()
+        """One layer of EAGLE's or DFlash's. The attention of EAGLE-3's first one reads two states."""
         node = self._node(number, normed=number >= config.first)
-        read = 2 * self.hidden if config.generation == 3 and not number else self.hidden
+        reads = 2 * self.hidden if config.generation == 3 and not number else self.hidden
+        return node, self.packed(f"layers.{number}", node, reads)
+
+    def packed(self, name: str, node: Layer, reads: int = 0) -> PackedLayer:
+        """The weights of a layer. name: of its tensors, before theirs. reads: how wide attention's input is; 0: as all
+        others are."""
+        matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
         for product in node.products(self.hidden):
-            rows, inner = product.rows, read if product.name == QKV else product.inner
+            rows, inner = product.rows, reads if reads and product.name == QKV else product.inner
             if product.experts:
                 matrices[product.name] = self._of_experts(name, product)
                 continue
@@ -140,10 +144,12 @@ class HeadReader:
             matrices[product.name] = self._stacked(f"{name}.{next(iter(rows)).partition('.')[0]}", parts)
             if product.name in (QKV, OUTPUT) and (bias := self._bias(name, rows)) is not None:
                 biases[product.name] = bias
-        routers = node.mlp.vectors(self.hidden) if isinstance(node.mlp, Experts) else ()
-        vectors = {one.name: self.take(f"{name}.{one.name}", *one.shape) for one in node.vectors(self.hidden)}
-        vectors.update((one.name, vectors[one.name].float()) for one in routers)
-        return node, PackedLayer.of(node, LayerWeights(matrices, biases, vectors), self.target.dtype)
+        vectors = {one.name: self._vector(name, one) for one in node.vectors(self.hidden)}
+        return PackedLayer.of(node, LayerWeights(matrices, biases, vectors), self.target.dtype)
+
+    def _vector(self, name: str, one: Vector) -> Tensor:
+        found = self.take(f"{name}.{one.name}", *one.shape)
+        return found.float() if one.wide else found
 
     def _of_experts(self, name: str, product: Product) -> Tensor:
         """The matrices of all experts, from one tensor of all or from one of each."""

@@ -34,15 +34,17 @@ def forward(
     store: KVStore,
     features: FeatureRequest | None = None,
     woken: list[Tensor] | None = None,
+    embedded: Tensor | None = None,
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV.
 
-    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
-    fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows.
+    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. embedded: [R,
+    H], the rows' embeddings, which are changed; None: those of their tokens. Returns fp32[W, V] logits of the requested
+    rows and the requested features, each [R, H], including padding rows.
     """
     requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
-    x, normed = _embedded(decoder, rows, first)
+    x, normed = _embedded(decoder, rows, first, embedded)
     inputs = decoder.inputs(x, rows.tokens, count)
     rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
@@ -53,8 +55,9 @@ def forward(
             normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share)
             continue
         if isinstance(node.mixer, Attention):
-            kept = rows.of_layer(store.is_windowed(index))
-            seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(index))
+            source = index if node.mixer.source is None else node.mixer.source
+            kept = rows.of_layer(store.is_windowed(source))
+            seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(source))
         else:
             seen = recurrence(layer, normed, rows, next(states))
         if node.scan is not None and layer.scan is not None:
@@ -89,8 +92,10 @@ def _ended(
     return add_norm(x, branch, above, count, share, layer.scalar)
 
 
-def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None) -> tuple[Tensor, Tensor]:
-    """Each [R, H]: the rows' embeddings, and these normed for the first layer."""
+def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, given: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each [R, H]: the rows' embeddings, or what is given for them, and these normed for the first layer."""
+    if given is not None:
+        return given, given if first is None else norm(given, first, rows.count)
     x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, rows.count)
     if decoder.embedding_norm is None:
         return x, normed

@@ -14,6 +14,9 @@ MIXES, EMBEDDING, HIDDEN, FUSED, LAST = (
 )  # fmt: skip
 #: And of its layer; names that a layout does not list belong to it.
 _LAYER = "layers.0"
+#: Small models that do the same for a target, in directories of their own (:mod:`foresay.verifier.heads.assistant`), by
+#: ``model_type``.
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
+from foresay.server.engine.drafters.assistant import Assistant
 from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
@@ -68,7 +69,9 @@ class Suffix(_Lookup):
 
 #: In the order in which a directory is tested for them, which is also the order in which models draft. A directory that
 #: no other kind holds is taken for a draft model.
-ENTRIES: tuple[type[Entry], ...] = (Medusa, Mtp, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom)
+ENTRIES: tuple[type[Entry], ...] = (
+    Medusa, Mtp, Assistant, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom,
+)  # fmt: skip
 #: Lookup drafters by name, for ``--shadow`` and replays.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names

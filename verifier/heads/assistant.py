@@ -1,0 +1,240 @@
+"""Gemma 4's assistants: a few small layers that read the target's keys and values, and have none of their own.
+
+::
+
+    t, h     a token, and the state before it: the target's after its last norm, or for drafted tokens the assistant's
+    x        pre_projection [E t; h]      E: the target's embedding, scaled
+    layers   queries alone, over the keys and values of the target's last layer of the same kind that has its own
+    y        norm(x)                      logits = U y
+    h'       post_projection y            the state before the next token
+
+Whatever the depth of a drafted token, its row has the position of the root and attends to committed tokens alone: the
+root's own keys are not there yet, and those of drafted tokens never are. So nothing is written, siblings need no mask,
+and what was not accepted leaves nothing behind::
+
+    position     0 ..  length - window + 1 .. length - 1 | length
+    attends      full: all ───────────────────────────>  | root, and all nodes below it
+                        sliding: ─────────────────────>  |
+
+A row is attended as the text's last one, whose keys are there: at ``length - 1`` with one position less of a window.
+
+With clusters only some tokens get logits: those of the clusters whose centroids are likeliest. A file lists all tokens,
+cluster by cluster (``token_ordering``); all clusters have the same size.
+
+Legend: R rows, H the target's width, A the assistant's, V vocabulary, C tokens of a cluster, k clusters of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foresay.kvpaging import KVStore, PageTable
+from foresay.spec.protocols import FeatureRequest, Features, Rows
+from foresay.verifier.forward_batch import ForwardBatch, StaticRows
+from foresay.verifier.heads.layouts import HeadTensors, short
+from foresay.verifier.heads.reader import HeadReader, known_ids
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder, Packed, norm_of
+from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.families import INSIDE
+from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.forward import forward
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import Layer
+from foresay.verifier.ops.rows import take_rows
+from foresay.verifier.ops.trees import known_tokens
+
+#: The layers that assistants have, by ``model_type``.
+_KINDS = ("gemma4_text", "gemma4_unified_text")
+#: Parts of a Gemma 4 that no assistant has, by the keys that would say so.
+_NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantConfig:
+    """model: its layers, whose sources are layers of the target. clusters: how many there are, and how many of them get
+    logits; None: all tokens do."""
+
+    model: ModelConfig
+    clusters: tuple[int, int] | None = None
+
+    @classmethod
+    def read(cls, directory: Path, target: ModelConfig) -> AssistantConfig:
+        """The configuration in ``directory``; raises ConfigError, which names the file and the key."""
+        fields = Fields.read(directory / "config.json")
+        inside = fields.section("text_config")
+        if inside is None:
+            raise fields.error("text_config is missing, which describes the layers")
+        for key in _NEVER:
+            if inside.get(key):
+                raise inside.error(f"{key} {inside.get(key)!r} is not supported for an assistant")
+        if (kind := str(inside.get("model_type") or _KINDS[0])) not in _KINDS:
+            raise inside.error(f"model_type {kind!r} is not supported; supported: {', '.join(_KINDS)}")
+        # All its layers read keys and values of the target; by itself it would have none to share.
+        values = {**inside.values, "architectures": [INSIDE[kind]], "num_kv_shared_layers": 0}
+        model = ModelConfig.of(Fields(values, inside.where))
+        width = fields.integer("backbone_hidden_size", target.hidden_size)
+        for what, made, theirs in (
+            ("hidden size", width, target.hidden_size),
+            ("vocabulary", model.vocab_size, target.vocab_size),
+        ):
+            if made != theirs:
+                raise fields.error(f"made for a {what} of {made}, but the target's is {theirs}")
+        layers = tuple(_reading(fields, layer, target) for layer in model.stack.layers)
+        stack = replace(model.stack, layers=layers, logit_cap=None)
+        return cls(model=replace(model, stack=stack), clusters=_clusters(fields, target))
+
+
+def _reading(fields: Fields, layer: Layer, target: ModelConfig) -> Layer:
+    """The layer with the target's last one of its kind that has keys and values as its source."""
+    own, kind = layer.attention, "sliding" if layer.attention.window else "full"
+    there = [
+        (number, one)
+        for number, one in enumerate(node.mixer for node in target.stack.layers)
+        if getattr(one, "source", 0) is None and (one.window is None) == (own.window is None)
+    ]
+    if not there:
+        raise fields.error(f"has a layer of {kind} attention, but the target has none whose keys it could read")
+    number, source = there[-1]
+    for what, mine, theirs in (
+        ("heads of keys", own.kv_heads, source.kv_heads),
+        ("numbers in a head", own.head_dim, source.head_dim),
+        ("positions in a window", own.window, source.window),
+    ):
+        if mine != theirs:
+            raise fields.error(f"its layers of {kind} attention have {mine} {what}, but the target's have {theirs}")
+    window = None if own.window is None else own.window - 1
+    if window == 0:
+        raise fields.error("sliding_window 1 leaves no committed token to attend to")
+    return replace(layer, mixer=replace(own, source=number, window=window), scaled=True)
+
+
+def _clusters(fields: Fields, target: ModelConfig) -> tuple[int, int] | None:
+    if not fields.flag("use_ordered_embeddings", False):
+        return None
+    count = fields.integer("num_centroids", 2048)
+    if target.vocab_size % count:
+        raise fields.error(f"num_centroids {count} does not divide the vocabulary of {target.vocab_size}")
+    return count, fields.integer("centroid_intermediate_top_k", 32, most=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """centroids: A to the number of clusters. tokens: int64[clusters, C]. chosen: k. output: [V, A]."""
+
+    centroids: Linear
+    tokens: Tensor
+    chosen: int
+    output: Tensor
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """fp32[R, V], minus infinity for the tokens of other clusters."""
+        likeliest = self.centroids.wide(normed).topk(self.chosen, dim=-1, sorted=False).indices
+        tokens = self.tokens[likeliest].flatten(1)
+        rows = self.output.index_select(0, tokens.flatten()).view(*tokens.shape, -1)
+        found = torch.einsum("rca,ra->rc", rows.float(), normed.float())
+        return found.new_full((len(normed), len(self.output)), -math.inf).scatter_(1, tokens, found)
+
+
+class Assistant:
+    """One assistant. Owns its weights, except the target's embedding.
+
+    decoder: its layers, last norm and output matrix; its embedding is the target's. into: pre_projection. back:
+    post_projection. clusters: None where all tokens get logits.
+    """
+
+    def __init__(
+        self, config: AssistantConfig, decoder: Decoder, into: Linear, back: Linear, clusters: Clusters | None
+    ) -> None:
+        self.config, self.decoder, self._into, self._back, self._clusters = config, decoder, into, back, clusters
+        self.dtype, self.device = decoder.dtype, decoder.device
+        self._no_rows = torch.empty(0, dtype=torch.int64, device=self.device)
+
+    @classmethod
+    def load(cls, directory: Path, target: Decoder) -> Assistant:
+        """The assistant in ``directory``, in the target's dtype. Raises ConfigError or WeightsError, which name the
+        file."""
+        config = AssistantConfig.read(directory, target.config)
+        return _Loader(directory, config, target).assistant()
+
+    @torch.inference_mode()
+    def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
+        """Logits, fp32[R, V], and the states to continue from, [R, H].
+
+        rows: each attended as a text's last row, at the position of its root. hidden: [R, H], the state before each.
+        store: the target's.
+        """
+        tokens = known_tokens(rows.tokens, len(self.decoder.embedding))
+        embedded = take_rows(self.decoder.embedding, tokens, rows.count)
+        x = self._into(torch.cat((embedded, hidden), dim=-1), rows.count)
+        rows = rows if self._clusters is None else replace(rows, logits_indices=self._no_rows)
+        logits, features = forward(self.decoder, rows, store, FeatureRequest(final=True), embedded=x)
+        normed = features["final"]
+        logits = logits if self._clusters is None else self._clusters.logits(normed)
+        return logits, self._back(normed, rows.count)
+
+    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
+        """bool[R - 1]: whether it predicts the target's choice after each token but the first.
+
+        features, tokens: of a text that the target has read, int64[R]. wanted: int64[R], the target's most likely token
+        after each. table: its pages. store: the target's.
+        """
+        count = len(tokens) - 1
+        # A text's row at position p sees all up to p: as do the rows of a root at p + 1.
+        rows = ForwardBatch.of([Rows(table, tokens[1:], 0)], self.device, store.windows)
+        at_roots = torch.arange(1, count + 1, device=self.device)
+        logits, _ = self.paged(replace(rows, positions=at_roots), features["final"][:count], store)
+        return logits.argmax(dim=-1).cpu() == wanted[1:]
+
+
+class _Loader:
+    """Reads one directory."""
+
+    def __init__(self, directory: Path, config: AssistantConfig, target: Decoder) -> None:
+        read = HeadTensors.read(directory)
+        named = {short(name): tensor for name, tensor in read.tensors.items()}
+        self.reader = HeadReader(HeadTensors(named, read.where), config.model, target.config.vocab_size, target)
+        self.config, self.target = config, target
+
+    def assistant(self) -> Assistant:
+        reader, model, target = self.reader, self.config.model, self.target
+        hidden, width, dtype = reader.hidden, reader.width, target.dtype
+        layers = [reader.packed(f"layers.{number}", node) for number, node in enumerate(model.stack.layers)]
+        vectors = {"norm.weight": reader.take("norm.weight", hidden).float()}
+        last = norm_of(model.stack.norm, "norm", vectors, vectors["norm.weight"])
+        into = Linear(reader.matrix("pre_projection.weight", hidden, 2 * width), None, dtype)
+        back = Linear(reader.matrix("post_projection.weight", width, hidden), None, dtype)
+        output = self._output()
+        clusters = self._clusters(output)
+        head = Linear(output if clusters is None else output[:1], None, dtype)
+        reader.check_known()
+        packed = Packed(target.embedding, layers, last, head)
+        return Assistant(self.config, Decoder(model, packed, target.max_positions), into, back, clusters)
+
+    def _output(self) -> Tensor:
+        """[V, A]: tied to an embedding that nothing else reads."""
+        shape, found = (self.reader.vocab, self.reader.hidden), None
+        for name in ("embed_tokens.weight", "lm_head.weight"):
+            found = self.reader.stored(name, *shape) if found is None else found
+            self.reader.known.add(name)
+        if found is None:
+            raise WeightsError(f"{self.reader.files.where}: model.embed_tokens.weight is missing")
+        return found.to(self.target.device)
+
+    def _clusters(self, output: Tensor) -> Clusters | None:
+        if self.config.clusters is None:
+            return None
+        count, chosen = self.config.clusters
+        reader, where = self.reader, self.reader.files.where
+        matrix = reader.take("masked_embedding.centroids.weight", count, reader.hidden)
+        tokens = reader.stored("masked_embedding.token_ordering", reader.vocab)
+        if tokens is None:
+            raise WeightsError(f"{where}: masked_embedding.token_ordering is missing")
+        ids = known_ids(tokens.long(), reader.vocab, f"{where}: masked_embedding.token_ordering")
+        placed = ids.view(count, -1).to(self.target.device)
+        return Clusters(Linear(matrix, None, self.target.dtype), placed, chosen, output)
