@@ -164,7 +164,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> None:
     own = AssistantConfig.read.__func__  # type: ignore[attr-defined]
 
     def read(cls: Any, *given: Any) -> AssistantConfig:
-        found = own(cls, *given)
+        found: AssistantConfig = own(cls, *given)
         windows = [one.window and one.window + 1 for one in found.model.stack.attentions]
         return replace(found, model=found.model.with_windows(windows))
 
@@ -199,7 +199,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> None:
     own = AssistantConfig.read.__func__  # type: ignore[attr-defined]
 
     def read(cls: Any, directory: Path, target: ModelConfig) -> AssistantConfig:
-        found = own(cls, directory, target)
+        found: AssistantConfig = own(cls, directory, target)
         kinds = [one.window is None for one in target.stack.attentions]
         layers = [
             replace(layer, mixer=replace(layer.attention, source=kinds.index(layer.attention.window is None)))
@@ -278,7 +278,7 @@ def test_tensors_that_are_missing_or_unknown_are_named(case, tmp_path) -> None:
     decoder, whole = found.reader().model.decoder, load_file(found.directory / "assistant" / "model.safetensors")
     write_config(tmp_path, dict(Fields.read(found.directory / "assistant" / "config.json").values))
 
-    def loaded(changed: dict[str, Tensor | None]) -> Assistant:
+    def loaded(changed: Mapping[str, Tensor | None]) -> Assistant:
         tensors = {name: one for name, one in {**whole, **changed}.items() if one is not None}
         save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
         return Assistant.load(tmp_path, decoder)
@@ -301,5 +301,5 @@ def test_it_is_found_by_its_configuration(case) -> None:
     directory = case("gemma4").directory / "assistant"
     assert set(KINDS) == {"gemma4", "unified"}
     for part in (str(directory), f"mtp:{directory}"):
-        assert isinstance(find(part), Entry)
-    assert find(str(directory)).directory == directory
+        entry = find(part)
+        assert isinstance(entry, Entry) and entry.directory == directory

@@ -174,7 +174,7 @@ def moved(pair) -> Callable[[str], Pair]:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(moved) -> Pair:
+def elsewhere(moved: Callable[[str], Pair]) -> Pair:
     """The pair on the simulated device, if it matters to nobody which."""
     return moved("")
 

@@ -24,7 +24,13 @@ from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
-from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, LongScaling, YarnScaling
+from foresay.verifier.model.rope_config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    ProportionalScaling,
+    YarnScaling,
+)
 from foresay.verifier.ops.kernels.cpu import kept
 from tests.verifier.families import of_heads
 
@@ -320,6 +326,9 @@ def _add_gemma4(writer: Any, config: ModelConfig) -> None:
     """What the converter says of Gemma 4: each layer's kind and widths, and which pairs of its whole heads turn."""
     attentions = config.stack.attentions
     narrow = next(each for each in attentions if each.window)
+    wide = next(each for each in attentions if not each.window)
+    assert narrow.rope is not None and wide.rope is not None
+    assert isinstance(wide.rope.parameters, ProportionalScaling)
     widest = max(each.head_dim for each in attentions)
     writer.add_sliding_window_pattern([bool(each.window) for each in attentions])
     writer.add_shared_kv_layers(sum(each.source is not None for each in attentions))
@@ -331,9 +340,8 @@ def _add_gemma4(writer: Any, config: ModelConfig) -> None:
     writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
     writer.add_head_count_kv([each.kv_heads for each in attentions])
     writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
-    inner = [layer.mlp.inner for layer in config.stack.layers]
+    inner = [layer.mlp.inner for layer in config.stack.layers if layer.mlp is not None]
     writer.add_feed_forward_length(inner if len(set(inner)) > 1 else inner[0])
-    wide = next(each for each in attentions if not each.window)
     for key, value in (("freq_base", wide.rope.theta), ("dimension_count", widest)):
         writer.kv_data[0].pop(f"{writer.arch}.rope.{key}", None)
         {float: writer.add_rope_freq_base, int: writer.add_rope_dimension_count}[type(value)](value)

@@ -85,7 +85,8 @@ def gemma4() -> tuple[Tokenizer, dict[str, Any]]:
     trainer = BpeTrainer(vocab_size=600, special_tokens=[*control, *raw], show_progress=False)
     backend.train_from_iterator([*TEXTS[:2], "the\n\nweather\n\n\nin Paris is   sunny and warm"] * 9, trainer)
     model = json.loads(backend.to_str())["model"]
-    made = GemmaTokenizer(vocab=model["vocab"], merges=[tuple(merge) for merge in model["merges"]])
+    merges: list[Any] = [tuple(merge) for merge in model["merges"]]
+    made = GemmaTokenizer(vocab=model["vocab"], merges=merges)
     made.add_special_tokens({"additional_special_tokens": control[5:]})
     made.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     names = sorted(model["vocab"], key=model["vocab"].__getitem__)

@@ -116,8 +116,10 @@ def test_rounded_activations_of_gates(processor, gated) -> None:
 def emitted(processor: Processor, monkeypatch, bits: int, minimums: bool = False) -> str:
     """Assembly of a rounded product for a processor, which need not be this one."""
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: processor))
-    kind = torch.int8, torch.float32, "", False, bits, torch.float16, False, False, minimums
-    kernel = rounded.kernel_of.write(IntegerShape(16, *kind, piece=32))
+    shape = IntegerShape(
+        16, torch.int8, torch.float32, "", False, bits, torch.float16, False, False, minimums, piece=32
+    )
+    kernel = rounded.kernel_of.write(shape)
     kernel.builder.ret_void()
     kernel._allocations.branch(kernel._first)
     module, machine = llvm.parse_assembly(str(kernel.module)), processor.machine()
