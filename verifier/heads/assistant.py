@@ -45,7 +45,7 @@ from foresay.verifier.model.families import INSIDE
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Layer
+from foresay.verifier.model.nodes import Attention, Layer
 from foresay.verifier.ops.rows import take_rows
 from foresay.verifier.ops.trees import known_tokens
 
@@ -96,7 +96,7 @@ def _reading(fields: Fields, layer: Layer, target: ModelConfig) -> Layer:
     there = [
         (number, one)
         for number, one in enumerate(node.mixer for node in target.stack.layers)
-        if getattr(one, "source", 0) is None and (one.window is None) == (own.window is None)
+        if isinstance(one, Attention) and one.source is None and (one.window is None) == (own.window is None)
     ]
     if not there:
         raise fields.error(f"has a layer of {kind} attention, but the target has none whose keys it could read")
