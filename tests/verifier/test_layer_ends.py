@@ -222,7 +222,7 @@ def test_a_table_in_few_bits_is_held_as_floats(tmp_path, monkeypatch) -> None:
     make("gemma4_embedded", tmp_path / "plain", hidden_size_per_layer_input=64)
     numbers = 320 * 4 * 64
     for kind, held in (("Q8_0", numbers), ("F16", 0)):
-        convert(tmp_path / "plain", tmp_path / f"{kind}.gguf", lambda name, kind=kind: kind if TABLE in name else "F16")
+        convert(tmp_path / "plain", tmp_path / f"{kind}.gguf", table_of(kind))
         made = resolve(tmp_path / f"{kind}.gguf")
         model = ModelConfig.from_directory(made)
         assert model.quantization is None, "nothing that is multiplied is"
@@ -238,14 +238,15 @@ def test_a_table_in_few_bits_is_held_as_floats(tmp_path, monkeypatch) -> None:
         assert table.dtype is (torch.bfloat16 if held else torch.float16)
 
 
-#: Of GGUF files.
-TABLE = "per_layer_token_embd"
+def table_of(kind: str) -> Callable[[str], str]:
+    """A table of this type among matrices of fp16."""
+    return lambda name: kind if "per_layer_token_embd" in name else "F16"
 
 
 def test_a_copy_does_not_make_a_table_that_it_does_not_read(tmp_path, monkeypatch) -> None:
     """The target's copy that drafts has the target's; of few bits it would take as much again as floats."""
     cache_of_its_own(tmp_path / "cache", monkeypatch)
     make("gemma4_embedded", tmp_path / "plain", hidden_size_per_layer_input=64)
-    convert(tmp_path / "plain", tmp_path / "x.gguf", lambda name: "Q8_0" if TABLE in name else "F16")
+    convert(tmp_path / "plain", tmp_path / "x.gguf", table_of("Q8_0"))
     made = resolve(tmp_path / "x.gguf")
     assert load(made, ModelConfig.from_directory(made), torch.bfloat16, table="file").table is None
