@@ -115,7 +115,8 @@ def test_embeddings_of_layers(shape, segments, capability, tmp_path) -> None:
 )
 def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     """kept: what keys and values are stored as; u8: the bits of fp8. kind: how heads are normed;
-    "valued": values too, which are the product of keys; "alone": of queries, without keys, so that nothing is stored."""
+    "valued": values too, which are the product of keys; "alone": of queries, without keys: nothing is
+    stored."""
     dim, block, kind = heads
     arguments = bf16("bias", "cos", "signed_sin", "factor", "query_weight", "key_weight", "queries", "scales")
     arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
