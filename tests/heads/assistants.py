@@ -33,7 +33,7 @@ KINDS = {
 }
 LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
 #: Of 300 tokens, 10 in a cluster, of which 4 get logits.
-CLUSTERED = {"use_ordered_embeddings": True, "num_centroids": 30, "centroid_intermediate_top_k": 4}
+CLUSTERED: dict[str, Any] = {"use_ordered_embeddings": True, "num_centroids": 30, "centroid_intermediate_top_k": 4}
 
 
 @contextmanager

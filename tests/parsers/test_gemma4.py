@@ -95,7 +95,9 @@ def test_what_the_template_shows_is_read_again_whatever_it_spells(calls, cuts):
     made = [{"id": "", "type": "function", "function": {"name": "f", "arguments": given}} for given in calls]
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": made}]
     ids = tokenizer.encode_after((), tokenizer.render(turns, add_generation_prompt=False), False)
-    begin = len(ids) - ids[::-1].index(tokenizer.special_id("<|turn>"))
+    turn = tokenizer.special_id("<|turn>")
+    assert turn is not None
+    begin = len(ids) - ids[::-1].index(turn)
     ids = ids[begin + len(tokenizer.encode("model\n", False)) :]
     runs, at = [], 0
     while at < len(ids):
@@ -258,6 +260,7 @@ async def test_a_required_call_is_held_behind_the_thought(tokenizer, family, thi
         status, body = await ask(client, tools=[TOOL], tool_choice="required", **fields)
     assert status == 200, body
     grammar = engine.requests[-1].grammar
+    assert grammar is not None
     opens, closes = (tokenizer.special_id(tag) for tag in ("<|channel>", "<channel|>"))
     closed = not thinks and family == "gemma4"
     assert (grammar.opens, grammar.after) == ((None, None) if closed else (opens, closes))
