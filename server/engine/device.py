@@ -214,7 +214,7 @@ class LoadContext:
         # The target's copy ("draft") reads the target's.
         table: dict[str, Where] = {"target": "host" if self.hosted else "here", "draft": "file"}
         if key is not None and (found := kept_weights.find(key)) is not None:
-            found.table = table_of(directory, model, dtype)
+            found.table = None if table.get(role) == "file" else table_of(directory, model, dtype)
             return found
         made = model.quantization is not None and model.quantization.is_made
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"

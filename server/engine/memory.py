@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from foresay.server.engine.parameters import (
+    held_table_bytes,
     item_bytes,
     model_bytes,
     pinned,
@@ -186,7 +187,7 @@ class Demand:
             weights, everywhere + drafted, scratch, config.page_size, dtype, recordings, seen, most_seen,
             None if target.stack.recurrence is None else state_pages(config, not packed),
             sum(state_bytes(model, *state_pages(config, not packed)) for model in models),
-            table_bytes(target, target.dtype) if packed else 0,
+            0 if held_table_bytes(target, dtype, packed) else table_bytes(target, target.dtype),
         )  # fmt: skip
 
     def pages(self, tokens: int) -> int:

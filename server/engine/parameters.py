@@ -127,17 +127,23 @@ def packed_bytes(model: ModelConfig, dtype: str) -> int:
 
 def model_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
     """Bytes of a model's weights. packed: as on a CPU, where an output head tied to the embedding is a matrix of its
-    own, and tables stay in their files."""
+    own, and tables of floats stay in their files."""
     item = 2 if packed and kept_in_16_bits(model, dtype) else item_bytes(dtype)
     inside = sum(_matrix_bytes(model, *each, item, packed) for each in matrices(model))
-    table = 0 if packed else table_bytes(model, dtype)
+    table = held_table_bytes(model, dtype, packed)
     return inside + item_bytes(dtype) * model.vocab_size * model.hidden_size + table
 
 
 def table_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of the table of embeddings that layers have of their own. dtype: of its numbers: the engine's on a GPU,
-    while a CPU leaves it in the files, where pages come and go as they are read."""
+    """Bytes of the table of embeddings that layers have of their own. dtype: of its numbers."""
     return item_bytes(dtype) * table_numbers(model)
+
+
+def held_table_bytes(model: ModelConfig, dtype: str, packed: bool) -> int:
+    """Bytes of it that are held, in the engine's dtype: none where a CPU (packed) leaves it in the files, where pages
+    come and go as they are read. It reads floats there; of few bits it makes some."""
+    own = model.stack.embedding
+    return 0 if own is None or (packed and not own.in_blocks) else table_bytes(model, dtype)
 
 
 def _matrix_bytes(model: ModelConfig, module: str, inner: int, outer: int, item: int, packed: bool) -> int:

@@ -115,7 +115,8 @@ def test_embeddings_of_layers(shape, segments, capability, tmp_path) -> None:
 )
 def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     """kept: what keys and values are stored as; u8: the bits of fp8. kind: how heads are normed;
-    "valued": values too, which are the product of keys; "alone": of queries, without keys."""
+    "valued": values too, which are the product of keys; "alone": of queries, without keys: nothing is
+    stored."""
     dim, block, kind = heads
     arguments = bf16("bias", "cos", "signed_sin", "factor", "query_weight", "key_weight", "queries", "scales")
     arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
@@ -123,7 +124,7 @@ def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     constants |= {"ALIKE": kind == "valued", "VALUED": kind == "valued", "GROUPS": 0 if kind == "alone" else 8}
     constants |= {"WHOLE": kind == "whole", "AFTER": kind == "after", "FACTOR": kind != "each"}
     constants |= {"SEGMENTS": 3, "BIAS": True, "CHAINED": capability >= 90}
-    largest = {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
+    largest = 0.0 if kind == "alone" else {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
     if largest:
         arguments["scales"] = "*fp32"
     made = compile_kernel(rows.rotate_and_store_rows, arguments, constants | {"LARGEST": largest}, tmp_path, capability)

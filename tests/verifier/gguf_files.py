@@ -326,9 +326,6 @@ def _add_gemma4(writer: Any, config: ModelConfig) -> None:
     """What the converter says of Gemma 4: each layer's kind and widths, and which pairs of its whole heads turn."""
     attentions = config.stack.attentions
     narrow = next(each for each in attentions if each.window)
-    wide = next(each for each in attentions if not each.window)
-    assert narrow.rope is not None and wide.rope is not None
-    assert isinstance(wide.rope.parameters, ProportionalScaling)
     widest = max(each.head_dim for each in attentions)
     writer.add_sliding_window_pattern([bool(each.window) for each in attentions])
     writer.add_shared_kv_layers(sum(each.source is not None for each in attentions))
@@ -336,12 +333,15 @@ def _add_gemma4(writer: Any, config: ModelConfig) -> None:
     writer.add_key_length_swa(narrow.head_dim)
     writer.add_value_length_swa(narrow.head_dim)
     writer.add_rope_dimension_count_swa(narrow.head_dim)
-    writer.add_rope_freq_base_swa(narrow.rope.theta)
     writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
     writer.add_head_count_kv([each.kv_heads for each in attentions])
     writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
-    inner = [layer.mlp.inner for layer in config.stack.layers if layer.mlp is not None]
+    inner = [layer.mlp.inner for layer in config.stack.layers if isinstance(layer.mlp, MLP)]
     writer.add_feed_forward_length(inner if len(set(inner)) > 1 else inner[0])
+    wide = next(each for each in attentions if not each.window)
+    assert narrow.rope is not None and wide.rope is not None
+    assert isinstance(wide.rope.parameters, ProportionalScaling)
+    writer.add_rope_freq_base_swa(narrow.rope.theta)
     for key, value in (("freq_base", wide.rope.theta), ("dimension_count", widest)):
         writer.kv_data[0].pop(f"{writer.arch}.rope.{key}", None)
         {float: writer.add_rope_freq_base, int: writer.add_rope_dimension_count}[type(value)](value)

@@ -13,13 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foresay.server.engine.parameters import expert_bytes, model_bytes, table_bytes
-from foresay.verifier.model.config import ModelConfig, idle_parameters, parameters, stored_parameters
+from foresay.server.engine.memory import Demand
+from foresay.server.engine.parameters import expert_bytes, kept_in_16_bits, model_bytes, table_bytes
+from foresay.server.settings.config import EngineConfig
+from foresay.verifier.model.config import ModelConfig, idle_parameters, matrices, parameters, stored_parameters
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.layer_inputs import PackedGate
+from foresay.verifier.model.weights import load
 from tests.verifier.families import FAMILIES, config_of, make
+from tests.verifier.gguf_files import cache_of_its_own, convert
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 
@@ -209,3 +214,39 @@ def test_what_is_counted(tmp_path: Path) -> None:
     each = 2 * 8 * 3 * 96 * 64
     assert expert_bytes(mixed, "bfloat16") == dict.fromkeys(range(3), each)
     assert mixed.intermediate_size == 160 + 3 * 96
+
+
+def test_a_table_in_few_bits_is_held_as_floats(tmp_path, monkeypatch) -> None:
+    """So the plan of a CPU counts it with the weights: nothing of it stays in the file."""
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    make("gemma4_embedded", tmp_path / "plain", hidden_size_per_layer_input=64)
+    numbers = 320 * 4 * 64
+    for kind, held in (("Q8_0", numbers), ("F16", 0)):
+        convert(tmp_path / "plain", tmp_path / f"{kind}.gguf", table_of(kind))
+        made = resolve(tmp_path / f"{kind}.gguf")
+        model = ModelConfig.from_directory(made)
+        assert model.quantization is None, "nothing that is multiplied is"
+        for dtype, item in (("bfloat16", 2), ("float32", 4)):
+            rest = item * model.vocab_size * model.hidden_size + sum(
+                (2 if kept_in_16_bits(model, dtype) else item) * inner * outer for _, inner, outer in matrices(model)
+            )
+            assert model_bytes(model, dtype, True) == rest + item * held
+            demand = Demand.of(EngineConfig(target=str(made)), dtype, model, [])
+            assert demand.weights["target"] == rest + item * held and (demand.mapped > 0) == (not held)
+        table = load_decoder(made, torch.bfloat16, probed=False).table
+        assert table is not None and table.numel() == numbers
+        assert table.dtype is (torch.bfloat16 if held else torch.float16)
+
+
+def table_of(kind: str) -> Callable[[str], str]:
+    """A table of this type among matrices of fp16."""
+    return lambda name: kind if "per_layer_token_embd" in name else "F16"
+
+
+def test_a_copy_does_not_make_a_table_that_it_does_not_read(tmp_path, monkeypatch) -> None:
+    """The target's copy that drafts has the target's; of few bits it would take as much again as floats."""
+    cache_of_its_own(tmp_path / "cache", monkeypatch)
+    make("gemma4_embedded", tmp_path / "plain", hidden_size_per_layer_input=64)
+    convert(tmp_path / "plain", tmp_path / "x.gguf", table_of("Q8_0"))
+    made = resolve(tmp_path / "x.gguf")
+    assert load(made, ModelConfig.from_directory(made), torch.bfloat16, table="file").table is None

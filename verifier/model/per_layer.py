@@ -6,7 +6,7 @@
     x += norm(back(gelu(gate(x)) * p of this layer))                         the last thing that a layer adds
 
 The table is by far the largest tensor of such a model, and a pass reads one row of it for each of its rows: so it is
-never packed, and a CPU leaves it in the mapped file.
+never packed, and a CPU leaves it in the mapped file, unless that has it in few bits: kernels read floats.
 
 Legend: H hidden width, P width of these embeddings, L layers.
 """
@@ -27,11 +27,13 @@ GATE, BACK, NORM = "per_layer_input_gate", "per_layer_projection", "post_per_lay
 
 @dataclass(frozen=True, slots=True)
 class PerLayerEmbedding:
-    """width: P. tokens: rows of the table. norm: of all its norms."""
+    """width: P. tokens: rows of the table. norm: of all its norms. in_blocks: whether a GGUF file has the table in few
+    bits."""
 
     width: int
     tokens: int
     norm: NormKind
+    in_blocks: bool = False
 
     def table(self, layers: int) -> tuple[int, int]:
         """The shape of the table."""

@@ -35,11 +35,12 @@ from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
 from foresay.verifier.ops.kernels.cpu import pages
+from foresay.verifier.ops.quantized import QuantizedMatrix
 
 #: Called with the share that has been read, from 0 to 1.
 Progress = Callable[[float], None]
 
-#: Where a device reads a table: in its own memory, in page-locked memory of the host, or nowhere: it stays in the file.
+#: Where a device reads a table: in its own memory, in page-locked memory of the host, or nowhere: the file keeps it.
 Where = Literal["here", "host", "file"]
 #: What a CPU's kernels read.
 _READ = (torch.float32, torch.bfloat16, torch.float16)
@@ -96,7 +97,7 @@ def load(
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
     if weights.table is not None:
-        weights.table = _placed(weights.table, dtype, torch.device(device), table)
+        weights.table = None if table == "file" else _placed(weights.table, dtype, torch.device(device), table)
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     if checkpoint.gguf is None:
@@ -118,16 +119,25 @@ def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Wher
     """A table where it is read. A CPU reads the file's numbers, of any float type; rows are rounded then. Those in few
     bits become floats of ``dtype``."""
     if not isinstance(table, Tensor):
-        table = table.plain().to(dtype)
+        table = _floats_of(table, dtype)
     if dtype is torch.float16 and any(bool((part.abs() > _LARGEST).any()) for part in table.split(_ROWS)):
         raise WeightsError(f"{TABLE} does not fit float16; load it as bfloat16 or float32")
-    if where == "file" or (device.type == "cpu" and table.dtype in _READ):
+    if device.type == "cpu" and table.dtype in _READ:
         pages.advise_rows(table)
         return table
     if where == "here":
         return table.to(device, dtype)
     room = apart.locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
     return room.copy_(table)
+
+
+def _floats_of(table: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """Some rows at a time: all of them take several times as much while they become floats."""
+    made, whole, rest = torch.empty(table.shape, dtype=dtype), len(table.values) // _ROWS, len(table.values) % _ROWS
+    parts = table.split_with_sizes([_ROWS] * whole + [rest] * (rest > 0))
+    for rows, part in zip(made.split(_ROWS), parts, strict=True):
+        rows.copy_(part.plain())
+    return made
 
 
 def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:

@@ -16,7 +16,7 @@ from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext, choose_activations
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.parameters import item_bytes, model_bytes, table_bytes
+from foresay.server.engine.parameters import held_table_bytes, item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.spec.errors import ConfigurationError
@@ -138,7 +138,7 @@ class Own(Entry):
         """All weights but the embeddings, which are the target's."""
         model = self.model
         shared = item_bytes(dtype) * model.vocab_size * model.hidden_size
-        own = model_bytes(model, dtype, packed) - shared - (0 if packed else table_bytes(model, dtype))
+        own = model_bytes(model, dtype, packed) - shared - held_table_bytes(model, dtype, packed)
         return {SELF: own} if self._with is None else {SELF: own, **self._with.weights(dtype, packed)}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> SelfDrafter:

@@ -23,6 +23,8 @@ _BESIDE = replace(
 )
 #: The width of what a layer reads of its own embedding.
 _WIDTH = "hidden_size_per_layer_input"
+#: Whether the table of these embeddings is in few bits: of configurations made from GGUF files alone.
+IN_BLOCKS = "per_layer_input_in_blocks"
 _MODULES = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
 _STACKS: Mapping[str, tuple[Stacked, ...]] = {
     GATE_UP: (Stacked("experts.gate_up_proj", (0, 1)), *GGUF_STACKS[GATE_UP]),
@@ -45,7 +47,7 @@ def _embedding(fields: Fields) -> PerLayerEmbedding | None:
     tokens, known = fields.integer("vocab_size_per_layer_input", 262_144), fields.integer("vocab_size")
     if tokens < known:
         raise fields.error(f"vocab_size_per_layer_input {tokens} is less than vocab_size {known}")
-    return PerLayerEmbedding(width, tokens, rms_norm(fields, wide=True))
+    return PerLayerEmbedding(width, tokens, rms_norm(fields, wide=True), fields.flag(IN_BLOCKS, False))
 
 
 def _experts(fields: Fields) -> Experts | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from foresay.verifier.model import families
 from foresay.verifier.model.errors import UnsupportedArchitecture
+from foresay.verifier.model.families.endings import IN_BLOCKS
 from foresay.verifier.model.families.family import Gguf
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, GgufTensor, Type
@@ -168,6 +169,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             "attn_k." in name and name.replace("_k.", "_v.") not in file.tensors for name in file.tensors
         ),
         "vocab_size_per_layer_input": (table := file.tensors.get("per_layer_token_embd.weight")) and table.shape[0],
+        IN_BLOCKS: table is not None and table.type.numbers > 1,
         "attention_out_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "sliding_window": fields.get("attention.sliding_window"),

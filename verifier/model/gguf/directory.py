@@ -270,7 +270,7 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[floa
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: The version of the conversion; changed when its result changes.
-_VERSION = "4"
+_VERSION = "5"
 
 
 def directory_of(file: Path) -> Path:
