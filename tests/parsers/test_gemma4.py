@@ -119,7 +119,7 @@ def test_what_begins_like_a_mark_is_kept_before_one_that_is_a_token():
 def test_answers_in_a_row_are_all_shown_to_first_templates():
     call = {"id": "a", "function": {"name": "f", "arguments": {}}}
     said = [{"role": "assistant", "content": text} for text in ("One.", "Two.")]
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "1"},
     ]
