@@ -164,11 +164,15 @@ def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
         time.sleep(POLL_SECONDS)
 
 
+class _Late(ForesayError):
+    """An answer that did not come, or broke off."""
+
+
 def _status(url: str, process: subprocess.Popen[bytes] | None) -> str | None:
     """What a server says it is doing; None if nothing answers. process: as for :func:`_wait`."""
     try:
         return (_health(url) or {}).get("status")
-    except ForesayError:
+    except _Late:
         if process is None:
             raise
         return None
@@ -225,11 +229,14 @@ def _health(url: str) -> dict[str, Any] | None:
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             return None
-        raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
+        passing = isinstance(error.reason, TimeoutError | ConnectionError)
+        raise (_Late if passing else ForesayError)(f"{url} cannot be reached: {error.reason}") from None
     except TimeoutError:
-        raise ForesayError(f"{url} has not answered for {ANSWER_SECONDS:g} s") from None
-    except (OSError, HTTPException, ValueError, TypeError, KeyError):
-        raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
+        raise _Late(f"{url} has not answered for {ANSWER_SECONDS:g} s") from None
+    except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+        passing = isinstance(error, OSError | HTTPException)
+        wrong = f"{url} is used by something other than Foresay: give another --port"
+        raise (_Late if passing else ForesayError)(wrong) from None
     return dict(error_body)
 
 

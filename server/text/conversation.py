@@ -106,7 +106,12 @@ def in_turns(messages: list[dict[str, Any]], embedded: bool) -> list[dict[str, A
             names = (call["function"]["name"] for call in asked["tool_calls"] if call["id"] == message["tool_call_id"])
             result = {"name": next(names), "response": message["content"]}
             adapted[-1] = asked | {"tool_responses": [*asked.get("tool_responses", ()), result]}
-        elif embedded and "tool_responses" in asked and message["role"] == "assistant" and not calls:
+        elif (
+            embedded
+            and "tool_responses" in asked
+            and message["role"] == "assistant"
+            and not (calls or asked["content"])
+        ):
             adapted[-1] = asked | message
         else:
             adapted.append(message | {"tool_calls": calls} if calls else message)

@@ -14,7 +14,7 @@ from llguidance.hf import from_tokenizer
 from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, ChoiceOptions
-from foresay.server.text.conversation import Offer
+from foresay.server.text.conversation import Offer, in_turns
 from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
@@ -110,6 +110,23 @@ def test_what_the_template_shows_is_read_again_whatever_it_spells(calls, cuts):
     assert len(parts) == len(calls)
 
 
+def test_what_begins_like_a_mark_is_kept_before_one_that_is_a_token():
+    mark = chr(0xE001)
+    output = f'<|tool_call>call:f{{a:<|"|>x<|{mark}}}<tool_call|>'
+    assert read("gemma4", output, special={1: '<|"|>'}) == parts_of([("f", '{"a": "x<|"}')])
+
+
+def test_answers_in_a_row_are_all_shown_to_first_templates():
+    call = {"id": "a", "function": {"name": "f", "arguments": {}}}
+    said = [{"role": "assistant", "content": text} for text in ("One.", "Two.")]
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+    ]
+    shown = in_turns([*turns, *said], embedded=True)
+    assert [one["content"] for one in shown] == ["One.", "Two."]
+
+
 def test_nesting_has_no_limit():
     output = "<|tool_call>call:f{a:" + "[" * 5000 + "]" * 5000 + "}<tool_call|>"
     assert read("gemma4", output) == parts_of([("f", '{"a": ' + "[" * 5000 + "]" * 5000 + "}")])
@@ -174,6 +191,34 @@ def test_marks_that_are_no_tokens_are_spelled():
     assert not accepts(grammar, CALL.replace('<|"|>', ""))
 
 
+def chain(length: int) -> dict[str, Any]:
+    """Schemas, each of which refers to the next."""
+    below = {str(at): {"properties": {"n": {"$ref": f"#/$defs/{at + 1}"}}} for at in range(length)}
+    return {**below, str(length): {"type": "integer"}}
+
+
+MANY = [f"value {number}" for number in range(2001)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(150)}, "a:{n:{n:{}}}"),
+        ({"properties": {"a": {"enum": MANY}}}, 'a:<|"|>value 2000<|"|>'),
+        ({"properties": {"a\nb": {}, "a": {}}, "additionalProperties": True}, 'a:1,<|"|>a\nb<|"|>:2,c:3'),
+        ({"properties": {"a": {"type": "array", "uniqueItems": False}}}, "a:[1,1]"),
+    ],
+    ids=["references", "values", "keys", "harmless"],
+)
+def test_large_and_odd_schemas_are_held_to(schema, inside, tokenizer):
+    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    matcher = LLMatcher(
+        from_tokenizer(tokenizer._templates), tool_call_grammar("gemma4", offer_of(f=schema), tokens).text
+    )
+    ids = tokenizer.encode(f"<|tool_call>call:f{{{inside}}}<tool_call|>", add_special_tokens=False)
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
+
+
 @pytest.mark.parametrize(
     ("schema", "path"),
     [
@@ -192,6 +237,11 @@ def test_marks_that_are_no_tokens_are_spelled():
         ({"properties": {"a": {"$ref": "#/$defs/x"}}}, ".properties.a"),
         ({"properties": {"a": {"$ref": "#", "minItems": 1}}}, ".properties.a"),
         ({"properties": {"a": False}}, ".properties.a"),
+        ({"properties": {"a": {"enum": ["x", "y"], "const": "x"}}}, ".properties.a"),
+        ({"properties": {"a": {"type": "string", "minLength": 5, "maxLength": 3}}}, ".properties.a"),
+        ({"properties": {"a": {"type": "string", "minLength": -1}}}, ".properties.a"),
+        ({"properties": {"a": {"type": "array", "minItems": 1, "maxItems": 0}}}, ".properties.a"),
+        ({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(1000)}, ""),
     ],
 )
 def test_what_cannot_be_held_to_is_named(schema, path, tokenizer):

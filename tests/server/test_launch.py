@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -149,6 +150,22 @@ def test_a_server_of_ours_may_answer_late_while_it_loads(busy: str) -> None:
             process.kill()
     with pytest.raises(ForesayError, match=r"has not answered for 0\.2 s"):
         launch._wait(busy)
+
+
+def test_a_certificate_that_is_not_trusted_is_not_waited_for() -> None:
+    """It will not be trusted later either."""
+    place = ROOT / "tests/gateway/tls"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(place / "certificate.pem", place / "key.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server, subprocess.Popen(["sleep", "60"]) as process:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(ForesayError, match=r"cannot be reached.*CERTIFICATE_VERIFY_FAILED"):
+                launch._wait(f"https://127.0.0.1:{server.server_port}", process)
+        finally:
+            process.kill()
+            server.shutdown()
 
 
 @pytest.mark.parametrize(

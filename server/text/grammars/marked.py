@@ -7,6 +7,7 @@ list of values, and its length) cannot be enforced and are refused. Keys are in 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -29,12 +30,17 @@ _OF_TYPE = {
     "object": {"properties", "required", "additionalProperties", "$defs", "definitions"},
 }
 _BARE = re.compile(r'[^\s:=,{}\[\]()<>"]+')
-_ANY = """any: string | any_object | any_array | number | "true" | "false" | "null"
-any_object: "{" (any_pair ("," any_pair)*)? "}"
+#: Most steps down a schema and all that its references point to: llguidance recurses, and its stack holds 1,200, but
+#: not 3,000.
+MOST_LEVELS = 800
+#: Keys that no schema lists.
+_KEY = "[A-Za-z_][A-Za-z0-9_.-]*"
+_ANY = f"""any: string | any_object | any_array | number | "true" | "false" | "null"
+any_object: "{{" (any_pair ("," any_pair)*)? "}}"
 any_array: "[" (any ("," any)*)? "]"
 any_pair: KEY ":" any
-KEY: /[A-Za-z_][A-Za-z0-9_.-]*/
-number: %json {"type": "number"}"""
+KEY: /{_KEY}/
+number: %json {{"type": "number"}}"""
 
 
 def literal(text: str) -> str:
@@ -50,6 +56,7 @@ def refuse(schema: Any, known: set[str], path: Path) -> None:
 
 
 _Some = Annotated[list[Any], msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class _Keywords(msgspec.Struct):
@@ -62,10 +69,10 @@ class _Keywords(msgspec.Struct):
     anyOf: _Some = []  # noqa: N815
     oneOf: _Some = []  # noqa: N815
     allOf: _Some = []  # noqa: N815
-    minItems: int = 0  # noqa: N815
-    maxItems: int = 0  # noqa: N815
-    minLength: int = 0  # noqa: N815
-    maxLength: int = 0  # noqa: N815
+    minItems: _Count = 0  # noqa: N815
+    maxItems: _Count = 0  # noqa: N815
+    minLength: _Count = 0  # noqa: N815
+    maxLength: _Count = 0  # noqa: N815
 
 
 class Quote(msgspec.Struct, frozen=True):
@@ -97,12 +104,12 @@ class Quote(msgspec.Struct, frozen=True):
 
 def argument_rules(name: str, schema: dict[str, Any], path: Path, quote: Quote) -> Iterator[str]:
     """A rule ``name`` for arguments that match ``schema``, and the rules it needs. path: to the schema."""
-    guided(schema, path)  # refuses what is not a schema, and what is nested too deeply
+    schema = guided(schema, path)  # refuses what is not a schema, and what is nested too deeply
+    del schema["x-guidance"]
     if schema.get("type", "object") != "object":
         raise InvalidRequest(path, f".type must be object, got {schema['type']!r}")
     rules = _Rules(name, schema, quote)
-    whole = rules.value(schema | {"type": "object"}, path)
-    yield f"{name}: {whole}"
+    yield f"{name}: {rules.whole(path)}"
     yield from (f"{rule}: {text}" for rule, text in rules.made.items())
     yield from quote.rules
 
@@ -114,15 +121,35 @@ class _Rules:
         self.made: dict[str, str] = {}
         self._name, self._root, self._quote = name, root, quote
         self._targets: dict[str, str] = {}
+        self._waiting: list[tuple[str, str, Path]] = []
+        self._deepest = 0
+
+    def whole(self, path: Path) -> str:
+        """The name of the rule for the arguments. Targets of references are made one after the other, since they may
+        form a long chain."""
+        name = self.value(self._root | {"type": "object"}, path)
+        levels = self._deepest - len(path)
+        while self._waiting:
+            target, pointer, where = self._waiting.pop()
+            self._deepest = len(where)
+            self.made[target] = self.value(_found(self._root, pointer, where), where)
+            levels += 1 + self._deepest - len(where)
+            if levels > MOST_LEVELS:
+                raise InvalidRequest(path, " is nested too deeply, with what its references point to")
+        return name
 
     def value(self, schema: Any, path: Path) -> str:
         """The name of the rule for values of a schema."""
+        self._deepest = max(self._deepest, len(path))
         if schema is True or schema == {} or (isinstance(schema, dict) and not schema.keys() - REMARKS):
             return "any"
         try:
             msgspec.convert(schema, _Keywords)
         except msgspec.ValidationError as error:
             raise InvalidRequest(path, f" must be a JSON schema that a call can be held to: {error}") from None
+        for what in ("Items", "Length"):
+            if schema.get(f"min{what}", 0) > schema.get(f"max{what}", math.inf):
+                raise InvalidRequest(path, f".min{what} must be at most max{what}")
         if "$ref" in schema:
             refuse(schema, {"$ref"}, path)
             return self._target(str(schema["$ref"]), path)
@@ -136,8 +163,8 @@ class _Rules:
     def _target(self, pointer: str, path: Path) -> str:
         """The rule of what a reference points to, made once, since it may refer to itself."""
         if pointer not in self._targets:
-            name = self._targets[pointer] = self._rule("")
-            self.made[name] = self.value(_found(self._root, pointer, path), path)
+            self._targets[pointer] = self._rule("")
+            self._waiting.append((self._targets[pointer], pointer, path))
         return self._targets[pointer]
 
     def _alternatives(self, schema: dict[str, Any], path: Path) -> Iterator[str]:
@@ -148,8 +175,8 @@ class _Rules:
                 yield from (self.value(one, (*path, several, index)) for index, one in enumerate(schema[several]))
                 return
         if "const" in schema or "enum" in schema:
-            refuse(schema, {"type", "const", "enum"}, path)
-            yield from (self._spelled(one, path) for one in schema.get("enum", (schema.get("const"),)))
+            refuse(schema, {"type", "enum" if "enum" in schema else "const"}, path)
+            yield from self._listed(schema["enum"] if "enum" in schema else [schema["const"]], path)
             return
         given = schema.keys() - REMARKS
         named = (
@@ -202,7 +229,7 @@ class _Rules:
         for key in sorted(properties, key=str.lower, reverse=True):
             optional = "" if key in needed else "?"
             one = self.value(properties[key], (*path, "properties", key))
-            name = literal(key) if _BARE.fullmatch(key) else self._spelled(key, path)
+            name = literal(key) if _BARE.fullmatch(key) else self._quote.around(self._spelled(key, path))
             member = self._rule(f'{name} ":" {one}')
             firsts = [f"{member} {rest}", *(firsts if optional else ())]
             rest = self._rule(f'("," {member}){optional} {rest}')
@@ -213,22 +240,34 @@ class _Rules:
         if others is False:
             return ""
         key = "KEY"
-        if properties:
-            listed = "|".join(re.escape(one).replace("/", "\\/") for one in properties)
+        if listed := "|".join(re.escape(one) for one in properties if re.fullmatch(_KEY, one)):
             key = f"{self._name}_KEY_{len(self.made)}".upper()
             self.made[key] = f"KEY & ~/({listed})/"
         return self._rule(f'{key} ":" {self.value(others, (*path, "additionalProperties"))}')
 
-    def _spelled(self, value: Any, path: Path) -> str:
-        """The rule for exactly this value."""
-        match value:
-            case str():
-                if self._quote.text in value:
-                    raise InvalidRequest(path, f": this model cannot write {self._quote.text} in a string")
-                return self._quote.around(literal(value) if value else "")
-            case Mapping() | list():
-                raise InvalidRequest(path, ": enum and const must not hold objects or lists for this model")
-        return literal(json.dumps(value))
+    def _listed(self, values: list[Any], path: Path) -> Iterator[str]:
+        """The rules for exactly these values."""
+        if any(isinstance(one, Mapping | list) for one in values):
+            raise InvalidRequest(path, ": enum and const must not hold objects or lists for this model")
+        texts = [self._spelled(one, path) for one in values if isinstance(one, str)]
+        if words := [text for text in texts if text]:
+            yield self._quote.around(self._words(words))
+        if "" in texts:
+            yield self._quote.around("")
+        if others := [literal(json.dumps(one)) for one in values if not isinstance(one, str)]:
+            yield self._words(others)
+
+    def _words(self, words: list[str]) -> str:
+        """The name of a terminal: a rule could have only some 2000 alternatives."""
+        name = f"{self._name}_WORDS_{len(self.made)}".upper()
+        self.made[name] = " | ".join(words)
+        return name
+
+    def _spelled(self, text: str, path: Path) -> str:
+        """The rule for exactly this text, which may stand in a string; "" if it is empty."""
+        if self._quote.text in text:
+            raise InvalidRequest(path, f": this model cannot write {self._quote.text} in a string")
+        return literal(text) if text else ""
 
 
 def _found(root: dict[str, Any], pointer: str, path: Path) -> Any:

@@ -362,4 +362,4 @@ def _between(reader: Reader, write: Write, mark: str, token: bool) -> Script[Non
     except OutputOver:
         write(spelled(held)[1:-1])
         raise
-    write('"')
+    write(f'{spelled("" if held == mark else held)[1:-1]}"')
