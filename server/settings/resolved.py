@@ -169,15 +169,21 @@ def _predicts(config: EngineConfig) -> bool:
 
 
 def _assistant(config: EngineConfig) -> str | None:
-    """The directory or hub id of what was published to draft for the target, if that is on disk: its name with
+    """The directory or hub id of what was published to draft for the target, if that is on disk and fits: its name with
     ``-assistant`` behind it."""
     name = f"{config.target.rstrip('/')}-assistant"
     try:
-        directory = cached(name)
-        kind = None if directory is None else Fields.read(directory / "config.json").get("model_type")
+        directory, source = cached(name), cached_target(config)
+        if directory is None or source is None:
+            return None
+        if Fields.read(directory / "config.json").get("model_type") not in ASSISTANTS:
+            return None
+        from foresay.verifier.heads.assistant import AssistantConfig  # imports torch
+
+        AssistantConfig.read(directory, ModelConfig.from_directory(resolve(source)))
     except ModelError:  # naming it reports the error
         return None
-    return name if kind in ASSISTANTS else None
+    return name
 
 
 def _may_draft(config: EngineConfig) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.registry import find
+from foresay.server.settings.resolved import choose_draft
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.errors import ModelNotFound
 from tests.heads.assistants import CLUSTERED, make_assistant
@@ -138,3 +141,12 @@ def test_every_way_to_name_an_assistant(pair, assisted, draft, name, changes) ->
     if name != "combined":  # a budget soon finds that a random one is not worth it
         assert sum(text.statistics.drafted for text in texts.values() if text.statistics) > 40
     engine.check()
+
+
+def test_auto_leaves_out_an_assistant_that_was_made_for_another_target(assisted, tmp_path) -> None:
+    shutil.copytree(assisted, tmp_path / "both")
+    file = tmp_path / "both" / "target-assistant" / "config.json"
+    found = config(tmp_path / "both" / "target", "auto")
+    assert choose_draft(found).value.startswith("mtp:")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"backbone_hidden_size": 1024}))
+    assert not choose_draft(found).value.startswith("mtp")
