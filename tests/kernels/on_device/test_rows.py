@@ -136,7 +136,8 @@ def test_gates_of_what_a_layer_reads(layers, width, dtype, device) -> None:
     gate, inputs = partials.finished(dtype), noise(device, ROWS, layers * width, dtype=dtype)
     for number in range(layers):
         found = gate_inputs.launch(gate, inputs, number)
-        assert close(found, gate_inputs(gate.cpu(), inputs.cpu(), number))
+        # The reference's form of GELU, x * (1 + tanh(y)) / 2, loses digits where tanh(y) is close to -1.
+        assert close(found, gate_inputs(gate.cpu(), inputs.cpu(), number), 16.0)
         assert torch.equal(gate_inputs.launch(partials, inputs, number), found)
         alone = gate_inputs.launch(gate[2:3].clone(), inputs[2:3].clone(), number)
         assert torch.equal(alone[0], found[2])
