@@ -91,7 +91,7 @@ def as_transformers(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> lis
 def controls(tokenizer: Tokenizer) -> dict[str, int]:
     """Control tokens by their text; what tells reasoning from the answer is none."""
     names = zip(tokenizer.token_strings(sorted(tokenizer.special_ids)), sorted(tokenizer.special_ids), strict=True)
-    return {name: id for name, id in names if name not in ("<think>", "</think>")}
+    return {name: id for name, id in names if name not in ("<think>", "</think>", "<|channel>", "<channel|>")}
 
 
 def talk(system: str, user: str) -> list[dict[str, Any]]:
