@@ -109,11 +109,6 @@ class LayerShape(Protocol):
         """What a recurrence of the layer keeps of a text; most such layers have no heads."""
         ...
 
-    @property
-    def source(self) -> int | None:
-        """The layer whose rows it reads, if it keeps none; None: no other's."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class KVArrays:
@@ -193,7 +188,6 @@ class KVStore:
         self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, number) for arrays, each in where for number, layer in enumerate(each)}
-        self._where |= {layer: self._where[each.source] for layer, each in enumerate(layers) if each.source is not None}
         self.states = self._states(states or pool.states)
         self.marks = [0] * pool.num_pages
         pool.attach(self)
@@ -211,12 +205,12 @@ class KVStore:
         return tuple(part for arrays in self.arrays for part in arrays.tensors)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values and scales of one layer: those that it reads, even if another writes them."""
+        """Keys, values and scales of one layer."""
         arrays, number = self._where[index]
         return arrays.layer(number)
 
     def is_windowed(self, index: int) -> bool:
-        """Whether a layer's rows are in window pages."""
+        """Whether a layer keeps its rows in window pages."""
         return self._where[index][0].windows is not None
 
     def own(self, index: int, slots: Tensor) -> Tensor:

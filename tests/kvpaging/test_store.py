@@ -28,20 +28,6 @@ def test_layers_that_keep_the_same_share_an_array() -> None:
             assert mine is not None and mine.data_ptr() == part[position].data_ptr()
 
 
-def test_a_layer_that_reads_another_s_rows_has_none() -> None:
-    """Its rows are the other's, in window pages where these are."""
-    pool = PagePool(3, page_size=4)
-    pool.attach_windows(2, window=5)
-    seen, whole = KVShape(1, 2, 2, window=5), KVShape(2, 4, 4)
-    kept = KVStore(pool, [seen, whole], torch.float32)
-    store = KVStore(pool, [seen, whole, KVShape(0, 0, 0, source=1), KVShape(0, 0, 0, source=0)], torch.float32)
-    assert [part.shape for part in store.tensors] == [part.shape for part in kept.tensors]
-    for layer, source in ((2, 1), (3, 0)):
-        assert store.is_windowed(layer) == store.is_windowed(source) == (source == 0)
-        for mine, part in zip(store.layer(layer)[:2], store.layer(source)[:2], strict=True):
-            assert mine.data_ptr() == part.data_ptr()
-
-
 def test_every_array_is_moved_copied_and_poisoned() -> None:
     pool = PagePool(3, page_size=4)
     store = KVStore(pool, [KVShape(1, 2, 2), KVShape(2, 1, 3)], torch.float32)

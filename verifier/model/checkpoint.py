@@ -113,10 +113,10 @@ class Checkpoint:
 
     def without(self, idle: tuple[str, ...]) -> Checkpoint:
         """The same without tensors whose names begin with one of these, which nothing reads."""
-        left = [name for name in self.tensors if name.startswith(idle)]
-        if left:
-            log.info("%s: %d tensors are not read, as %s", self.directory, len(left), left[0])
-        return replace(self, tensors={name: each for name, each in self.tensors.items() if name not in set(left)})
+        read = {name: each for name, each in self.tensors.items() if not name.startswith(idle)}
+        if left := len(self.tensors) - len(read):
+            log.info("%s: %d tensors that nothing reads are left out (%s)", self.directory, left, idle[0])
+        return replace(self, tensors=read)
 
     def opened(self, file: Path) -> Any:
         """A reader of one of the files, which may be larger than the memory, with ``offset_keys()`` and

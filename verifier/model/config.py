@@ -266,15 +266,13 @@ def stored_parameters(model: ModelConfig) -> int:
 class KVShape:
     """What a layer keeps of a token: ``heads`` heads, each a key and a value of these widths. window: how many
     positions a row attends to, including its own; None: all up to it. state: what a recurrence, alongside heads or
-    without any, keeps of a text. source: the layer whose keys and values it reads, if it has no heads for that
-    reason."""
+    without any, keeps of a text. A layer that reads another's keys and values has no heads."""
 
     heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
     state: Recurrence | None = None
-    source: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -284,14 +282,12 @@ class KVShape:
 
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps and attends to."""
-    return tuple(map(_window_shape, model.stack.layers))
-
-
-def _window_shape(layer: Layer) -> KVShape:
-    own = layer.mixer
-    if not isinstance(own, Attention) or own.source is not None:
-        return KVShape(0, 0, 0, state=layer.recurrence, source=own.source if isinstance(own, Attention) else None)
-    return KVShape(own.kv_heads, own.head_dim, own.kept_value, own.window, layer.recurrence)
+    return tuple(
+        KVShape(one.kv_heads, one.head_dim, one.kept_value, one.window, layer.recurrence)
+        if isinstance(one := layer.mixer, Attention) and one.source is None
+        else KVShape(0, 0, 0, state=layer.recurrence)
+        for layer in model.stack.layers
+    )
 
 
 def kv_shapes(model: ModelConfig) -> tuple[KVShape, ...]:

@@ -166,7 +166,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
         "linear_rates_apart": "blk.0.attn_gate.weight" in file.tensors,
         "attention_k_eq_v": any(
-            "attn_k." in name and name.replace("_k.", "_v.") not in file.tensors for name in file.tensors
+            name.replace("_k.", "_v.") not in file.tensors for name in file.tensors if ".attn_k." in name
         ),
         "vocab_size_per_layer_input": (table := file.tensors.get("per_layer_token_embd.weight")) and table.shape[0],
         IN_BLOCKS: table is not None and table.type.numbers > 1,
@@ -354,12 +354,10 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
         if _quantised(together):
             pattern = "|".join(dict.fromkeys(_EXPERT.sub(r"\\.\\d+\\.", re.escape(module)) for module in modules))
             yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
-    for module in (PROJECTION,) if stack.embedding is not None else ():
-        if _quantised((types.get(module, F32).name,)):
-            yield [module, [types[module].name]]
-    kind = types.get(head.removesuffix(".weight"), F32).name
-    if _quantised((kind,)):
-        yield ["lm_head", [kind]]
+    for module, called in ((PROJECTION, PROJECTION), (head.removesuffix(".weight"), "lm_head")):
+        kind = types.get(module, F32).name
+        if _quantised((kind,)):
+            yield [called, [kind]]
 
 
 #: An expert's number in an escaped name of a module.
@@ -375,9 +373,8 @@ def end_tokens(file: GgufFile) -> list[int]:
     tokens, types = tokens_of(file), tokens_of(file, "token_type")
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ids = [each for each in named if type(each) is int]
-    known = {_CONTROL: _ENDS, _USER: _SHOWN_ENDS}
-    each = zip(tokens, types, strict=False)
-    found = {token: index for index, (token, kind) in enumerate(each) if token in known.get(kind, ())}
+    ends, typed = {_CONTROL: _ENDS, _USER: _SHOWN_ENDS}, zip(tokens, types, strict=False)
+    found = {token: index for index, (token, kind) in enumerate(typed) if token in ends.get(kind, ())}
     if found.keys() >= _OF_MESSAGES:
         del found["<|end|>"]
     ids += found.values()

@@ -205,7 +205,7 @@ def _merged_bytes(file: GgufFile, splitting: Splitting) -> dict[str, Any]:
 def _merged_characters(file: GgufFile) -> dict[str, Any]:
     """Gemma 4's BPE of characters: spaces are letters, and what is no token becomes bytes."""
     back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    unknown = _token(file, "unknown_token_id") or next((one for one in tokens_of(file) if one == "<unk>"), None)
+    unknown = _token(file, "unknown_token_id") or ("<unk>" if "<unk>" in tokens_of(file) else None)
     return {
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
         "pre_tokenizer": None,
