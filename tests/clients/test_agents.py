@@ -57,21 +57,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @asynccontextmanager
 async def relay(url: str) -> AsyncIterator[tuple[str, bytearray]]:
     """Another address of a server, and what the server says there."""
-    output = bytearray()
+    output, going = bytearray(), set[asyncio.Task[None]]()
 
     async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
-        while piece := await source.read(1 << 16):
-            kept += piece
-            sink.write(piece)
-        sink.close()
+        try:
+            while piece := await source.read(1 << 16):
+                kept += piece
+                sink.write(piece)
+        except ConnectionError:  # an agent that goes may reset its connection
+            pass
+        finally:
+            sink.close()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far, back = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-        await asyncio.gather(copy(reader, back, bytearray()), copy(far, writer, output), return_exceptions=True)
+        await asyncio.gather(copy(reader, back, bytearray()), copy(far, writer, output))
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        going.add(asyncio.create_task(connected(reader, writer)))
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", output
+    for task in going:  # an agent that has ended may have left a connection open
+        task.cancel()
+    await asyncio.gather(*going, return_exceptions=True)
 
 
 def ask_llm(url: str, work: Path, *words: str) -> tuple[int, str]:

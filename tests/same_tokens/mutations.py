@@ -147,8 +147,10 @@ def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
 def scales_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each head has the largest scale that it has in any row of the pass."""
 
-    def then_largest(qkv: Tensor, rotation: Any, layer: Any, slots: Tensor, norms: Any, count: Tensor) -> Tensor:
-        query = rotate_and_store(qkv, rotation, layer, slots, norms, count)
+    def then_largest(
+        qkv: Tensor, rotation: Any, layer: Any, slots: Tensor, norms: Any, count: Tensor, alike: bool
+    ) -> Tensor:
+        query = rotate_and_store(qkv, rotation, layer, slots, norms, count, alike)
         _largest_scales()(layer[2], slots, counted(count, len(qkv)), layer[2][0].numel())
         return query
 

@@ -15,7 +15,7 @@ from foresay.server.settings.resolved import BUNDLED, BUNDLED_HEADS
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.combinations import alternating, pairwise
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
-from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, whispered
+from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, target_of, whispered
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import (
     DRAFTERS,
@@ -77,7 +77,7 @@ def test_families_and_dtypes(pair, kv, dtype, family) -> None:
 
 @pytest.mark.parametrize(("kv", "kind"), alternating(KV, KINDS), ids=str)
 def test_heads(pair, kv, kind) -> None:
-    models = replace(pair("llama2", torch.bfloat16), kv=kv)
+    models = replace(target_of(pair, kind, "llama2", torch.bfloat16), kv=kv)
     jobs = jobs_of(models.vocab_size, LENGTHS, 12)
     drafter = whispered(head_of(models, kind, "dynamic"), whole(jobs, expected(models)))
     assert_same(expected(models), run(engine_of(models.target, drafter, SHAPES["dynamic"], kv=kv), jobs))

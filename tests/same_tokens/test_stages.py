@@ -14,7 +14,7 @@ from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from tests.same_tokens.heads import KINDS, head_of
+from tests.same_tokens.heads import KINDS, head_of, target_of
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, whole
 from tests.same_tokens.witness import run
@@ -63,7 +63,7 @@ def engine_with(models: Pair, first: str, **options: int | bool) -> Engine:
 @pytest.mark.parametrize(("family", "first"), CASES)
 def test_a_chain_in_stages_is_the_copys_own(pair, family, first, options) -> None:
     """Step for step, twice, the second time with prefixes; a third of the texts is given up on their way."""
-    models, accepted = pair(family), []
+    models, accepted = target_of(pair, first, family), []
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 40), expected(models, LENGTHS, 40)
     jobs = [replace(job, cancelled=20 if index % 3 == 2 else None) for index, job in enumerate(jobs)]
     for each in ("nobody", first):

@@ -26,7 +26,7 @@ FORMATS = [
 ]
 pytestmark = pytest.mark.usefixtures("no_collection")
 #: A third of a millisecond is the aim, measured in bench/LOG.md; the machines of CI are slow and shared.
-BOUND_SECONDS = 0.002
+BOUND_SECONDS = 0.005
 
 
 @pytest.fixture(scope="module")

@@ -351,7 +351,7 @@ def test_gemma_4_s_layers(read):
     widths = [layer.mlp.inner for layer in found.stack.layers]
     assert widths == [11008] * 6 + [22016] * 6
     written = without(GEMMA4, "global_head_dim", "num_global_key_value_heads")
-    layers = {str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in (5, 11)}
+    layers = {f"{layer:02}": {"head_dim": 512, "num_key_value_heads": 2} for layer in (5, 11)}
     assert read(LLAMA2_7B, **written, per_layer_config=layers) == found
     assert numbers_per_token(found) == 5 * 2 * 4 * 256 + 2 * 2 * 512
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foresay.server.engine.parameters import quantized
+from foresay.verifier.model import per_layer
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
@@ -55,6 +56,10 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items() if "vision" not in name}
     shared = "mlp.shared_experts" if any("block_sparse_moe" in name for name in state) else "mlp"
     state = {_called(name, shared): tensor for name, tensor in state.items()}
+    if any("per_expert_scale" in name for name in state):  # Gemma 4's experts, beside an MLP that all rows go through
+        moved = {".mlp.": ".mlp.shared_expert.", ".experts.": ".mlp.experts."}
+        for own, usual in moved.items():
+            state = {name.replace(own, usual): tensor for name, tensor in state.items()}
     if less_one(model):  # its norms multiply by one more; the last one of Muse does not
         more = "layernorm.weight" if model.config.model_type.startswith("muse") else "norm.weight"
         less = [name for name in state if name.endswith(more) and "linear_attn" not in name]
@@ -93,6 +98,7 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
             f"mlp.shared_expert{s}.{one}_proj" for s in ("", "s") for one in ("gate", "up", "gate_up")
         ),
         "shared_down": ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
+        **{name: (name,) for name in (per_layer.GATE, per_layer.BACK)},
     }
     whole = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
     for number, layer in enumerate(weights.layers):
@@ -109,6 +115,9 @@ def assert_equal(weights: ModelWeights, model, dtype=torch.float32) -> None:
     for name, vector in weights.final_norm.items():
         check(vector, "", name)
     check(weights.lm_head, "", "lm_head.weight")
+    check(weights.table, "", per_layer.TABLE)
+    for name, tensor in {**weights.outside.matrices, **weights.outside.vectors}.items():
+        check(tensor, "", name.removesuffix(".weight") + ".weight")
     assert not state
 
 

@@ -180,11 +180,14 @@ def _widths(fields: Fields, slides: Sequence[bool]) -> list[Fields]:
         if fields.flag("attention_k_eq_v", False) and fields.get("num_global_key_value_heads") is not None:
             wide["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
         listed = {str(layer): wide for layer, slides_here in enumerate(slides) if not slides_here}
-    for layer, changed in listed.items():
-        known = layer in map(str, range(len(slides))) and isinstance(changed, dict)
+    changes: list[dict[str, Any]] = [{} for _ in slides]
+    for layer, changed in listed.items():  # layers may be numbered "5" or, as transformers writes them, "05"
+        known = layer.isdecimal() and int(layer) < len(slides) and isinstance(changed, dict)
         if not known or set(changed) - {"head_dim", "num_key_value_heads"}:
-            raise fields.error(f"per_layer_config may have head_dim and num_key_value_heads of layers, got {changed!r}")
-    return [Fields({**fields.values, **listed.get(str(layer), {})}, fields.where) for layer in range(len(slides))]
+            which = f"{changed!r} of {layer!r}"
+            raise fields.error(f"per_layer_config may have head_dim and num_key_value_heads of layers, got {which}")
+        changes[int(layer)] |= changed
+    return [Fields({**fields.values, **each}, fields.where) for each in changes]
 
 
 def _sources(fields: Fields, slides: Sequence[bool]) -> list[int | None]:
