@@ -178,7 +178,8 @@ def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
     """The union of all requests."""
     given = [request for request in needs if request is not None]
     layers = sorted({layer for request in given for layer in request.layers})
-    return FeatureRequest(any(request.final for request in given), tuple(layers)) if given else None
+    final = [request.sampled for request in given if request.final]
+    return FeatureRequest(bool(final), tuple(layers), bool(final) and all(final)) if given else None
 
 
 def _worth(tree: DraftTree, shape: TreeShape) -> int:

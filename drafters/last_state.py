@@ -79,7 +79,7 @@ class LastStateDrafter(HiddenStateDrafter):
         token_ids: Tensor | None = None,
     ) -> None:
         super().__init__(name, dynamic, device, pool, token_ids)
-        self.needs = FeatureRequest(final=True)
+        self.needs = FeatureRequest(final=True, sampled=True)
         self.last = LastStates(pool, width, dtype, device)
         #: Of each sequence: how long the text was whose state is kept, and one that has yet to be written.
         self._lengths: dict[str, int] = {}

@@ -84,11 +84,17 @@ class FeatureRequest:
     """What a drafter needs from the target: the final hidden state, and the inputs of some layers.
 
     final: the hidden state after the final norm, the input of the output head. layers: 0-based decoder layers whose
-    input (the residual stream) is needed; the number of layers means the output of the last one.
+    input (the residual stream) is needed; the number of layers means the output of the last one. sampled: final states
+    are read only of rows whose logits are computed; those of others may be anything.
     """
 
     final: bool = False
     layers: tuple[int, ...] = ()
+    sampled: bool = False
+
+    def below(self, layers: int) -> bool:
+        """Whether behind so many layers nothing is needed of rows whose logits are not computed."""
+        return all(layer <= layers for layer in self.layers) and (self.sampled or not self.final)
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ and texts in groups, each with its own kernel; a CPU runs all rows in the given 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class StaticRows:
     int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], the number of actual rows,
     and of actual rows with logits, if that is only known when the pass runs; None: all are. windowed: the same rows for
     sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
+    sampled: the rows with logits alone, for layers behind the last one that stores anything; None: all go through them.
     """
 
     tokens: Tensor
@@ -55,6 +56,7 @@ class StaticRows:
     logits_count: Tensor | None = None
     windowed: StaticRows | None = None
     states: StateRows | None = None
+    sampled: StaticRows | None = None
 
     def of_layer(self, windowed: bool) -> StaticRows:
         """The rows for a layer. windowed: whether it keeps them in window pages."""
@@ -126,9 +128,9 @@ class ForwardBatch:
     of trees, and after those of texts, comes padding; a batch for a pass that runs op by op has none.
 
     windows: the window pages, if sliding-window layers keep their rows in those. states: the state pages, if there are
-    recurrent layers. drafted: whether any tree is more than its root: roots need no accept walk. starts: where the
-    rows with logits of each sequence begin, and their number. tensors: what is read. Of R rows, W of them with logits,
-    and B trees of up to N nodes::
+    recurrent layers. narrow: whether rows with logits alone are laid out too (on a CPU). drafted: whether any tree is
+    more than its root: roots need no accept walk. starts: where the rows with logits of each sequence begin, and their
+    number. tensors: what is read. Of R rows, W of them with logits, and B trees of up to N nodes::
 
         tokens, words    int64[R]       of each row; ancestor words of tree nodes
         counts           int64[3]       rows, rows with logits, sequences
@@ -143,8 +145,10 @@ class ForwardBatch:
         device: torch.device,
         windows: WindowPages | None = None,
         states: StatePages | None = None,
+        narrow: bool = False,
     ) -> None:
         self.sizes, self._size, self._finds, self._windows = sizes, page_size, device.type == "cpu", windows
+        self._narrow = narrow and self._finds
         self.drafted, self.starts = False, [0]
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
@@ -160,6 +164,9 @@ class ForwardBatch:
                 "indices": (trees, torch.int64),
                 "nodes": (sequences, torch.int64),
             }
+        if self._narrow:
+            columns |= {_NARROW + name: columns[name] for name in ("lengths", "offsets")}
+            columns[_NARROW + "words"] = columns["logits_indices"]
         if windows is not None:
             columns[_WINDOW + "tables"] = columns["tables"]
         if states is not None:
@@ -191,8 +198,17 @@ class ForwardBatch:
 
     def laid_out(self) -> StaticRows:
         """The static rows that a pass reads."""
-        rows = self._laid_out("")
-        return rows if self._windows is None else replace(rows, windowed=self._laid_out(_WINDOW))
+        rows = self._with_windows(self._laid_out)
+        return replace(rows, sampled=self._with_windows(self._narrowed)) if self._narrow else rows
+
+    def _with_windows(self, laid_out: Callable[[str], StaticRows]) -> StaticRows:
+        rows = laid_out("")
+        return rows if self._windows is None else replace(rows, windowed=laid_out(_WINDOW))
+
+    @property
+    def sampled(self) -> Tensor | None:
+        """int64[W]: the rows with logits of the last pass, if those alone went through all layers."""
+        return self.tensors["logits_indices"][: self.starts[-1]] if self._narrow else None
 
     @property
     def sampling(self) -> RowSampling:
@@ -220,6 +236,16 @@ class ForwardBatch:
             there["tokens"], plan.positions, plan.own, groups, there["logits_indices"], rows, logits, None, states
         )
 
+    def _narrowed(self, pages: str) -> StaticRows:
+        """The rows with logits alone. pages: see :meth:`_laid_out`."""
+        there, count = self.tensors, self.tensors["counts"][1:2]
+        lengths, offsets, words = (there[_NARROW + name] for name in ("lengths", "offsets", "words"))
+        paged = AttentionMetadata(there[pages + "tables"], self._size, lengths, offsets, words)
+        paged.is_prefill, paged.sequences = there["is_prefill"], there["counts"][2:]
+        plan = plan_attention(paged, self.sizes.logits, count)
+        groups = (RowGroup(slice(0, self.sizes.logits), paged),)
+        return StaticRows(there["tokens"], plan.positions, plan.own, groups, count=count)
+
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees, then texts. tables: the column."""
         there, (row, number) = self.tensors, self.sizes.of_trees
@@ -246,6 +272,8 @@ class ForwardBatch:
             end = row + len(part.tokens)
             to["tokens"][row:end] = part.tokens
             to["lengths"][number] = part.base
+            if self._narrow:
+                self._write_narrow(index, number, part)
             if not self._finds:
                 self._write_positions(slice(row, end), part)
             elif part.words is not None:
@@ -279,6 +307,8 @@ class ForwardBatch:
             first = {"all": row, "last": end - 1, "none": end}[part.logits]
             self.starts.append(self.starts[-1] + end - first)
             to["logits_indices"][self.starts[-2] : self.starts[-1]] = range(first, end)
+            if self._narrow:
+                to[_NARROW + "offsets"][number + 1 :] = self.starts[-1]
             self._at.append((number, row))
             number, row = number + 1, end
         to["counts"][:] = row, self.starts[-1], len(rows)
@@ -301,6 +331,14 @@ class ForwardBatch:
             if tree is not None:
                 to["nodes"][index] = len(tree) if len(tree) > 1 else 0
                 to["indices"][index, : len(tree)] = range(last - len(tree), last)
+
+    def _write_narrow(self, index: int, number: int, part: Rows) -> None:
+        """Write where the rows with logits of a sequence are: all, or the last one of a text."""
+        to = self._staged.arrays
+        to[_NARROW + "lengths"][number] = part.base + (len(part.tokens) - 1 if part.logits == "last" else 0)
+        if part.words is not None:
+            assert part.logits == "all", "a tree, which is verified whole"
+            to[_NARROW + "words"][self.starts[index] : self.starts[index + 1]] = signed(part.words)
 
     def _write_states(self, index: int, part: Rows, state: TextState) -> None:
         """Write the state that a sequence continues from, and where the next states of its text are saved."""
@@ -351,5 +389,7 @@ def signed(words: Sequence[int]) -> NDArray[np.int64]:
 
 #: Prefix of the columns for sampling.
 _SAMPLE = "sample_"
+#: Prefix of the columns for rows with logits alone.
+_NARROW = "narrow_"
 #: Prefix of the columns for window pages.
 _WINDOW = "window_"

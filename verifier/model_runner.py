@@ -117,8 +117,9 @@ class GraphRunner:
         self, decoder: Decoder, store: KVStore, features: FeatureRequest | None, sizes: Sizes, capture: Capture
     ) -> None:
         self._decoder, self._store, self._requested, self.sizes = decoder, store, features, sizes
-        states = None if store.states is None else store.states.pages
-        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states)
+        states, stack = None if store.states is None else store.states.pages, decoder.config.stack
+        self._narrow = stack.storing < len(stack.layers) and (features or FeatureRequest()).below(stack.storing)
+        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states, self._narrow)
         self._rows: Sequence[Rows] = ()
         self._logits: Tensor
         self._features: Features
@@ -158,8 +159,16 @@ class GraphRunner:
         self._replay.run(_FORWARD)
         woken = woken_of(self._spans) if self._store.device.type == "cpu" else self._woken
         names = () if features is None else features.names
-        own = {name: self._batch.without_padding(self._features[name]) for name in names}
+        own = {name: self._batch.without_padding(self._of_all(name)) for name in names}
         return Forward(self._logits, self._batch.starts, own, woken)
+
+    def _of_all(self, name: str) -> Tensor:
+        """[R, H]: a feature; of rows without logits anything, where those were left out."""
+        found, sampled = self._features[name], self._batch.sampled
+        if sampled is None or name != "final":
+            return found
+        every = found.new_zeros(self.sizes.rows, found.shape[1])
+        return every.index_copy_(0, sampled, found[: len(sampled)])
 
     def index_of(self, table: PageTable) -> int:
         """The index of this sequence in the last pass."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foresay.drafters.calibration import Calibration
-from foresay.drafters.combined import CombinedDrafter
+from foresay.drafters.combined import CombinedDrafter, united
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
@@ -157,3 +157,11 @@ def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     assert [len(part) for part in tree.parts] == [4]
     combined.committed(sequence(), [0, 1, 2])
     assert parrots["model"].paths == [[0, 1, 2]]
+
+
+def test_final_states_of_all_rows_are_wanted_if_anybody_wants_them() -> None:
+    every, sampled, layers = FeatureRequest(True), FeatureRequest(True, sampled=True), FeatureRequest(layers=(3, 1))
+    assert united([None, sampled, layers]) == FeatureRequest(True, (1, 3), sampled=True)
+    assert united([sampled, every]) == united([every, sampled, None]) == every
+    assert united([layers, None]) == FeatureRequest(layers=(1, 3)) and united([None]) is None
+    assert [one.below(2) for one in (sampled, every, layers, FeatureRequest(layers=(2,)))] == [True, False, False, True]

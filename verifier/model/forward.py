@@ -8,6 +8,8 @@ Legend: R rows, H hidden width, V vocabulary, W rows whose logits are requested.
 
 from __future__ import annotations
 
+from itertools import count as count_up
+
 import torch
 from torch import Tensor
 
@@ -40,24 +42,36 @@ def forward(
 
     woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. embedded: [R,
     H], the rows' embeddings, which are changed; None: those of their tokens. Returns fp32[W, V] logits of the requested
-    rows and the requested features, each [R, H], including padding rows.
+    rows and the requested features, each [R, H], including padding rows; the final states [W, H], if ``rows.sampled``
+    alone go through the last layers.
     """
     requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
     x, normed = _embedded(decoder, rows, first, embedded)
     inputs = decoder.inputs(x, rows.tokens, count)
-    rotations, taken = iter(decoder.rotations(rows.positions, count)), dict[str, Tensor]()
+    rotations, turns = decoder.rotations(rows.positions, count), count_up()
+    taken = dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in requested.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
+        if index == stack.storing and rows.sampled is not None:
+            x, normed, inputs = (
+                _sampled(x, rows),
+                _sampled(normed, rows),
+                inputs if inputs is None else _sampled(inputs, rows),
+            )
+            rows, count = rows.sampled, rows.logits_count
+            if not len(normed):
+                break
+            rotations = decoder.rotations(rows.positions, count)
         if isinstance(node.mixer, MLP | Experts):
             normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share)
             continue
         if isinstance(node.mixer, Attention):
             source = index if node.mixer.source is None else node.mixer.source
             kept = rows.of_layer(store.is_windowed(source))
-            seen = attention(node.mixer, layer, normed, next(rotations), kept, store.layer(source))
+            seen = attention(node.mixer, layer, normed, rotations[next(turns)], kept, store.layer(source))
         else:
             seen = recurrence(layer, normed, rows, next(states))
         if node.scan is not None and layer.scan is not None:
@@ -72,6 +86,12 @@ def forward(
     if len(stack.layers) in requested.layers:
         taken[f"layer.{len(stack.layers)}"] = x
     return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
+
+
+def _sampled(every: Tensor, rows: StaticRows) -> Tensor:
+    """[W, ..]: of the rows those with logits. every: [R, ..]."""
+    assert rows.logits_indices is not None, "some have none"
+    return take_rows(every, rows.logits_indices, rows.logits_count)
 
 
 def _ended(
@@ -237,11 +257,11 @@ def attended(
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
     logits_indices, stack = rows.logits_indices, decoder.config.stack
+    if not len(normed if logits_indices is None else logits_indices):
+        return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
     if logits_indices is None:
         logits, count = decoder.head.wide(normed, rows.count), rows.count
-    elif len(logits_indices):
+    else:
         count = rows.logits_count
         logits = decoder.head.wide(take_rows(normed, logits_indices, count), count)
-    else:
-        return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
     return finish_logits(logits, stack.logit_scale, stack.logit_cap, count)

@@ -222,6 +222,12 @@ class Layer:
         return None if isinstance(self.mixer, Attention | MLP | Experts) else self.mixer
 
     @property
+    def stores(self) -> bool:
+        """Whether rows of later positions read anything that it keeps of a row."""
+        own = isinstance(self.mixer, Attention) and self.mixer.source is None
+        return own or self.recurrence is not None
+
+    @property
     def attention(self) -> Attention:
         """The attention of a layer without a recurrence."""
         assert isinstance(self.mixer, Attention), "a recurrent layer has no attention"
@@ -282,6 +288,12 @@ class Stack:
     def attentions(self) -> tuple[Attention, ...]:
         """The attentions of the layers that have one."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    @property
+    def storing(self) -> int:
+        """The number of leading layers of which the last stores something of each row; behind it nobody reads a row but
+        itself."""
+        return max((number for number, layer in enumerate(self.layers, start=1) if layer.stores), default=0)
 
     @property
     def recurrence(self) -> Recurrence | None:
