@@ -207,8 +207,10 @@ class ForwardBatch:
 
     @property
     def sampled(self) -> Tensor | None:
-        """int64[W]: the rows with logits of the last pass, if those alone went through all layers."""
-        return self.tensors["logits_indices"][: self.starts[-1]] if self._narrow else None
+        """int64[W]: the rows with logits of the last pass, if others did not go through all layers."""
+        count = self.starts[-1]
+        whole = not self._narrow or count == self._staged.arrays["counts"][0]
+        return None if whole else self.tensors["logits_indices"][:count]
 
     @property
     def sampling(self) -> RowSampling:
