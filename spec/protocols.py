@@ -93,7 +93,7 @@ class FeatureRequest:
     sampled: bool = False
 
     def below(self, layers: int) -> bool:
-        """Whether behind so many layers nothing is needed of rows whose logits are not computed."""
+        """Whether after so many layers nothing is needed of rows whose logits are not computed."""
         return all(layer <= layers for layer in self.layers) and (self.sampled or not self.final)
 
     @property

@@ -44,7 +44,7 @@ class StaticRows:
     int64[W], the rows whose logits are needed; None for all. count, logits_count: int64[1], the number of actual rows,
     and of actual rows with logits, if that is only known when the pass runs; None: all are. windowed: the same rows for
     sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
-    sampled: the rows with logits alone, for layers behind the last one that stores anything; None: all go through them.
+    sampled: the rows with logits alone, for layers after the last one that stores anything; None: all go through them.
     """
 
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""Rows whose logits nobody wants end where the last layer that stores anything does; the others have the same bits."""
+"""Rows without logits end at the last layer that stores anything; the others have the same bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foresay.verifier.model_runner import ModelRunner
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens, random_tree
 
-#: Families with layers behind the last one that stores anything; the others' rows go through all.
+#: Families with layers after the last one that stores anything; rows of the others go through all.
 FAMILIES = ("gemma4", "gemma4_embedded", "nemotron_h", "nemotron_h_moe")
 EVERY, SAMPLED = FeatureRequest(final=True), FeatureRequest(final=True, sampled=True)
 LOGITS: tuple[LogitRows, ...] = ("none", "last", "all")
@@ -75,7 +75,7 @@ def test_logits_and_states_are_those_of_a_pass_of_all_rows(reader: Reader) -> No
 
 
 def test_rows_without_logits_are_left_out(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 30 rows the last one alone goes through the layers behind; of none with logits, none does."""
+    """Of 30 rows the last one alone goes through the layers after that; of none with logits, none does."""
     stack = reader.model.decoder.config.stack
     assert stack.storing < len(stack.layers)
     inside, seen = forward.inside, list[int]()

@@ -291,8 +291,7 @@ class Stack:
 
     @property
     def storing(self) -> int:
-        """The number of leading layers of which the last stores something of each row; behind it nobody reads a row but
-        itself."""
+        """The number of leading layers, the last of which stores something of each row: after it no row reads another."""
         return max((number for number, layer in enumerate(self.layers, start=1) if layer.stores), default=0)
 
     @property
