@@ -291,7 +291,7 @@ class Stack:
 
     @property
     def storing(self) -> int:
-        """The number of leading layers, the last of which stores something of each row: after it no row reads another."""
+        """The number of layers up to the last that stores something of each row; after it no row reads another."""
         return max((number for number, layer in enumerate(self.layers, start=1) if layer.stores), default=0)
 
     @property
