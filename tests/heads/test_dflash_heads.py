@@ -191,6 +191,7 @@ def test_logits_below_a_token_are_dsparks(target, tmp_path, layout) -> None:
     ("changes", "message"),
     [
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2"),
+        ({"architectures": ["Gemma4DSparkModel"]}, "DSpark head with Gemma 4.s layers"),
         ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 9]}}, "target_layer_ids is \\[0, 9\\]"),
         ({"dflash_config": {"mask_token_id": 7, "projector_type": "domino"}}, "type domino"),
         ({"dflash_config": {"mask_token_id": 999, "target_layer_ids": [0, 4]}}, "mask_token_id is 999"),

@@ -212,6 +212,7 @@ REFUSED: tuple[tuple[Marks, str], ...] = (
         "DFlash2 (convolutions, a selector of candidates)",
     ),
     ({"dspark_backbone_conv_enabled": None}, "convolutions (dspark_backbone_conv_enabled)"),
+    ({"architectures": ("Gemma4DSparkModel",)}, "a DSpark head with Gemma 4's layers (Gemma4DSparkModel)"),
 )
 _TYPES = "a head of type {} is not supported; supported: eagle, eagle3, peagle, dflash, dspark and Medusa heads"
 
