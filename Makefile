@@ -52,7 +52,7 @@ bench: $(VENV)/.installed
 test: $(VENV)/.installed-dev $(CLIENTS)
 	$(TEST) $(ARGS) || { [ $$? = 1 ] && [ "$$CI" = true ] && \
 		echo "==> once more, nothing beside them: the tests that failed" >&2 && \
-		$(TEST) -n 0 $(ARGS) --last-failed --last-failed-no-failures none; }
+		$(TEST) $(ARGS) -n 0 --last-failed --last-failed-no-failures none; }
 
 quick: $(VENV)/.installed-dev
 	$(TEST) -m "not slow and not soak" $(or $(ARGS),$(QUICK))

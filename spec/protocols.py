@@ -85,7 +85,7 @@ class FeatureRequest:
 
     final: the hidden state after the final norm, the input of the output head. layers: 0-based decoder layers whose
     input (the residual stream) is needed; the number of layers means the output of the last one. sampled: final states
-    are read only of rows whose logits are computed; those of others may be anything.
+    are read only of rows whose logits are computed; the others may be zeros.
     """
 
     final: bool = False

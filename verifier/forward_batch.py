@@ -239,7 +239,7 @@ class ForwardBatch:
         )
 
     def _narrowed(self, pages: str) -> StaticRows:
-        """The rows with logits alone. pages: see :meth:`_laid_out`."""
+        """The rows with logits alone; their tokens are not read any more. pages: see :meth:`_laid_out`."""
         there, count = self.tensors, self.tensors["counts"][1:2]
         lengths, offsets, words = (there[_NARROW + name] for name in ("lengths", "offsets", "words"))
         paged = AttentionMetadata(there[pages + "tables"], self._size, lengths, offsets, words)

@@ -118,8 +118,8 @@ class GraphRunner:
     ) -> None:
         self._decoder, self._store, self._requested, self.sizes = decoder, store, features, sizes
         states, stack = None if store.states is None else store.states.pages, decoder.config.stack
-        self._narrow = stack.storing < len(stack.layers) and (features or FeatureRequest()).below(stack.storing)
-        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states, self._narrow)
+        narrow = stack.storing < len(stack.layers) and (features or FeatureRequest()).below(stack.storing)
+        self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states, narrow)
         self._rows: Sequence[Rows] = ()
         self._logits: Tensor
         self._features: Features
@@ -163,7 +163,7 @@ class GraphRunner:
         return Forward(self._logits, self._batch.starts, own, woken)
 
     def _of_all(self, name: str) -> Tensor:
-        """[R, H]: a feature; of rows without logits anything, where those were left out."""
+        """[R, H]: a feature; rows that did not go through all layers have zeros for their final state."""
         found, sampled = self._features[name], self._batch.sampled
         if sampled is None or name != "final":
             return found

@@ -56,11 +56,8 @@ def forward(
         if index in requested.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
         if index == stack.storing and rows.sampled is not None:
-            x, normed, inputs = (
-                _sampled(x, rows),
-                _sampled(normed, rows),
-                inputs if inputs is None else _sampled(inputs, rows),
-            )
+            x, normed = _sampled(x, rows), _sampled(normed, rows)
+            inputs = None if inputs is None else _sampled(inputs, rows)
             rows, count = rows.sampled, rows.logits_count
             if not len(normed):
                 break
