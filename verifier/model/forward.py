@@ -55,7 +55,7 @@ def forward(
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
         if index in requested.layers:
             taken[f"layer.{index}"] = copy_rows(x, count)
-        if index == stack.storing and rows.sampled is not None:
+        if rows.sampled is not None and index == stack.storing:
             x, normed = _sampled(x, rows), _sampled(normed, rows)
             inputs = None if inputs is None else _sampled(inputs, rows)
             rows, count = rows.sampled, rows.logits_count
