@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -24,25 +25,12 @@ from foresay.server.engine.drafting import (
     capture_passes,
     runner_of,
 )
-from foresay.server.engine.memory import (
-    Demand,
-    MemoryPlan,
-    check_others,
-    footprint,
-    plan_cpu,
-)
+from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
 from foresay.server.engine.taken_over import Witness, opened
 from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import (
-    BUNDLED,
-    CannotRun,
-    Resolved,
-    choose_draft,
-    short_name,
-    target_directory,
-)
+from foresay.server.settings.resolved import BUNDLED, CannotRun, Resolved, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
@@ -56,7 +44,10 @@ from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.eager import Op
 from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
+from foresay.verifier.ops.kernels.cpu.launch import compromises
 from foresay.verifier.probe import Exactness, probe
 
 
@@ -141,11 +132,27 @@ def build_engine(
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    report = progress or _ignore
+    made = partial(_built, config, progress or _ignore, observers, reserved or {}, costs, witness, keeps)
+    try:
+        return made()
+    except CompilationFailed:
+        Op.by_reference = True  # torch computes everything
+    return made()
+
+
+def _built(
+    config: EngineConfig,
+    report: LoadProgress,
+    observers: Sequence[Observer],
+    reserved: Mapping[str, int],
+    costs: Costs | None,
+    witness: Witness | None,
+    keeps: bool,
+) -> Engine:
     report("finding the models")
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
-    chosen = _chosen(config, report, reserved or {})
+    chosen = _chosen(config, report, reserved)
     loading, pool = chosen.loading, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
     drafters = [loading.made.setdefault(one.option, one.load(loading, verifier)) for one in chosen.named]
@@ -160,7 +167,13 @@ def build_engine(
     profile_run = ProfileRun(info, verifier, pool, costs, report, *_mixture(loading))
     drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
     root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
-    info = msgspec.structs.replace(info, draft_shape=shape.widths, root_seconds=root, chosen=budget is not None)
+    info = msgspec.structs.replace(
+        info,
+        draft_shape=shape.widths,
+        root_seconds=root,
+        chosen=budget is not None,
+        warnings=(*info.warnings, *_compromises()),
+    )
     drafting.cost.begun(root)
     verifier.record(drafting.drafter.needs)
     if kept and not measured:
@@ -327,6 +340,16 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
         )
     return wanted
+
+
+def _compromises() -> tuple[str, ...]:
+    """A sentence on kernels that LLVM did not compile for this processor."""
+    if not compromises:
+        return ()
+    instead = "they take fewer rows at once, which is slower"
+    if Op.by_reference:
+        instead = "torch computes everything instead, many times slower"
+    return (f"LLVM cannot compile some kernels for this processor ({compromises[0]}): {instead}; please report this",)
 
 
 def _ignore(phase: str, share: float | None = None) -> None:

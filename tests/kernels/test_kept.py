@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from foresay.verifier.ops.kernels.cpu import jit, kept
+from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, Launcher
@@ -30,14 +30,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were compiled."""
-    compiled = jit._compiled
+    compiled = Processor.compiled
     texts: list[str] = []
 
-    def compile(text: str, machine: Any) -> bytes:
+    def compile(processor: Processor, text: str) -> bytes:
         texts.append(text)
-        return compiled(text, machine)
+        return compiled(processor, text)
 
-    monkeypatch.setattr(jit, "_compiled", compile)
+    monkeypatch.setattr(Processor, "compiled", compile)
     return texts
 
 

@@ -10,6 +10,7 @@ import torch
 
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from tests.kernels.emulated import emulation_of
 from tests.verifier.faked_hub import cache as cache
 from tests.verifier.faked_hub import hub as hub
 from tests.verifier.families import make
@@ -24,7 +25,9 @@ class Family:
     decoder: Callable[[torch.dtype], Decoder]
 
 
-PROCESSORS = ["here", "without bf16", "without AVX-512"]
+PROCESSORS = ["here", "without bf16", "without VNNI", "without AVX-512"]
+#: Those that this machine may not be able to run.
+EMULATED = ("skylake-avx512", "cascadelake")
 
 
 def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
@@ -42,13 +45,20 @@ def lesser(kind: str) -> Processor:
     """This processor, or what of it a lesser one would have; plain: what every one of its kind has. narrow: with
     registers of 8 numbers."""
     here = Processor.here()
+    if kind in EMULATED:
+        return emulation_of(kind)
     if kind == "plain":
         return Processor("x86-64" if here.is_x86 else "generic", "")
     if kind == "narrow":  # what AVX-VNNI has, in the words of AVX512-VNNI, which runs here
         made = Processor(here.name, here.features)
         made.__dict__["wide"] = False
         return made
-    without = {"here": (), "without bf16": ("avx512bf16",), "without AVX-512": ("avx512", "amx", "avxvnni")}[kind]
+    without = {
+        "here": (),
+        "without bf16": ("avx512bf16",),
+        "without VNNI": ("avx512bf16", "avx512vnni", "avxvnni", "amx"),
+        "without AVX-512": ("avx512", "amx", "avxvnni"),
+    }[kind]
     features = [f"-{one[1:]}" if one[1:].startswith(without) and without else one for one in here.features.split(",")]
     return Processor("x86-64-v3" if kind == "without AVX-512" else here.name, ",".join(features))
 

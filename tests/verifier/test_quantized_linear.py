@@ -20,7 +20,7 @@ from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
 from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import PROCESSORS, by_processor
+from tests.verifier.conftest import EMULATED, PROCESSORS, by_processor
 from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, STEPS, differing, rows_of
 
@@ -81,6 +81,11 @@ WHOLE = [kind for kind in (*KINDS, *STEPPED, *E2M1) if not kind.startswith("fp8"
 ROUNDED = [
     *by_processor(DTYPES[:2], WHOLE),
     *(("narrow", torch.float32, kind) for kind in ("int4", "q5_k", "mxfp4", "nvfp4")),
+    *(
+        (name, torch.float32, kind)
+        for name in EMULATED
+        for kind in ("int4", "int4 zeros", "int8", "q5_k", "q6_k", "mxfp4")
+    ),
 ]
 
 
@@ -119,10 +124,7 @@ def emitted(processor: Processor, monkeypatch, bits: int, minimums: bool = False
     shape = IntegerShape(
         16, torch.int8, torch.float32, "", False, bits, torch.float16, False, False, minimums, piece=32
     )
-    kernel = rounded.kernel_of.write(shape)
-    kernel.builder.ret_void()
-    kernel._allocations.branch(kernel._first)
-    module, machine = llvm.parse_assembly(str(kernel.module)), processor.machine()
+    machine, module = processor.machine(), llvm.parse_assembly(rounded.kernel_of.write(shape).text())
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(module, builder)
     return str(machine.emit_assembly(module))

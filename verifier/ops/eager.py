@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import fields
 from functools import cached_property, update_wrapper
 from importlib import import_module
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -33,15 +33,18 @@ def references() -> Iterator[None]:
 
 def compiled(x: Tensor) -> bool:
     """Whether an op on this tensor runs a compiled CPU kernel."""
-    return x.device.type == "cpu" and not _references.get()
+    return x.device.type == "cpu" and not (Op.by_reference or _references.get())
 
 
 class Op(Generic[P, R]):
     """An op: a torch function that is its reference, and faster implementations for the device of its first argument.
 
     gpu, cpu: the files in kernels and in kernels/cpu that have a function with the op's name and arguments; or it is
-    given by a decorator, :meth:`kernel` for both. On a device without one the reference runs.
+    given by a decorator, :meth:`kernel` for both. On a device without one the reference runs. by_reference: whether it
+    runs on a CPU anyway, for all ops of the process: where kernels cannot be compiled.
     """
+
+    by_reference: ClassVar[bool] = False
 
     def __init__(self, reference: Callable[P, R], gpu: str | None, cpu: str | None) -> None:
         update_wrapper(self, reference)

@@ -65,11 +65,15 @@ class Kernel(Arithmetic):
         self._filled: dict[tuple[ir.Type, float], Value] = {}
         self._arguments, self.thread, self.threads = (Value(self, raw) for raw in self._function.args)
 
-    def code(self) -> Code:
-        """Compile it. Nothing can be added afterwards."""
+    def text(self) -> str:
+        """LLVM IR. Nothing can be added afterwards."""
         self.builder.ret_void()
         self._allocations.branch(self._first)
-        return Code(str(self.module), self.processor)
+        return str(self.module)
+
+    def code(self) -> Code:
+        """Compile it. Raises CompilationFailed."""
+        return Code(self.text(), self.processor)
 
     # -- arguments --------------------------------------------------------------------------------------------------
 

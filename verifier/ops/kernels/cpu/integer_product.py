@@ -18,7 +18,7 @@ import torch
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.product import ProductKernel, ProductShape
+from foresay.verifier.ops.kernels.cpu.product import MANY, ProductKernel, ProductShape
 from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     F16,
@@ -71,9 +71,9 @@ class IntegerShape(ProductShape):
 
 
 @Compiled
-def kernel_of(shape: IntegerShape) -> Kernel:
-    """The kernel of this shape."""
-    return (E2m1Product if shape.e2m1 else IntegerProduct)(Kernel("multiply"), shape).write()
+def kernel_of(shape: IntegerShape, most: int = MANY) -> Kernel:
+    """The kernel of this shape. most: as of :meth:`~foresay.verifier.ops.kernels.cpu.product.ProductKernel.write`."""
+    return (E2m1Product if shape.e2m1 else IntegerProduct)(Kernel("multiply"), shape).write(most)
 
 
 class IntegerProduct(ProductKernel):

@@ -1,8 +1,7 @@
-"""This machine's processor, and compilation of LLVM IR for it."""
+"""A processor, and code that was compiled for it."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -10,15 +9,17 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import compiler, kept
+from foresay.verifier.ops.kernels.cpu.compiler import Job
 
 
 @dataclass(frozen=True)
 class Processor:
-    """The target of code generation. name, features: LLVM's."""
+    """The target of code generation. name, features, triple: LLVM's."""
 
     name: str
     features: str
+    triple: str = llvm.get_default_triple()
 
     @classmethod
     @cache
@@ -42,8 +43,9 @@ class Processor:
 
     @cached_property
     def wide(self) -> bool:
-        """Whether there are 32 registers of 16 numbers, instead of 16 of 8."""
-        return self.has("avx512f")
+        """Whether there are 32 registers of 16 numbers, instead of 16 of 8, and they hold bytes too: AVX-512, but for
+        Xeon Phi's."""
+        return self.has("avx512bw")
 
     @cached_property
     def has_byte_dots(self) -> bool:
@@ -58,45 +60,34 @@ class Processor:
     @property
     def is_x86(self) -> bool:
         """Whether it has x86's instructions."""
-        return platform.machine() == "x86_64"
+        return self.triple.startswith("x86_64")
 
     def key_of(self, *parts: str) -> str:
         """A hash of these, the processor, and LLVM."""
-        return kept.key_of(*parts, self.name, self.features, str(llvm.llvm_version_info), llvmlite.__version__)
+        versions = str(llvm.llvm_version_info), llvmlite.__version__
+        return kept.key_of(*parts, self.triple, self.name, self.features, *versions)
 
     def machine(self) -> Any:
         """LLVM's code generator for it."""
-        _initialize()
-        return llvm.Target.from_default_triple().create_target_machine(self.name, self.features, opt=3, jit=True)
+        return compiler.machine(self.triple, self.name, self.features)
 
-
-@cache
-def _initialize() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-
-
-def _compiled(text: str, machine: Any) -> bytes:
-    """The machine code of a text, as an object file."""
-    module = llvm.parse_assembly(text)
-    module.verify()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    builder.getModulePassManager().run(module, builder)
-    code: bytes = machine.emit_object(module)
-    return code
+    def compiled(self, text: str) -> bytes:
+        """The machine code of LLVM IR, as an object file. Raises CompilationFailed."""
+        return compiler.compiled(Job(text, self.triple, self.name, self.features))
 
 
 class Code:
-    """Compiled functions. Owns their memory: addresses are valid as long as this object lives."""
+    """Compiled functions. Owns their memory: addresses are valid as long as this object lives. Raises
+    CompilationFailed."""
 
     def __init__(self, text: str, processor: Processor | None = None) -> None:
         processor = processor or Processor.here()
-        machine, self.key = processor.machine(), processor.key_of(text)
+        self.key = processor.key_of(text)
         code = kept.find(self.key)
         if code is None:
-            code = _compiled(text, machine)
+            code = processor.compiled(text)
             kept.keep(self.key, code)
-        self._load(code, machine)
+        self._load(code, processor.machine())
 
     @classmethod
     def of(cls, key: str, processor: Processor) -> Code | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from math import prod
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from foresay.verifier.ops.kernels.cpu import kept, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
+from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
 from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
 from foresay.verifier.ops.kernels.cpu.traced import Traced
 
@@ -230,35 +232,58 @@ class Compiled:
     Writing the text that is the key of compiled code takes longer than loading the code, so if the source files are
     what runs (``by_source``: in an engine process, but not where a test has patched a module) the code is also found by
     the function, the constants and the state of the sources.
+
+    Where LLVM fails, the kernel is written again for fewer rows at once, if the function can (``most``): sums keep
+    their order, so their bits. Raises CompilationFailed if nothing is left to try.
     """
 
     by_source = False
 
     def __init__(self, write: Callable[..., Kernel]) -> None:
         self.write = write
-        self._made: dict[tuple[object, ...], Launcher] = {}
+        self._made: dict[tuple[object, ...], Launcher | str] = {}
+        self._tiles = ({}, {"most": 2}, {"most": 1}) if "most" in signature(write).parameters else ({},)
 
     def __call__(self, *constants: object) -> Launcher:
         """The kernel for these."""
         key = (Processor.here(), *constants)
         if key not in self._made:
             self._made[key] = self._found(constants) if self.by_source else self._written(constants)[0]
-        return self._made[key]
+        made = self._made[key]
+        if isinstance(made, str):
+            raise CompilationFailed(made)
+        return made
 
-    def _found(self, constants: tuple[object, ...]) -> Launcher:
+    def _found(self, constants: tuple[object, ...]) -> Launcher | str:
         """The kernel from code compiled from these sources before, or now."""
         processor, write = Processor.here(), self.write
         described = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
         source = processor.key_of("kernel", described, kept.sources())
-        name, _, key = (kept.find(source) or b"").decode().partition(" ")
+        key, name, fault = (kept.find(source) or b"\n\n").decode().split("\n", 2)
+        if fault:
+            compromises.append(fault)
+        if fault and not key:
+            return fault
         if key and (code := Code.of(key, processor)) is not None:
             return Launcher(name, code)
-        launcher, known_as = self._written(constants)
+        made, known_as = self._written(constants)
         kept.keep(source, known_as.encode())
-        return launcher
+        return made
 
-    def _written(self, constants: tuple[object, ...]) -> tuple[Launcher, str]:
-        """A new one, and its name and key."""
-        kernel = self.write(*constants)
-        code = kernel.code()
-        return Launcher(kernel.name, code), f"{kernel.name} {code.key}"
+    def _written(self, constants: tuple[object, ...]) -> tuple[Launcher | str, str]:
+        """A new one, or why there is none; and its key, its name and what failed before, as lines."""
+        fault = ""
+        for tile in self._tiles:
+            kernel = self.write(*constants, **tile)
+            try:
+                code = kernel.code()
+            except CompilationFailed as error:
+                fault = f"{kernel.name}: {error}"
+                compromises.append(fault)
+            else:
+                return Launcher(kernel.name, code), "\n".join((code.key, kernel.name, fault))
+        return fault, f"\n\n{fault}"
+
+
+#: Why LLVM did not compile kernels as they were first written.
+compromises: list[str] = []

@@ -19,6 +19,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
 from foresay.verifier.ops.kernels.cpu.product import (
+    MANY,
     ProductKernel,
     ProductShape,
     block_of,
@@ -128,8 +129,8 @@ class FloatShape(ProductShape):
 
 
 @Compiled
-def _kernel(shape: FloatShape) -> Kernel:
-    return _FloatProduct(Kernel("multiply"), shape).write()
+def _kernel(shape: FloatShape, most: int = MANY) -> Kernel:
+    return _FloatProduct(Kernel("multiply"), shape).write(most)
 
 
 class _FloatProduct(ProductKernel):

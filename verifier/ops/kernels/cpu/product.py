@@ -30,8 +30,8 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
 from foresay.verifier.ops.records import READING, SPANS, Gate, turns_of
 
-#: Vectors of sums held at once with 32 wide registers, and rows otherwise.
-_SUMS, _ROWS = 24, 6
+#: Vectors of sums held at once with 32 wide registers, and rows otherwise; and more rows than either.
+_SUMS, _ROWS, MANY = 24, 6, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,15 @@ class ProductKernel:
         self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))
         self.vectors = shape.block // LANES
         self.at_once = _SUMS // self.vectors if self.vectors > 1 else _ROWS  # rows
-        self.sums, self.gates = (kernel.array(F32, self.at_once * shape.block) for _ in range(2))
+        # Of gate and up first the gates. One code for both, in a loop, is half as long to compile.
+        self.turns, self.room = turns_of(shape.gated), self.at_once * shape.block
+        self.gates = kernel.array(F32, self.turns * self.room)
+        self.sums = kernel.at(self.gates, (self.turns - 1) * self.room, F32)
         self.head = kernel.constant(0)
 
-    def write(self) -> Kernel:
-        """The whole kernel."""
-        k = self.k
+    def write(self, most: int) -> Kernel:
+        """The whole kernel. most: rows that are multiplied at once, if fewer than its registers hold."""
+        k, self.at_once = self.k, min(self.at_once, most)
         with (
             self._work() as (all_rows, blocks, base),
             self._some_of(*all_rows, self.far) as (begin, end),
@@ -163,11 +166,8 @@ class ProductKernel:
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
             left = k.smallest(end - row, self.at_once)
-            if turns_of(self.shape.gated) == 2:
-                self._products(base + block * 2, row, left, self.gates)
-                self._products(base + block * 2 + 1, row, left, self.sums)
-            else:
-                self._products(base + block, row, left, self.sums)
+            with k.loop(0, self.turns) as turn:
+                self._products(base + block * self.turns + turn, row, left, k.at(self.gates, turn * self.room, F32))
             with k.loop(0, left) as number, k.loop(0, self.vectors) as at:
                 self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
 

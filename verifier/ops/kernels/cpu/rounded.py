@@ -9,8 +9,8 @@
     rows      rounded, in tiles as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] for pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies pairs of bytes into 16
-bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves. Sums begin with
-a correction for the offset of unsigned numbers.
+bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves; so does AVX-512
+without VNNI (Skylake). Sums begin with a correction for the offset of unsigned numbers.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
@@ -27,16 +27,19 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
+from foresay.verifier.ops.kernels.cpu.product import MANY
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.linear import GROUP, LEAST
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
 from foresay.verifier.ops.records import turns_of
 
 #: Numbers of rows with their own code (others are padded), of which the last is multiplied at once: with 32 wide
-#: registers, and without; and vectors of outputs with these registers.
+#: registers and byte dots, and without; and vectors of outputs with these registers.
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
+#: What LLVM calls AVX-512's forms of AVX2's instructions.
+_WIDE = {"pmadd.ub.sw": "pmaddubs.w", "pmadd.wd": "pmaddw.d", "pshuf.b": "pshuf.b"}
 
 
 def round_rows(x: Tensor, piece: int, offset: int, count: Tensor) -> tuple[Tensor, ...]:
@@ -89,17 +92,18 @@ def _rounded(k: Kernel, values: list[Value]) -> tuple[Value, list[Value]]:
 
 def _sizes(processor: Processor) -> tuple[int, ...]:
     """The numbers of rows for which there is code."""
-    return _ROWS if processor.wide else _FEWER
+    return _ROWS if processor.wide and processor.has_byte_dots else _FEWER
 
 
 @Compiled
-def kernel_of(shape: IntegerShape) -> Kernel:
-    """The kernel of this shape, whose inputs are rounded rows."""
-    return _RoundedProduct(Kernel("multiply"), shape).write()
+def kernel_of(shape: IntegerShape, most: int = MANY) -> Kernel:
+    """The kernel of this shape, whose inputs are rounded rows. most: as of
+    :meth:`~foresay.verifier.ops.kernels.cpu.product.ProductKernel.write`."""
+    return _RoundedProduct(Kernel("multiply"), shape).write(most)
 
 
 class _RoundedProduct(IntegerProduct):
-    """Writes the kernel. Further arguments: the pieces' data of :func:`round_rows`."""
+    """Writes the kernel. Further arguments: the pieces' data of :func:`round_rows`. tile: T."""
 
     far, near = 64, 16
     #: Bytes: how far ahead one line of each piece is prefetched too, so that the address of its page is known in time.
@@ -109,7 +113,7 @@ class _RoundedProduct(IntegerProduct):
         super().__init__(kernel, shape)
         self.begun, self.factors, self.inputs = map(kernel.pointer, range(17, 20))
         self.sizes, self.one = _sizes(kernel.processor), kernel.processor.has_byte_dots
-        self.at_once = self.sizes[-1]
+        self.at_once = self.tile = self.sizes[-1]
         self.pieces = self.inner // shape.piece
 
     def _in_strip(self) -> Value:
@@ -120,17 +124,18 @@ class _RoundedProduct(IntegerProduct):
         self.k.prefetch(self.k.bytes_at(line, self.page_ahead), 2)
 
     def _products(self, block: Value, row: Value, left: Value, room: Value) -> None:
-        for fewer, rows in zip((0, *self.sizes), self.sizes, strict=False):
+        sizes = [rows for rows in self.sizes if rows <= self.at_once]
+        for fewer, rows in zip((0, *sizes), sizes, strict=False):
             with self.k.when((left > fewer) & (left <= rows)):
                 self._sum(block, row, rows, room)
 
     def _sum(self, block: Value, row: Value, rows: int, room: Value) -> None:
         k, piece = self.k, self.shape.piece
         self._begin(block, rows, room)
-        inside, first = self.group // piece, row * self.pieces
+        inside, first = self.group // piece, row // self.tile * self.tile * self.pieces + row % self.tile
         with k.loop(0, self.groups) as group, k.loop(0, inside) as at:
             index = group * inside + at
-            there = first + index * self.at_once
+            there = first + index * self.tile
             line = k.bytes_at(self.weight, (block * self.pieces + index) * self.size)
             self._prefetch(line, self.size)
             values = []
@@ -185,25 +190,29 @@ class _RoundedProduct(IntegerProduct):
         """4-bit floats, doubled and unsigned: each byte is looked up in a table."""
         k, table = self.k, [int(number) + OFFSET for number in DOUBLED_E2M1]
         numbers = Value(k, ir.Constant(vector(I8, _WORD * LANES), table * (_WORD * LANES // len(table))))
-        return k.bits(self._by_halves("llvm.x86.avx2.pshuf.b", I8, numbers, k.bits(words, numbers.type)), words.type)
+        return k.bits(self._with("pshuf.b", I8, numbers, k.bits(words, numbers.type)), words.type)
 
     def _dot(self, total: Value, weights: Value, inputs: Value) -> Value:
         """Add four products in each lane; without byte dots, two in each half of it."""
         bytes_of = [self.k.bits(each, vector(I8, _WORD * LANES)) for each in (weights, inputs)]
         if not self.one:
-            return total + self._by_halves("llvm.x86.avx2.pmadd.ub.sw", I16, *bytes_of)
+            return total + self._with("pmadd.ub.sw", I16, *bytes_of)
         if self.k.processor.wide:
             return self.k.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, *bytes_of)
         return self._by_halves("llvm.x86.avx512.vpdpbusd.256", I32, total, *bytes_of)
 
     def _in_order(self, sums: list[list[Value]]) -> list[list[Value]]:
-        """The same, which LLVM does not rearrange: its trees of sums would not fit in 16 registers."""
-        k, of = self.k, vector(I16, LANES)
-        halves = [k.shuffled(each, each, range(at, at + LANES)) for row in sums for each in row for at in (0, LANES)]
+        """The same, which LLVM does not rearrange: its trees of sums would not fit in the registers."""
+        k, wide = self.k, self.k.processor.wide
+        of, parts = vector(I16, 2 * LANES if wide else LANES), (0,) if wide else (0, LANES)
+        whole = [each for row in sums for each in row]
+        halves = [k.shuffled(each, each, range(at, at + of.count)) for each in whole for at in parts]
         several = ir.FunctionType(ir.LiteralStructType([of] * len(halves)), [of] * len(halves))
-        names = ",".join(["=x"] * len(halves) + [str(at) for at in range(len(halves))])
+        names = ",".join(["=v" if wide else "=x"] * len(halves) + [str(at) for at in range(len(halves))])
         made = k.builder.asm(several, "", names, [half.raw for half in halves], side_effect=False)
         found = iter([Value(k, k.builder.extract_value(made, at)) for at in range(len(halves))])
+        if wide:
+            return [[next(found) for _ in row] for row in sums]
         return [[k.shuffled(next(found), next(found), range(2 * LANES)) for _ in row] for row in sums]
 
     def _joined(self, halves: list[Value], first: Value) -> Value:
@@ -211,9 +220,15 @@ class _RoundedProduct(IntegerProduct):
         found = []
         for at, half in enumerate(halves):
             ones = self.k.constant(1 << 4 * at, half.type)
-            found.append(self._by_halves("llvm.x86.avx2.pmadd.wd", I32, half, ones))
+            found.append(self._with("pmadd.wd", I32, half, ones))
         total = sum(found[1:], found[0])
         return total + first if self.shape.signed else total
+
+    def _with(self, name: str, of: ir.Type, *values: Value) -> Value:
+        """An instruction of AVX2 for bytes, or that of AVX-512. of: its result's type."""
+        if not self.k.processor.wide:
+            return self._by_halves(f"llvm.x86.avx2.{name}", of, *values)
+        return self.k.call(f"llvm.x86.avx512.{_WIDE[name]}.512", vector(of, 64 // BYTES[of]), *values)
 
     def _by_halves(self, name: str, of: ir.Type, *values: Value) -> Value:
         """A 256-bit instruction, twice."""

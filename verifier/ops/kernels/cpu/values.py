@@ -234,10 +234,16 @@ class Instructions:
 @cache
 def _constant(of: ir.Type, value: float, spelled: str) -> ir.Constant:
     """spelled: 0.0 and -0.0 are equal, and so are 1 and True."""
-    lanes = lanes_of(of)
-    return ir.Constant(of, [value] * lanes if lanes else value)
+    return _Splat(of, [value] * lanes) if (lanes := lanes_of(of)) else ir.Constant(of, value)
+
+
+class _Splat(ir.Constant):  # type: ignore[misc]
+    """A vector of equal numbers, in LLVM's short spelling: lane by lane they were half of a kernel's text."""
+
+    def _get_reference(self) -> str:
+        return f"splat ({self.constant[0]})"
 
 
 @cache
 def _lane_numbers(numbers: tuple[int, ...]) -> ir.Constant:
-    return ir.Constant(vector(I32, len(numbers)), list(numbers))
+    return ir.Constant(vector(I32, len(numbers)), list(numbers) if any(numbers) else None)
