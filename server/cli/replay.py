@@ -14,9 +14,10 @@ from foresay.server.cli.command import JSON, argument, command
 from foresay.server.engine.trace import Session, Trace, TracedRequest, drafting, read
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.tree import TreeShape
+from foresay.spec.tree import DraftTree, TreeShape
 
 if TYPE_CHECKING:
+    from foresay.spec.protocols import Drafter
     from foresay.spec.sequence import SequenceState
 
 #: Draft lengths of the lookups.
@@ -95,7 +96,6 @@ def recorded(requests: Iterable[TracedRequest]) -> Row:
 def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
     """Draft again with one lookup drafter for all requests, except those with a grammar, which prunes drafts and forces
     tokens. Raises ConfigurationError if the trace has no text."""
-    from foresay.drafters.shadow import Walk
     from foresay.server.engine.drafters.registry import LOOKUPS
 
     drafter, row = LOOKUPS[name](), Row(f"{name}:{length}")
@@ -105,16 +105,28 @@ def looked_up(name: str, length: int, requests: Iterable[TracedRequest]) -> Row:
         text, prompt = request.output(), request.begin.tokens
         if text is None or prompt is None:
             raise ConfigurationError("the trace holds no tokens to look up; record one with --trace-text")
-        walk = Walk(drafter, TreeShape.chain(length), _sequence(request, prompt))
+        sequence = _sequence(request, prompt)
         for _ in range(len(prompt) // _CHUNK):
-            walk.read()
+            drafter.extend(sequence)
         # The step that completes the prefill drafts nothing.
-        walk.begin(text[: request.parts[0].emitted] if request.parts[0].lead else [])
-        walk.follow([*prompt, *text], over=True)
-        walk.close()
-        for drafted, accepted in zip(walk.trace.per_step_drafted, walk.trace.per_step_accepted, strict=True):
-            row.count(drafted, accepted)
+        sequence.tokens.extend(text[: request.parts[0].emitted] if request.parts[0].lead else [])
+        _walk(drafter, TreeShape.chain(length), sequence, [*prompt, *text], row)
+        sequence.finish_reason = "stop"
+        drafter.finished(sequence)
     return row
+
+
+def _walk(drafter: Drafter, shape: TreeShape, sequence: SequenceState, tokens: list[int], row: Row) -> None:
+    """Count the steps to the end of ``tokens``, exactly: at each root the drafter proposes, the text says what is
+    accepted, and the next root is one past that."""
+    while len(sequence.tokens) < len(tokens):
+        levels = shape.limited(sequence.most_levels)
+        root = DraftTree.chain([sequence.tokens[-1]])
+        tree = drafter.propose([sequence], [levels])[0] if levels.levels else root
+        ahead = tokens[len(sequence.tokens) : len(sequence.tokens) + max(tree.depths) + 1]
+        accepted = tree.accepted(ahead)
+        row.count(len(tree.tokens) - 1, accepted)
+        sequence.tokens.extend(ahead[: accepted + 1])
 
 
 def _sequence(request: TracedRequest, prompt: list[int]) -> SequenceState:
@@ -125,7 +137,7 @@ def _sequence(request: TracedRequest, prompt: list[int]) -> SequenceState:
 
     return SequenceState(
         id=request.begin.id,
-        tokens=prompt,
+        tokens=list(prompt),
         prompt_length=len(prompt),
         sampling=SamplingParams(),
         table=PageTable(PagePool(2)),

@@ -1,4 +1,4 @@
-"""Observers of an engine that settings enable: the trace, the shadow, the draft history.
+"""Observers of an engine that settings enable: the trace and the draft history.
 
 Trace lines are written to the file about once a second: on a local disk that takes microseconds. A file system that
 blocks writers (a network file system, say) delays the next step.
@@ -19,8 +19,6 @@ from typing import BinaryIO
 import msgspec
 
 import foresay
-from foresay.drafters.shadow import Shadow
-from foresay.server.engine.drafters.registry import lookup
 from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine.trace import VERSION, Begin, Cut, DraftChoice, End, EngineStart, Part, Record, Step
 from foresay.server.settings.config import EngineConfig
@@ -220,33 +218,24 @@ def _choice(results: Sequence[VerifyResult]) -> DraftChoice | None:
     return None
 
 
-#: A shadow's draft length if --draft-tokens is 0 and the setting does not give one.
-_TOKENS = 4
-
-
 @dataclass(slots=True)
 class EngineObservers:
     """The observers of one engine."""
 
     trace: TraceWriter | None = None
-    shadow: Shadow | None = None
     history: HistoryWriter | None = None
 
     @classmethod
     def of(cls, config: EngineConfig) -> EngineObservers:
-        """Make those that the settings enable. Raises ConfigurationError for a trace that cannot be written, or an
-        unknown shadow."""
-        shadow = None
-        if config.shadow is not None:
-            shadow = Shadow(*lookup(config.shadow, "--shadow", config.draft_tokens or _TOKENS))
+        """Make those that the settings enable. Raises ConfigurationError for a trace that cannot be written."""
         trace = None if config.trace is None else TraceWriter(Lines(config.trace), config.trace_text)
         history = None if config.draft_history is None else HistoryWriter(config.draft_history)
-        return cls(trace, shadow, history)
+        return cls(trace, history)
 
     @property
     def observers(self) -> list[Observer]:
         """The enabled observers."""
-        return [observer for observer in (self.trace, self.shadow, self.history) if observer is not None]
+        return [observer for observer in (self.trace, self.history) if observer is not None]
 
     def started(self, engine: Engine) -> None:
         """The engine is ready."""

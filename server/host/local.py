@@ -30,7 +30,6 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import ShadowReport
 
 FIELDS = SamplingParams.__struct_fields__
 #: Further keyword arguments of ``generate``.
@@ -275,10 +274,6 @@ class Engine:
                     del self._streams[delta.id]
                 stream.take(delta)
         self._engine.notify()
-
-    def shadowed(self) -> list[ShadowReport]:
-        """What the ``shadow`` drafter would have done for the requests that ended since the last call."""
-        return [] if self._observers.shadow is None else self._observers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
         self._engine.finish(id, at_token)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from foresay.drafters.shadow import Shadow
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.memory import NoRoom
 from foresay.server.engine.observers import EngineObservers
@@ -24,7 +23,6 @@ from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
-from foresay.spec.trace import ShadowReport
 from foresay.verifier.model.kept_weights import leave_off
 from foresay.verifier.ops.kernels.cpu import threads
 
@@ -35,20 +33,17 @@ _LAST_SECONDS = 4.0
 
 
 class Loop:
-    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. shadow: an
-    observer of the engine whose reports go to the server. witness: runs exactness trials while no request runs."""
+    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. witness:
+    runs exactness trials while no request runs."""
 
     def __init__(
         self,
         engine: Engine,
         link: Link,
         grammars: Callable[[], GrammarCompiler | None] = lambda: None,
-        shadow: Shadow | None = None,
         witness: Witness | None = None,
     ) -> None:
-        self._engine = engine
-        self._shadow, self._witness = shadow, witness
-        self._link = link
+        self._engine, self._link, self._witness = engine, link, witness
         self._pending = Pending(grammars, link.wake)
         self._stopped = self._idle = False
 
@@ -74,7 +69,7 @@ class Loop:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
             if self._witness is not None and not (self._engine.has_work or self._stopped):
                 self._witness.go_on()
-            self._observe()
+            self._engine.notify()  # once the tokens are sent
             self._idle = not self._engine.has_work and (self._engine.prepare_one() or self._engine.keep_one())
 
     def _rest(self, requested: bool, of: object = None) -> None:
@@ -84,21 +79,6 @@ class Loop:
     @property
     def _trying(self) -> bool:
         return self._witness is not None and self._witness.going
-
-    def _observe(self) -> None:
-        """After the tokens are sent: run the observers, and report what a shadow would have had accepted."""
-        self._engine.notify()
-        for report in self._reports():
-            self._link.send(frames.Shadowed(report))
-
-    def _reports(self) -> list[ShadowReport]:
-        """The shadow's reports. A shadow that fails is dropped."""
-        try:
-            return [] if self._shadow is None else self._shadow.reports()
-        except Exception:
-            log.exception("the shadow drafter failed and is off until the engine restarts")
-            self._shadow = None
-            return []
 
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
@@ -195,7 +175,7 @@ def serve(link: Link) -> int:
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
-        Loop(engine, link, grammars, observers.shadow, witness).run()
+        Loop(engine, link, grammars, witness).run()
     except GONE:
         raise
     except Exception as error:

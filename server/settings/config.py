@@ -98,7 +98,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: LayerNumbers | None = None
     draft_growth: Growth = "dynamic"
     draft_history: str | None = None
-    shadow: str | None = None
     trace: str | None = None
     trace_text: bool = False
     max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4

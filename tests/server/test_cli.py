@@ -104,8 +104,7 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
         (["train", "eagle"], "medusa or peagle, got 'eagle'; did you mean \"eagle3\"?"),
         (["train"], "foresay train: needs KIND, --prompts, --out (see"),
         (["train", "eagle3", "--steps", "x"], "foresay train: --steps must be a whole number of at least 1, got 'x'"),
-        (["bench", "--shadow", "ngram"], "bench measures without --shadow and --trace"),
-        (["selfcheck", "--shadow", "ngram"], "--shadow has no effect"),
+        (["bench", "--trace", "x"], "bench measures without --trace"),
         (["serve", "--trace-text"], "but no trace is set (--trace FILE)"),
     ],
 )
@@ -261,12 +260,9 @@ def test_bench_shows_its_progress() -> None:
     assert progress == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
 
 
-def test_generate_reports_what_a_shadow_would_have_done_and_traces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_generate_traces(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    flags = ["--shadow", "ngram:3", "--trace", str(trace), "--max-tokens", "30", "--threads", "1", "--temperature", "0"]
+    flags = ["--trace", str(trace), "--max-tokens", "30", "--threads", "1", "--temperature", "0"]
     assert main(["generate", "--prompt", "the fox and the fox and the fox and", *flags]) == 0
-    assert re.search(r"with ngram \(shadow\): \d\.\d\d tokens per step, \d+% of \d+ drafted", capsys.readouterr().err)
     (session,) = read(trace).sessions
     assert [request.kept for request in session.requests.values()] == [30]

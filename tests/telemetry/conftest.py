@@ -18,7 +18,7 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def live(tmp_path_factory: pytest.TempPathFactory, trace_file: Path) -> Iterator[LiveServer]:
     """The bundled pair behind a real server, watched in every way there is."""
     flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--self-check", "1")
-    watched = ("--shadow", "ngram:3", "--trace", str(trace_file), "--trace-text")
+    watched = ("--trace", str(trace_file), "--trace-text")
     with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags, *watched) as server:
         yield server
 

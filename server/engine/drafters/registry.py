@@ -26,7 +26,7 @@ from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
-from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.spec.tree import TreeShape
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
@@ -72,7 +72,7 @@ class Suffix(_Lookup):
 ENTRIES: tuple[type[Entry], ...] = (
     Medusa, Mtp, Assistant, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom,
 )  # fmt: skip
-#: Lookup drafters by name, for ``--shadow`` and replays.
+#: Lookup drafters by name, for replays.
 LOOKUPS: dict[str, Callable[[], Drafter]] = {
     name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
 }
@@ -129,19 +129,3 @@ def drafts(config: EngineConfig, draft: str) -> list[Entry]:
 def entry_of(drafter: Drafter | None) -> type[Entry]:
     """The kind of a loaded drafter; the base class for one that cannot be requested by name."""
     return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
-
-
-def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
-    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and its chain; of ``tokens`` tokens if no number is given.
-
-    Raises ConfigurationError, naming ``flag``, for anything else.
-    """
-    name, colon, count = text.partition(":")
-    if name not in LOOKUPS:
-        known = " or ".join(LOOKUPS)
-        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "ngram:6")')
-    if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
-        raise ConfigurationError(
-            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} after the colon"
-        )
-    return LOOKUPS[name](), TreeShape.chain(int(count) if colon else tokens)
