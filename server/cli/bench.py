@@ -79,8 +79,6 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     """
     from foresay.drafters.training.progress import Progress
 
-    if config.trace is not None:
-        raise ConfigurationError("bench measures without --trace: it would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
     ways = _ways(config, arguments.compare)
     prompts = _bench_prompts(arguments)

@@ -16,7 +16,7 @@ from typing import Any, Self, overload
 import msgspec
 
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.observers import EngineObservers
+from foresay.server.engine.history import HistoryWriter
 from foresay.server.host.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -112,13 +112,8 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._observers = EngineObservers.of(config)
-        try:
-            self._engine = build_engine(config, progress, self._observers.observers)
-        except BaseException:
-            self._observers.close()
-            raise
-        self._observers.started(self._engine)
+        self._engine = build_engine(config, progress)
+        self._history = HistoryWriter.of(config, self._engine)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
@@ -162,7 +157,8 @@ class Engine:
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.notify()
-        self._observers.close()
+        if self._history is not None:
+            self._history.close()
 
     @overload
     def generate(

@@ -11,8 +11,8 @@ from functools import partial
 from time import monotonic
 
 from foresay.server.engine.build import build_engine
+from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine.memory import NoRoom
-from foresay.server.engine.observers import EngineObservers
 from foresay.server.engine.taken_over import Witness
 from foresay.server.host import frames
 from foresay.server.host.frames import GONE, Link
@@ -130,15 +130,10 @@ def started(link: Link) -> frames.Start:
             return frame
 
 
-def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, EngineObservers] | None:
-    """The engine and its observers, or None after reporting to the server why it cannot be built. Progress goes to the
-    link."""
-    observers = EngineObservers()
-
+def built(start: frames.Start, link: Link, witness: Witness) -> Engine | None:
+    """The engine, or None after reporting to the server why it cannot be built. Progress goes to the link."""
     try:
-        observers = EngineObservers.of(start.config)
-        given = start.config, link.loading, observers.observers, start.reserved, start.costs, witness, True
-        return build_engine(*given), observers
+        return build_engine(start.config, link.loading, start.reserved, start.costs, witness, True)
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -148,7 +143,6 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
     except Exception as error:
         log.exception("the engine could not be built")
         link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
-    observers.close()
     return None
 
 
@@ -165,12 +159,11 @@ def serve(link: Link) -> int:
     """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
     start, witness, progress = started(link), Witness(), threads.share()
     threads.keep_apart()
-    parts = built(start, link, witness)
-    if parts is None:
+    engine = built(start, link, witness)
+    if engine is None:
         return 2
-    engine, observers = parts
     engine.steps = start.steps
-    observers.started(engine)
+    history = HistoryWriter.of(start.config, engine)
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
@@ -184,6 +177,7 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        observers.close()
+        if history is not None:
+            history.close()
         leave_off()
     return 0

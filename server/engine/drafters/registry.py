@@ -6,7 +6,7 @@ Adding one is a file in ``drafters``, an entry in this folder, and its name here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,10 +72,6 @@ class Suffix(_Lookup):
 ENTRIES: tuple[type[Entry], ...] = (
     Medusa, Mtp, Assistant, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom,
 )  # fmt: skip
-#: Lookup drafters by name, for replays.
-LOOKUPS: dict[str, Callable[[], Drafter]] = {
-    name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
-}
 
 
 def find(part: str) -> Entry:
