@@ -16,6 +16,7 @@ NAMES = {
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
     "agents": "coding agents' sessions: first tokens, and prompts found again",
+    "replay": "what lookup drafters would have had accepted in recorded texts",
     "floor": "the least that a step costs here; what quantised weights and KV gain",
     "quality": "what quantising costs in quality",
     "perplexity": "how likely a model finds a text",

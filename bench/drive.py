@@ -23,7 +23,7 @@ import torch
 
 from bench import BadOption
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.drafters.registry import LOOKUPS
+from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import AUTO, BUNDLED, stages, target_directory
@@ -39,6 +39,8 @@ Result = TypeVar("Result")
 _numbers = count()
 
 #: Drafters that need a directory, and the flag that gives it.
+#: Drafters that need no model, by name.
+LOOKUPS = {name: entry.made for entry in ENTRIES if entry.looks for name in entry.names}
 FROM_DIRECTORY = {DRAFT_MODEL: "draft", MEDUSA: "medusa", EAGLE3: "eagle3", DFLASH: "dflash"}
 
 

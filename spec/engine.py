@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.spec.adjust import Adjustment
@@ -43,7 +43,6 @@ class Engine:
         verifier: Verifier,
         drafter: Drafter | None,
         scheduler: Scheduler,
-        observers: Sequence[Observer] = (),
         runner: StepRunner | None = None,
         crowded: Callable[[], float] = lambda: 0.0,
         ahead: Iterable[object] = (),
@@ -54,8 +53,9 @@ class Engine:
         self._crowded, self._ahead = crowded, iter(ahead)
         self.steps = 0
         self.trace: StepTrace | None = None
-        budget = scheduler.budget
-        self._observers = Observers([*([] if budget is None else [budget]), *observers])
+        self._observers = Observers()
+        if scheduler.budget is not None:
+            self.observe(scheduler.budget)
         self._sequences: dict[str, SequenceState] = {}
         self._ended: list[Delta] = []
 
@@ -78,7 +78,6 @@ class Engine:
         self._sequences[request.id] = sequence = self._sequence(request, constraint)
         sequence.replay()
         self.scheduler.add(sequence)
-        self._observers.note(lambda observer: observer.begun(sequence))
 
     def _leader(self, request: Request) -> SequenceState | None:
         """The sequence whose prompt KV the request will share, or None."""
@@ -150,7 +149,6 @@ class Engine:
         self.notify()
         sequence = self._sequences.get(request_id)
         if sequence is None:
-            self._observers.note(lambda observer: observer.cut(request_id, at_token))
             return
         keep = sequence.prompt_length + min(max(at_token, 0), sequence.output_length)
         sequence.trace.cut(len(sequence.tokens) - keep)
@@ -171,6 +169,10 @@ class Engine:
     def prepare_one(self) -> bool:
         """Do a piece of what more texts at once would wait for, tens of milliseconds; False if nothing is left."""
         return next(self._ahead, self) is not self
+
+    def observe(self, observer: Observer) -> None:
+        """Notify one more observer from now on."""
+        self._observers.add(observer)
 
     def notify(self) -> None:
         """Notify the observers of what happened. Call it once the step's deltas have been sent; otherwise it is done

@@ -20,18 +20,11 @@ log = logging.getLogger("foresay.engine")
 class Observer:
     """Override the events you need. An observer must not change its arguments."""
 
-    def begun(self, sequence: SequenceState) -> None:
-        """A request was queued: its tokens are the prompt."""
-
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """A step has ended; the tokens it emitted are the last ones of their sequences."""
 
     def ended(self, sequence: SequenceState) -> None:
         """A sequence has ended, with this text."""
-
-    def cut(self, id: str, at_token: int) -> None:
-        """A sequence that had already ended is cut at its output token number ``at_token``: a stop string was found
-        later."""
 
     def dropped(self, error: Exception) -> None:
         """One of these methods raised, so the observer is not called any more: its state is out of date."""
@@ -40,9 +33,13 @@ class Observer:
 class Observers:
     """Events that are not delivered yet. Costs nothing without observers."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
         self._queued: list[Callable[[Observer], None]] = []
+
+    def add(self, observer: Observer) -> None:
+        """Deliver events to one more, from now on."""
+        self._observers.append(observer)
 
     def note(self, event: Callable[[Observer], None], at: int | None = None) -> None:
         """Queue an event. at: the index in the queue; None: at the end."""

@@ -119,24 +119,6 @@ class StepTrace(msgspec.Struct, kw_only=True):
     woken: float = 0.0
 
 
-class ShadowReport(msgspec.Struct, frozen=True):
-    """What a shadow drafter would have done for one finished request.
-
-    steps: the steps it would have taken, beginning with the one that computed the prompt; tokens: emitted in them.
-    drafts: the steps in which it proposed anything. Lists by depth start at depth 1. seconds: spent drafting.
-    """
-
-    drafter: str
-    tokens: int
-    steps: int
-    drafts: int
-    drafted: int
-    accepted: int
-    drafted_per_depth: list[int]
-    accepted_per_depth: list[int]
-    seconds: float
-
-
 class Stopwatch:
     """Splits a stretch of time into named phases: each ``lap`` ends the phase it names."""
 

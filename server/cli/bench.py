@@ -79,8 +79,6 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     """
     from foresay.drafters.training.progress import Progress
 
-    if config.shadow is not None or config.trace is not None:
-        raise ConfigurationError("bench measures without --shadow and --trace: they would slow one side down")
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
     ways = _ways(config, arguments.compare)
     prompts = _bench_prompts(arguments)
@@ -299,10 +297,6 @@ def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
     from foresay.drafters.training.progress import Progress
     from foresay.server.cli.selfcheck_prompts import check, rows, sentence
 
-    if config.shadow is not None:
-        raise ConfigurationError(
-            "selfcheck compares the drafter in use with plain decoding: --shadow has no effect here"
-        )
     prompts = prompts_of(arguments.prompts)
     samplings = _samplings(config)
     with (

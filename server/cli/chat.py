@@ -13,7 +13,7 @@ import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
-from foresay.server.cli.progress import Stages, loaded, note, shadow_summary, stopping, summary
+from foresay.server.cli.progress import Stages, loaded, note, stopping, summary
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -21,7 +21,7 @@ from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.names import NONE
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import ShadowReport, Statistics
+from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
@@ -57,7 +57,6 @@ class _Answer:
     params: SamplingParams
     completion: Completion
     passes: int
-    shadowed: list[ShadowReport]
 
 
 class ChatSession:
@@ -127,7 +126,7 @@ class ChatSession:
                 raise
             note(f"{error} (/new begins a new conversation)")
             return
-        self._last = _Answer(sent, params, completion, len(stream.steps), self._engine.shadowed())
+        self._last = _Answer(sent, params, completion, len(stream.steps))
         if completion.text or completion.finish_reason != "cancelled":
             self._messages = [*sent[len(self._system) :], {"role": "assistant", "content": completion.text}]
         if self._terminal:
@@ -211,8 +210,6 @@ class ChatSession:
         note(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
         note(f"{cached} | {_accepted(statistics.by_depth)}")
-        for report in self._last.shadowed:
-            note(shadow_summary(report))
 
 
 def _settable() -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import loaded, note, shadow_summary, stopping, summary
+from foresay.server.cli.progress import loaded, note, stopping, summary
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import target_directory
@@ -89,8 +89,6 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
         if completion.statistics is not None:
             line = summary(completion.statistics, completion.finish_reason, completion.seed, completion.exact)
             note(f"{line} | {drawn(config)}")
-        for report in engine.shadowed():
-            note(shadow_summary(report))
     return 0
 
 

@@ -32,7 +32,6 @@ from foresay.server.cli import (
     launch,
     ollama,
     pull,
-    replay,
     serve,
     train,
 )
@@ -69,7 +68,7 @@ def version(config: None, arguments: Namespace) -> int:
 GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
     "choose one:": (pull.show_models, pull.pull, pull.check, pull.quantize),
-    "make it faster:": (bench.bench, bench.selfcheck, train.run, replay.run),
+    "make it faster:": (bench.bench, bench.selfcheck, train.run),
     "run a server:": (serve.show_config, keys.run, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
 }

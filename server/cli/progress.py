@@ -19,7 +19,7 @@ from foresay.server.host.imports import import_tokenizers, uncollected
 from foresay.server.settings.config import EngineConfig, SamplingConfig
 from foresay.server.settings.resolved import check_config
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.trace import ShadowReport, Statistics
+from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
@@ -188,10 +188,3 @@ def summary(statistics: Statistics, finish_reason: str, seed: int, exact: bool) 
     parts.append(f"seed {seed}")
     parts.append("exact" if exact else "not exact")
     return " | ".join(parts)
-
-
-def shadow_summary(report: ShadowReport) -> str:
-    """One line about what a shadow drafter would have done."""
-    steps = f"{report.tokens / report.steps:.2f} tokens per step" if report.steps else "no steps"
-    share = f"{report.accepted / report.drafted:.0%} of {report.drafted} drafted accepted" if report.drafted else ""
-    return f"with {report.drafter} (shadow): {', '.join(filter(None, (steps, share)))}"

@@ -34,7 +34,6 @@ from foresay.server.settings.resolved import BUNDLED, CannotRun, Resolved, choos
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
-from foresay.spec.observer import Observer
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
@@ -117,13 +116,12 @@ class _Chosen:
 def build_engine(
     config: EngineConfig,
     progress: LoadProgress | None = None,
-    observers: Sequence[Observer] = (),
     reserved: Mapping[str, int] | None = None,
     costs: Costs | None = None,
     witness: Witness | None = None,
     keeps: bool = False,
 ) -> Engine:
-    """Load the models, plan the memory, probe exactness, measure the step cost. observers: of the engine. reserved:
+    """Load the models, plan the memory, probe exactness, measure the step cost. reserved:
     bytes that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this
     one does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on
     disk for servers that start later; updated with new ones. Without them everything is measured. witness: may know
@@ -192,7 +190,6 @@ def _built(
         verifier=verifier,
         drafter=drafting.drafter,
         scheduler=scheduler,
-        observers=observers,
         runner=runner,
         crowded=threads.crowded,
         ahead=chain(

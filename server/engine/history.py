@@ -25,6 +25,7 @@ import numpy as np
 
 from foresay.drafters.combined import members_of
 from foresay.drafters.suffix.contexts import END, History, Texts
+from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
@@ -128,24 +129,25 @@ def _digest(body: bytes) -> bytes:
 class HistoryWriter(Observer):
     """Writes the history of an engine's drafter now and then, in a thread, and at the end."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, engine: Engine) -> None:
+        suffix: Any = members_of(engine.drafter)[SUFFIX]
         self._path, self._every = path, EVERY
-        self._history: History | None = None
-        self._vocab_size = self._written = 0
+        self._history: History = suffix.history
+        self._vocab_size, self._written = engine.info.vocab_size, self._history.changes
         self._at = time.monotonic()
         self._thread: threading.Thread | None = None
+        engine.observe(self)
 
-    def started(self, engine: Engine) -> None:
-        """The engine is ready."""
-        suffix: Any = members_of(engine.drafter)[SUFFIX]
-        history: History = suffix.history
-        self._history, self._vocab_size, self._written = history, engine.info.vocab_size, history.changes
+    @classmethod
+    def of(cls, config: EngineConfig, engine: Engine) -> HistoryWriter | None:
+        """That of the engine's settings; None if they name no file."""
+        return None if config.draft_history is None else cls(config.draft_history, engine)
 
     def ended(self, sequence: SequenceState) -> None:
         """Answers are added when sequences end: write, if the last write was long ago."""
         history = self._history
         due = time.monotonic() - self._at >= self._every and (self._thread is None or not self._thread.is_alive())
-        if history is not None and due and history.changes != self._written:
+        if due and history.changes != self._written:
             self._at, self._written = time.monotonic(), history.changes
             # The texts only grow, so the thread may read them.
             given = (history.texts(), history.key, _REST)
@@ -156,7 +158,7 @@ class HistoryWriter(Observer):
         """Write any changes."""
         if self._thread is not None:
             self._thread.join()
-        if self._history is not None and self._history.changes != self._written:
+        if self._history.changes != self._written:
             self._write(self._history.texts(), self._history.key)
             self._written = self._history.changes
 

@@ -17,7 +17,7 @@ from foresay.server.host.resumption import AGAIN, InFlights
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo, Footprint, Request
-from foresay.spec.trace import ShadowReport, StepTrace
+from foresay.spec.trace import StepTrace
 
 log = logging.getLogger("foresay.server")
 #: Called with the current phase and the share done (0 to 1, None if unknown).
@@ -28,13 +28,11 @@ T = TypeVar("T")
 class Observed:
     """Calls observers. An exception in an observer is logged the first time, and never propagates.
 
-    observe, observe_shadow: called with every engine step, and with what its shadow drafter would have done; must not
-    block.
+    observe: called with every engine step; must not block.
     """
 
     def __init__(self) -> None:
         self.observe: Callable[[StepTrace], None] | None = None
-        self.observe_shadow: Callable[[ShadowReport], None] | None = None
         self._failed: set[object] = set()
 
     def _notify(self, observe: Callable[[T], None] | None, what: T) -> None:
@@ -196,8 +194,6 @@ class ChannelClient(Observed):
                     self._in_flight.take(delta)
             case frames.Rejected(id):
                 self._in_flight.reject(id, frame.error)
-            case frames.Shadowed(report):
-                self._notify(self.observe_shadow, report)
 
     def _stepped(self, trace: StepTrace) -> None:
         self._steps = trace.number

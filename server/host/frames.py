@@ -3,7 +3,7 @@
 ::
 
     server -> engine   Start (once), Add, Cancel, Finish, Number, KeepWarm, Ping, Stop
-    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Pong, Shadowed
+    engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Pong
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
 """
@@ -23,7 +23,7 @@ from foresay.server.engine.costs import Costs
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError, ContextLengthExceeded, Fault, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Footprint, Request
-from foresay.spec.trace import ShadowReport, StepTrace
+from foresay.spec.trace import StepTrace
 
 HEADER_BYTES = 4
 
@@ -137,14 +137,8 @@ class Pong(msgspec.Struct, tag="pong"):
     """The engine's loop is running."""
 
 
-class Shadowed(msgspec.Struct, tag="shadowed"):
-    """A request has ended: what the shadow drafter would have done for it."""
-
-    report: ShadowReport
-
-
 UpFrame = Start | Add | Cancel | Finish | Number | KeepWarm | Ping | Stop
-DownFrame = Loading | Ready | Failed | Deltas | Rejected | Pong | Shadowed
+DownFrame = Loading | Ready | Failed | Deltas | Rejected | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _up_decoder = msgspec.msgpack.Decoder(UpFrame)

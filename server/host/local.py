@@ -16,7 +16,7 @@ from typing import Any, Self, overload
 import msgspec
 
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.observers import EngineObservers
+from foresay.server.engine.history import HistoryWriter
 from foresay.server.host.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -30,7 +30,6 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import ShadowReport
 
 FIELDS = SamplingParams.__struct_fields__
 #: Further keyword arguments of ``generate``.
@@ -113,13 +112,8 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._observers = EngineObservers.of(config)
-        try:
-            self._engine = build_engine(config, progress, self._observers.observers)
-        except BaseException:
-            self._observers.close()
-            raise
-        self._observers.started(self._engine)
+        self._engine = build_engine(config, progress)
+        self._history = HistoryWriter.of(config, self._engine)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
@@ -163,7 +157,8 @@ class Engine:
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.notify()
-        self._observers.close()
+        if self._history is not None:
+            self._history.close()
 
     @overload
     def generate(
@@ -275,10 +270,6 @@ class Engine:
                     del self._streams[delta.id]
                 stream.take(delta)
         self._engine.notify()
-
-    def shadowed(self) -> list[ShadowReport]:
-        """What the ``shadow`` drafter would have done for the requests that ended since the last call."""
-        return [] if self._observers.shadow is None else self._observers.shadow.reports()
 
     def cut(self, id: str, at_token: int) -> None:
         self._engine.finish(id, at_token)

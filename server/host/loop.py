@@ -10,10 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from foresay.drafters.shadow import Shadow
 from foresay.server.engine.build import build_engine
+from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine.memory import NoRoom
-from foresay.server.engine.observers import EngineObservers
 from foresay.server.engine.taken_over import Witness
 from foresay.server.host import frames
 from foresay.server.host.frames import GONE, Link
@@ -24,7 +23,6 @@ from foresay.spec.constrain import Constraint
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
-from foresay.spec.trace import ShadowReport
 from foresay.verifier.model.kept_weights import leave_off
 from foresay.verifier.ops.kernels.cpu import threads
 
@@ -35,20 +33,17 @@ _LAST_SECONDS = 4.0
 
 
 class Loop:
-    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. shadow: an
-    observer of the engine whose reports go to the server. witness: runs exactness trials while no request runs."""
+    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. witness:
+    runs exactness trials while no request runs."""
 
     def __init__(
         self,
         engine: Engine,
         link: Link,
         grammars: Callable[[], GrammarCompiler | None] = lambda: None,
-        shadow: Shadow | None = None,
         witness: Witness | None = None,
     ) -> None:
-        self._engine = engine
-        self._shadow, self._witness = shadow, witness
-        self._link = link
+        self._engine, self._link, self._witness = engine, link, witness
         self._pending = Pending(grammars, link.wake)
         self._stopped = self._idle = False
 
@@ -74,7 +69,7 @@ class Loop:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
             if self._witness is not None and not (self._engine.has_work or self._stopped):
                 self._witness.go_on()
-            self._observe()
+            self._engine.notify()  # once the tokens are sent
             self._idle = not self._engine.has_work and (self._engine.prepare_one() or self._engine.keep_one())
 
     def _rest(self, requested: bool, of: object = None) -> None:
@@ -84,21 +79,6 @@ class Loop:
     @property
     def _trying(self) -> bool:
         return self._witness is not None and self._witness.going
-
-    def _observe(self) -> None:
-        """After the tokens are sent: run the observers, and report what a shadow would have had accepted."""
-        self._engine.notify()
-        for report in self._reports():
-            self._link.send(frames.Shadowed(report))
-
-    def _reports(self) -> list[ShadowReport]:
-        """The shadow's reports. A shadow that fails is dropped."""
-        try:
-            return [] if self._shadow is None else self._shadow.reports()
-        except Exception:
-            log.exception("the shadow drafter failed and is off until the engine restarts")
-            self._shadow = None
-            return []
 
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
@@ -150,15 +130,10 @@ def started(link: Link) -> frames.Start:
             return frame
 
 
-def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, EngineObservers] | None:
-    """The engine and its observers, or None after reporting to the server why it cannot be built. Progress goes to the
-    link."""
-    observers = EngineObservers()
-
+def built(start: frames.Start, link: Link, witness: Witness) -> Engine | None:
+    """The engine, or None after reporting to the server why it cannot be built. Progress goes to the link."""
     try:
-        observers = EngineObservers.of(start.config)
-        given = start.config, link.loading, observers.observers, start.reserved, start.costs, witness, True
-        return build_engine(*given), observers
+        return build_engine(start.config, link.loading, start.reserved, start.costs, witness, True)
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -168,7 +143,6 @@ def built(start: frames.Start, link: Link, witness: Witness) -> tuple[Engine, En
     except Exception as error:
         log.exception("the engine could not be built")
         link.send(frames.Failed(f"{type(error).__name__}: {error}", building=True))
-    observers.close()
     return None
 
 
@@ -185,17 +159,16 @@ def serve(link: Link) -> int:
     """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
     start, witness, progress = started(link), Witness(), threads.share()
     threads.keep_apart()
-    parts = built(start, link, witness)
-    if parts is None:
+    engine = built(start, link, witness)
+    if engine is None:
         return 2
-    engine, observers = parts
     engine.steps = start.steps
-    observers.started(engine)
+    history = HistoryWriter.of(start.config, engine)
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
-        Loop(engine, link, grammars, observers.shadow, witness).run()
+        Loop(engine, link, grammars, witness).run()
     except GONE:
         raise
     except Exception as error:
@@ -204,6 +177,7 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        observers.close()
+        if history is not None:
+            history.close()
         leave_off()
     return 0

@@ -267,12 +267,13 @@ class InFlights:
     def finish(self, id: str, at_token: int) -> None:
         """End the text of a request with this output token; its last delta still comes."""
         flight = self._all.get(id)
-        if flight is None or flight.deltas:
-            self.send(frames.Finish(id, at_token))  # even if over: for the engine's observers
-        if flight is not None:
-            flight.ends_at = at_token
-            if not flight.deltas:  # all of it came from the previous engine
-                self._close(flight)
+        if flight is None:
+            return
+        flight.ends_at = at_token
+        if flight.deltas:
+            self.send(frames.Finish(id, at_token))
+        else:  # all of it came from the previous engine
+            self._close(flight)
 
     def stepped(self, waiting: int) -> None:
         """The engine has taken a step. waiting: requests that were not in it."""

@@ -98,9 +98,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_layers: LayerNumbers | None = None
     draft_growth: Growth = "dynamic"
     draft_history: str | None = None
-    shadow: str | None = None
-    trace: str | None = None
-    trace_text: bool = False
     max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4
     max_model_len: Positive | None = None
     kv_tokens: Positive | None = None
@@ -217,8 +214,6 @@ def check(config: EngineConfig) -> None:
             f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
             "leave --draft-history out"
         )
-    if config.trace_text and config.trace is None:
-        raise ConfigurationError("trace_text writes token ids into the trace, but no trace is set (--trace FILE)")
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
         raise ConfigurationError(
             f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "
@@ -255,11 +250,8 @@ def _check_replicas(config: ServeConfig) -> None:
     least, _, most = config.replicas.partition("-")
     if most and int(most) < int(least):
         raise ConfigurationError(f"replicas ({config.replicas}) must name the least first, then the most")
-    for setting, value in (("trace", config.trace), ("draft_history", config.draft_history)):
-        if value is not None:
-            raise ConfigurationError(
-                f"{setting} is a file written by one engine: it cannot be combined with --replicas"
-            )
+    if config.draft_history is not None:
+        raise ConfigurationError("draft_history is a file written by one engine: it cannot be combined with --replicas")
     if config.idle_unload is not None:
         raise ConfigurationError("idle_unload ends an engine: with --replicas say how many, such as --replicas 1-4")
 
@@ -279,11 +271,10 @@ def check_models(config: ServeConfig) -> None:
 
 def _check_own_files(models: dict[str, ServeConfig]) -> None:
     """Refuse a file that two models would write to: both may be loaded at once."""
-    for setting in ("trace", "draft_history"):
-        users: dict[str, str] = {}
-        for name, config in models.items():
-            file = getattr(config, setting)
-            if file is not None and users.setdefault(file, name) != name:
-                raise ConfigurationError(
-                    f"the models {users[file]} and {name} would both write to {file}: set {setting} in each section"
-                )
+    users: dict[str, str] = {}
+    for name, config in models.items():
+        file = config.draft_history
+        if file is not None and users.setdefault(file, name) != name:
+            raise ConfigurationError(
+                f"the models {users[file]} and {name} would both write to {file}: set draft_history in each section"
+            )

@@ -41,11 +41,6 @@ drafting
     many at each depth as the tree has there
   draft_history FILE: a file where --draft suffix keeps the answers it searches, across restarts: token ids of
     answers, and of the ends of prompts (forgotten on exit)
-observing
-  shadow DRAFT: a drafter that needs no model (ngram, suffix, or suffix:6 for 6 tokens ahead) drafts beside the one in
-    use, unverified, and what would have been accepted is counted
-  trace FILE: append every step to this file (trees, draws, acceptance, times; no text)
-  trace_text: write token ids into the trace too, for foresay replay
 memory
   max_seqs N: sequences decoded at the same time
   max_model_len TOKENS: longest prompt plus output in tokens (the model's own limit)

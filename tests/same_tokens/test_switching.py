@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.drive import LOOKUPS
 from foresay.kvpaging import PagePool
-from foresay.server.engine.drafters.registry import LOOKUPS
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape

@@ -13,7 +13,6 @@ from foresay import Engine
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import measure
 from foresay.server.cli.main import COMMANDS, build_parser, main
-from foresay.server.engine.trace import read
 from foresay.server.settings.config import BenchConfig, ServeConfig
 from foresay.server.settings.fields import settings_of
 
@@ -95,7 +94,6 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
         (["pull", "Qwen2.5-7b-Instruct"], 'there is nothing of that name; did you mean "Qwen/Qwen2.5-7B-Instruct"?'),
         (["quantize", "smolm2", "--out", "x"], 'there is nothing of that name; did you mean "smollm2"?'),
         (["quantize", "bundled", "--out", "/"], "--out /: already exists and is not empty"),
-        (["replay", "no.jsonl"], "foresay replay: no.jsonl: no such file"),
         (["train", "medusa", "--prompts", "no", "--out", "x"], "--prompts no: no such file or directory"),
         (["generate", "--prompt", "x", "--max-tokens", "1024"], "so --max-tokens 1023 is the most"),
         (["generate"], "foresay generate: needs --prompt (see"),
@@ -104,9 +102,6 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
         (["train", "eagle"], "medusa or peagle, got 'eagle'; did you mean \"eagle3\"?"),
         (["train"], "foresay train: needs KIND, --prompts, --out (see"),
         (["train", "eagle3", "--steps", "x"], "foresay train: --steps must be a whole number of at least 1, got 'x'"),
-        (["bench", "--shadow", "ngram"], "bench measures without --shadow and --trace"),
-        (["selfcheck", "--shadow", "ngram"], "--shadow has no effect"),
-        (["serve", "--trace-text"], "but no trace is set (--trace FILE)"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(
@@ -259,14 +254,3 @@ def test_bench_shows_its_progress() -> None:
     with Engine("bundled", "none", max_model_len=64, dtype="float32") as engine:
         measure({"ngram": engine, "none": engine}, config, [Prompt("Once", "here")], progress.append)
     assert progress == [1, 2, 3, 4], "of two rounds, the first of which is not counted"
-
-
-def test_generate_reports_what_a_shadow_would_have_done_and_traces(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = tmp_path / "trace"
-    flags = ["--shadow", "ngram:3", "--trace", str(trace), "--max-tokens", "30", "--threads", "1", "--temperature", "0"]
-    assert main(["generate", "--prompt", "the fox and the fox and the fox and", *flags]) == 0
-    assert re.search(r"with ngram \(shadow\): \d\.\d\d tokens per step, \d+% of \d+ drafted", capsys.readouterr().err)
-    (session,) = read(trace).sessions
-    assert [request.kept for request in session.requests.values()] == [30]

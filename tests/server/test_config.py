@@ -183,10 +183,9 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"replicas": "4-1"}, "replicas (4-1) must name the least first, then the most"),
         ({"ray_address": "auto"}, "ray_address is where replicas run, but there are none: set --replicas"),
         (
-            {"replicas": "2", "trace": "x"},
-            "trace is a file written by one engine: it cannot be combined with --replicas",
+            {"replicas": "2", "draft_history": "x"},
+            "draft_history is a file written by one engine: it cannot be combined with --replicas",
         ),
-        ({"replicas": "2", "draft_history": "x"}, "draft_history is a file written by one engine"),
         ({"replicas": "2", "idle_unload": "5m"}, "idle_unload ends an engine"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch) -> None:
 
 def test_it_is_written_while_the_engine_runs(file) -> None:
     with engine(file) as running:
-        writer = running._observers.history
+        writer = running._history
         assert isinstance(writer, HistoryWriter)
         writer._every = 0.0
         running.generate("Once upon a time", max_tokens=8)

@@ -22,7 +22,6 @@ NEEDED = {
     "launch": ["claude"],
     "train": ["eagle3", "--prompts", "p", "--out", "o"],
     "pull": ["owner/model"],
-    "replay": ["t"],
     "config": ["show"],
     "keys": ["list"],
     "stop": ["model"],
@@ -104,13 +103,6 @@ def test_a_full_disk_is_1() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
     said = b"foresay: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
-
-
-def test_a_trace_that_is_none_is_2(tmp_path: Path) -> None:
-    (tmp_path / "trace").write_text("words\n")
-    done = forked.foresay(["replay", str(tmp_path / "trace")])
-    assert done.status == 2
-    assert "foresay serve --trace FILE writes one" in said(done.err, "replay")
 
 
 def test_a_port_in_use_is_1_and_says_what_to_do() -> None:

@@ -8,12 +8,10 @@ import fcntl
 import itertools
 import socket
 import threading
-from typing import cast
 
 import msgspec
 import pytest
 
-from foresay.drafters.shadow import Shadow
 from foresay.server.cli.serve import allow_most_files
 from foresay.server.engine.generation import Generation, Sink, generate
 from foresay.server.host import frames
@@ -24,7 +22,6 @@ from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import ShadowReport
 from tests.server.scripted import INFO, ScriptedEngine
 from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
@@ -175,24 +172,6 @@ def test_the_engine_process_sees_its_part_of_a_server_config():
 def raw(body: object) -> bytes:
     data = body if isinstance(body, bytes) else msgspec.msgpack.encode(body)
     return len(data).to_bytes(frames.HEADER_BYTES, "big") + data
-
-
-class NoShadow:
-    """A shadow that raises whenever it is asked."""
-
-    def reports(self) -> list[ShadowReport]:
-        raise KeyError("a mistake of ours")
-
-
-def test_a_shadow_that_fails_does_not_end_the_engine(caplog):
-    harness = Harness(TableModel(0))
-    ours, theirs = socket.socketpair()
-    with ours, theirs, contextlib.closing(Link(theirs)) as link:
-        loop = Loop(harness.engine, link, shadow=cast(Shadow, NoShadow()))
-        for frame in (frames.Add(request("one", max_tokens=3, seed=1)), frames.Ping(), frames.Stop()):
-            ours.sendall(frames.pack(frame))
-        loop.run()
-    assert caplog.text.count("Traceback") == 1
 
 
 def test_a_frame_that_cannot_be_served_fails_its_request_and_never_the_engine():

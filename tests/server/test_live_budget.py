@@ -6,26 +6,19 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foresay.server.engine.trace import read
 from tests.server.live import LiveServer
 
 ASK = {"model": "bundled", "prompt": "Once upon a time there was", "max_tokens": 40, "temperature": 1, "seed": 4}
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("budget") / "steps.jsonl"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, trace: Path) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "log"
-    with LiveServer(log, "--draft", "auto", "--max-model-len", "256", "--trace", str(trace)) as server:
+    with LiveServer(log, "--draft", "auto", "--max-model-len", "256") as server:
         yield server.wait_for_url()
 
 
@@ -60,15 +53,7 @@ def test_no_draft_is_deeper_than_requested(url: str) -> None:
         assert all(token["depth"] <= most for token in reported["choices"][0]["provenance"]["tokens"])
 
 
-def test_choices_are_counted_and_written_down_with_their_reasons(url: str, trace: Path) -> None:
+def test_choices_are_counted(url: str) -> None:
     said(url)
     counted = [line for line in fetched(f"{url}/metrics").splitlines() if "spec_decode_num_choices_total{" in line]
     assert sum(float(line.rsplit(" ", 1)[1]) for line in counted) > 3
-    (session,) = read(trace).sessions  # where the last lines may be on their way
-    reported = [step.choice for step in session.steps if step.choice is not None]
-    assert reported
-    for choice in reported:
-        names = [drafter for drafter, _, _, _ in choice.weighed]
-        assert "none" in names
-        assert names[0] == choice.drafter
-        assert all(tokens >= 1 and ms > 0 for _, _, tokens, ms in choice.weighed)

@@ -43,8 +43,8 @@ def targets(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 async def client(targets: list[Path], tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, LiveServer]]:
     """Of a server in which a new engine can only start once the one before has ended."""
-    flags = [str(targets[0]), "--draft", "none", "--max-model-len", "512", "--admin-key", KEY]
-    flags += ["--served-model-name", "m", "--engine-timeout", "1800", "--trace", str(tmp_path / "trace")]
+    flags = [str(targets[0]), "--draft", "suffix", "--max-model-len", "512", "--admin-key", KEY]
+    flags += ["--served-model-name", "m", "--engine-timeout", "1800", "--draft-history", str(tmp_path / "history")]
     with LiveServer(tmp_path / "log", *flags) as server:
         url = await asyncio.to_thread(server.wait_for_url)
         async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=300)) as client:
@@ -100,7 +100,7 @@ async def test_a_reload_is_finished_whenever_its_client_leaves(
         assert found == right.setdefault(target, found), moment
     one, two = (right[target] for target in targets)
     assert one[2] < two[2] and one[3] != two[3], "a template and weights of its own"
-    status, answer = await reloaded(session, draft="ngram")
+    status, answer = await reloaded(session, draft="suffix,ngram")
     assert (status, answer.get("status")) == (200, "replaced"), answer
     assert await shown(session) == two, "another draft leaves the target alone"
     assert "Task was destroyed" not in server.output and "Traceback" not in server.output

@@ -208,7 +208,7 @@ async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_bef
     right, short, [before] = await undisturbed(setup, LONG), await setup.ask(SHORT), setup.server.engine_processes()
     async with (
         streams(setup, LONG, stopped=before) as reading,
-        setup.reloading(trace=str(tmp_path / "trace")) as line,
+        setup.reloading(draft="suffix", draft_history=str(tmp_path / "history")) as line,
     ):
         await asyncio.sleep(2.0)  # until it has read what the other reads, which nothing shows
         waiting = asyncio.create_task(setup.ask(SHORT))
@@ -222,7 +222,10 @@ async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_bef
 
 async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(setup: Setup) -> None:
     right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
-    async with streams(setup, LONG, stopped=before) as reading, setup.reloading(trace=None) as line:
+    async with (
+        streams(setup, LONG, stopped=before) as reading,
+        setup.reloading(draft="none", draft_history=None) as line,
+    ):
         await setup.replaced(line)
         async with streams(setup, LONG) as others:
             setup.server.terminate()

@@ -108,8 +108,9 @@ class Harness:
             verifier=self.verifier,
             drafter=drafter,
             scheduler=self.scheduler,
-            observers=[Traces(self.traces), *observers],
         )
+        for observer in (Traces(self.traces), *observers):
+            self.engine.observe(observer)
 
     def add(
         self,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -9,17 +8,10 @@ from tests.server.live import LiveServer
 
 
 @pytest.fixture(scope="module")
-def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server traces its steps."""
-    return tmp_path_factory.mktemp("trace") / "trace.jsonl"
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, trace_file: Path) -> Iterator[LiveServer]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The bundled pair behind a real server, watched in every way there is."""
     flags = ("--threads", "1", "--kv-tokens", "8192", "--max-seqs", "4", "--self-check", "1")
-    watched = ("--shadow", "ngram:3", "--trace", str(trace_file), "--trace-text")
-    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags, *watched) as server:
+    with LiveServer(tmp_path_factory.mktemp("serve") / "log", *flags) as server:
         yield server
 
 

@@ -1,18 +1,16 @@
-"""Numbers that are shown in several views: in /metrics, by responses, token by token, in the trace, on the page, in the
-log. Each is one number."""
+"""Numbers that are shown in several views: in /metrics, by responses, token by token, on the page, in the log. Each is
+one number."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from foresay.server.engine.trace import Session, TracedRequest, read
-from foresay.spec.accept import ByDepth, summed, tokens_per_step
+from foresay.spec.accept import ByDepth, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry.scraping import Scrape, Sums, scraped
 
@@ -40,28 +38,20 @@ async def posted(session: aiohttp.ClientSession, url: str, ask: Json) -> Json:
 class Seen:
     """The requests of a server, and what each of its views shows. state, listed: of the page."""
 
-    def __init__(
-        self, bodies: list[Json], scrape: Scrape, session: Session, state: Json, listed: list[Json], log: str
-    ) -> None:
-        self.bodies, self.scrape, self.session = bodies, scrape, session
-        self.state, self.listed, self.log = state, listed, log
+    def __init__(self, bodies: list[Json], scrape: Scrape, state: Json, listed: list[Json], log: str) -> None:
+        self.bodies, self.scrape, self.state, self.listed, self.log = bodies, scrape, state, listed, log
 
     @property
-    def requests(self) -> list[TracedRequest]:
-        return asked(self.session)
-
-
-def asked(session: Session) -> list[TracedRequest]:
-    """The requests that came from clients."""
-    return [request for request in session.requests.values() if not request.begin.aside]
+    def choices(self) -> list[Json]:
+        return [choice for body in self.bodies for choice in body["choices"]]
 
 
 @pytest.fixture(scope="module")
-def seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
-    return asyncio.run(_seen(url, live, trace_file))
+def seen(url: str, live: LiveServer) -> Seen:
+    return asyncio.run(_seen(url, live))
 
 
-async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
+async def _seen(url: str, live: LiveServer) -> Seen:
     async with aiohttp.ClientSession() as session:
         bodies = [await posted(session, url, ask) for ask in ASKS]
         bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
@@ -79,19 +69,7 @@ async def _seen(url: str, live: LiveServer, trace_file: Path) -> Seen:
                 await asyncio.sleep(0.1)
                 state = await page("state")
         listed = await page("requests")
-    scrape = await scraped(url)
-    async with asyncio.timeout(60):
-        while True:  # the last line is written behind the last answer
-            trace = read(trace_file)
-            (lived,) = trace.sessions
-            traced = asked(lived)
-            if len(traced) == choices(bodies) and all(one.end for one in traced) and not trace.broken:
-                return Seen(bodies, scrape, lived, state, listed, live.output)
-            await asyncio.sleep(0.05)
-
-
-def choices(bodies: list[Json]) -> int:
-    return sum(len(body["choices"]) for body in bodies)
+    return Seen(bodies, await scraped(url), state, listed, live.output)
 
 
 def of_metrics(scrape: Scrape) -> tuple[float, float, float]:
@@ -100,25 +78,22 @@ def of_metrics(scrape: Scrape) -> tuple[float, float, float]:
     return drafted, accepted, discarded
 
 
-def test_four_tellings_of_one_number(seen: Seen) -> None:
+def test_three_tellings_of_one_number(seen: Seen) -> None:
     sums = Sums()
     for body in seen.bodies:
         sums.add(body, len(body["choices"]))
     sums.check(seen.scrape)
-    steps = [step for body in seen.bodies for choice in body["choices"] for step in choice["provenance"]["steps"]]
-    counts = [request.counts() for request in seen.requests]
+    steps = [step for choice in seen.choices for step in choice["provenance"]["steps"]]
     responses = (sums.drafted, sums.accepted)
     wire = (sum(step["drafted"] for step in steps), sum(step["accepted"] for step in steps))
-    traced = (sum(sum(c.per_step_drafted) for c in counts), sum(sum(c.per_step_accepted) for c in counts))
-    assert (responses, wire, traced) == (of_metrics(seen.scrape)[:2],) * 3
+    listed = (sum(one["drafted"] for one in seen.listed), sum(one["accepted"] for one in seen.listed))
+    assert (responses, wire, listed) == (of_metrics(seen.scrape)[:2],) * 3
     assert sums.accepted > 100
-    assert of_metrics(seen.scrape)[2] == sum(request.emitted - request.kept for request in seen.requests) > 10, (
-        "stop strings cut runs"
-    )
+    assert of_metrics(seen.scrape)[2] == sum(one["discarded"] for one in seen.listed) > 10, "stop strings cut runs"
 
 
 def test_tokens_per_step_is_one_number(seen: Seen) -> None:
-    """Of all answers together, and of each: in /metrics, twice on the page, by the responses, in the trace."""
+    """Of all answers together, and of each: in /metrics, twice on the page, by the responses."""
     steps = {
         (body["id"], choice["index"]): len(choice["provenance"]["steps"])
         for body in seen.bodies
@@ -130,33 +105,26 @@ def test_tokens_per_step_is_one_number(seen: Seen) -> None:
     assert seen.scrape.sum(f"{histogram}_sum") / seen.scrape.sum(f"{histogram}_count") == wanted
     points = seen.state["history"]["seconds"]
     assert sum(point["tokens"] for point in points) / sum(point["runs"] for point in points) == wanted
-    assert (
-        sum(request.kept for request in seen.requests) / sum(len(request.parts) for request in seen.requests) == wanted
-    )
     assert sum(one["output_tokens"] for one in seen.listed) / sum(one["steps"] for one in seen.listed) == wanted
     for body in seen.bodies:
         own = sum(steps[body["id"], choice["index"]] for choice in body["choices"])
         assert body["metrics"]["tokens_per_step"] == round(body["usage"]["completion_tokens"] / own, 4)
     each = sorted(round(one["tokens_per_step"], 4) for one in seen.listed)
-    assert each == sorted(round(request.kept / len(request.parts), 4) for request in seen.requests)
+    written = [(len(choice["token_ids"]), len(choice["provenance"]["steps"])) for choice in seen.choices]
+    assert each == sorted(round(length / passes, 4) for length, passes in written)
     plain = [body for body in seen.bodies if body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0]
     assert any(body["metrics"]["tokens_per_step"] == 1 for body in plain), "steps without drafts count"
 
 
 def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
     page = ByDepth(**seen.state["snapshot"]["accepted_by_depth_hour"])
-    traced = [request.counts() for request in seen.requests]
-    of_trace = ByDepth.of(
-        summed(counts.accepted_per_depth for counts in traced),
-        sum(drafted > 0 for counts in traced for drafted in counts.per_step_drafted),
-    )
     positions = seen.scrape.by("foresay:spec_decode_num_accepted_tokens_per_pos_total", "position")
     counted = [int(positions[str(place)]) for place in range(len(positions))]
     of_metrics = ByDepth.of(counted, int(seen.scrape.sum("foresay:spec_decode_num_drafts_total")))
     tellings = [body["metrics"]["speculative_decoding"] for body in seen.bodies]
     accepted = [depths for telling in tellings for depths in telling["per_step_accepted"]]
     of_answers = ByDepth.of([sum(one > depth for one in accepted) for depth in range(len(counted))], len(accepted))
-    assert page == of_trace == of_metrics == of_answers
+    assert page == of_metrics == of_answers
     assert len(page.cumulative) >= 4
     assert page.cumulative[1:] != page.conditional[1:]
 
@@ -176,19 +144,3 @@ def test_the_log_agrees(seen: Seen) -> None:
     rates = [float(line["per_step"]) for line in lines]
     whole, steps = (seen.scrape.sum(f"foresay:spec_decode_tokens_per_step_{part}") for part in ("sum", "count"))
     assert min(rates) - 0.01 <= whole / steps <= max(rates) + 0.01
-
-
-def test_the_trace_holds_the_texts(seen: Seen) -> None:
-    result = sorted(choice["token_ids"] for body in seen.bodies for choice in body["choices"])
-    assert sorted(output for request in seen.requests if (output := request.output()) is not None) == result
-
-
-def test_the_shadow_walked_along_every_text_that_may_be_drafted_for(seen: Seen) -> None:
-    tokens = sum(request.kept for request in seen.requests if request.begin.speculate and not request.begin.grammar)
-    by = {name: seen.scrape.sum(f"foresay:shadow_{name}_total", drafter="ngram") for name in ("tokens", "steps")}
-    late = sum(request.emitted - request.kept for request in seen.requests)
-    assert tokens <= by["tokens"] <= tokens + late, "a cut in a run that has ended already comes too late"
-    # A stop string may be found when a step behind it is walked already; of that step no token counts.
-    assert 0 < by["steps"] <= by["tokens"] + len(seen.requests)
-    drafted = seen.scrape.sum("foresay:shadow_draft_tokens_total")
-    assert 0 < seen.scrape.sum("foresay:shadow_accepted_tokens_total") <= drafted

@@ -6,7 +6,7 @@ Adding one is a file in ``drafters``, an entry in this folder, and its name here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
-from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.spec.tree import TreeShape
 from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
@@ -72,10 +72,6 @@ class Suffix(_Lookup):
 ENTRIES: tuple[type[Entry], ...] = (
     Medusa, Mtp, Assistant, Eagle, DFlash, DraftModel, Own, Ngram, Suffix, Custom,
 )  # fmt: skip
-#: Lookup drafters by name, for ``--shadow`` and replays.
-LOOKUPS: dict[str, Callable[[], Drafter]] = {
-    name: entry.made for entry in ENTRIES if entry.looks for name in entry.names
-}
 
 
 def find(part: str) -> Entry:
@@ -129,19 +125,3 @@ def drafts(config: EngineConfig, draft: str) -> list[Entry]:
 def entry_of(drafter: Drafter | None) -> type[Entry]:
     """The kind of a loaded drafter; the base class for one that cannot be requested by name."""
     return next((entry for entry in ENTRIES if isinstance(drafter, entry.made)), Entry)
-
-
-def lookup(text: str, flag: str, tokens: int) -> tuple[Drafter, TreeShape]:
-    """The drafter that ``"ngram"`` or ``"suffix:6"`` names, and its chain; of ``tokens`` tokens if no number is given.
-
-    Raises ConfigurationError, naming ``flag``, for anything else.
-    """
-    name, colon, count = text.partition(":")
-    if name not in LOOKUPS:
-        known = " or ".join(LOOKUPS)
-        raise ConfigurationError(f'{flag} {text}: expected {known}, a drafter that needs no model (or "ngram:6")')
-    if colon and not (count.isdecimal() and 0 < int(count) < MAX_NODES):
-        raise ConfigurationError(
-            f"{flag} {text}: expected a number of tokens from 1 to {MAX_NODES - 1} after the colon"
-        )
-    return LOOKUPS[name](), TreeShape.chain(int(count) if colon else tokens)

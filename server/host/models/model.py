@@ -55,8 +55,7 @@ class Model(Resident):
         self.engine, self.service = engine, service
         self._config, self._on_status, self._text = config, on_status, text
         self._longest: int | None = None
-        engine.observe, engine.observe_shadow = self._stepped, service.telemetry.shadowed
-        engine.observe_status = [self._changed]
+        engine.observe, engine.observe_status = self._stepped, [self._changed]
 
     @classmethod
     def of(

@@ -198,7 +198,7 @@ class Models:
 
         other.engine.observe_status.append(on_loading)
         try:
-            alongside = config.trace is None and config.draft_history is None  # a file with a single writer
+            alongside = config.draft_history is None  # a file with a single writer
             await self.residency.renew(entry, other, alongside, follow, moves=changed is not None)
         finally:
             other.engine.observe_status.remove(on_loading)

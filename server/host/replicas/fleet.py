@@ -106,7 +106,6 @@ class Fleet(Supervised):
             self._leave(self._replicas[name])
         for name in listed.keys() - self._replicas.keys():
             replica = ReplicaClient(listed[name], self._config.max_resumes, self._one_ready, self._step)
-            replica.observe_shadow = self.observe_shadow
             self._replicas[name], self._serving[name] = replica, asyncio.create_task(self._serve(replica))
 
     async def _serve(self, replica: ReplicaClient) -> None:

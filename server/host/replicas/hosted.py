@@ -287,7 +287,7 @@ class Hosted(EngineClient):
             case _:
                 super()._received(frame)
         match frame:
-            case frames.Ready() | frames.Shadowed():
+            case frames.Ready():
                 for connection in list(self._connections.values()):
                     connection.send(frame)
             case frames.Failed(message, running=running):

@@ -18,7 +18,6 @@ import msgspec
 
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.spec.accept import summed
-from foresay.spec.trace import ShadowReport
 
 #: Upper bounds in seconds of the time between two chunks or tokens: a small model on a CPU takes less than a
 #: millisecond per token, a large one on a busy machine a second.
@@ -285,24 +284,3 @@ class PositionCounts(Counts):
             self.drafted[position] = self.drafted.get(position, 0) + times
         for position in shape.trails[last]:
             self.taken[position] = self.taken.get(position, 0) + times
-
-
-# -- what a shadow drafter would have had accepted ---------------------------------------------------------------------
-
-
-class Shadowing(Counts):
-    """One shadow drafter's hypothetical steps. tokens: what they would have emitted; seconds: what drafting took."""
-
-    __slots__ = ("drafting", "seconds", "steps", "tokens")
-
-    def __init__(self) -> None:
-        self.drafting = DraftCounts()
-        self.tokens = self.steps = 0
-        self.seconds = 0.0
-
-    def count(self, report: ShadowReport) -> None:
-        """Count a finished request."""
-        self.tokens += report.tokens
-        self.steps += report.steps
-        self.seconds += report.seconds
-        self.drafting.add(report)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -87,9 +86,9 @@ def _finished(now: Reading) -> dict[str, int]:
     return finished
 
 
-def _each(counted: str, value: str) -> Callable[[Reading], dict[str, float]]:
-    """One count of each drafter or shadow."""
-    return lambda now: {name: attrgetter(value)(counts) for name, counts in getattr(now.totals, counted).items()}
+def _each(value: str) -> Callable[[Reading], dict[str, float]]:
+    """One count of each drafter."""
+    return lambda now: {name: getattr(counts, value) for name, counts in now.totals.drafting.items()}
 
 
 def _by_position(value: str) -> Callable[[Reading], list[Series]]:
@@ -152,8 +151,7 @@ _OWN: dict[str, Callable[[Reading], Any]] = {
 }
 #: Values with a parameter, such as ``drafter:drafted``.
 _MADE: dict[str, Callable[[str], Callable[[Reading], Any]]] = {
-    "drafter": partial(_each, "drafting"),
-    "shadow": partial(_each, "shadows"),
+    "drafter": _each,
     "depth": _by_position,
     "minute": _in_minute,
     "rows": _woken,
@@ -181,12 +179,6 @@ Speculation
   counter spec_decode_num_choices [choice] = own: Steps by the drafter that the budget chose for
     them (none: no drafter).
   histogram spec_decode_tokens_per_step = totals.run_lengths: Tokens that a step added to one request's text.
-  counter shadow_steps [drafter] = shadow:steps: Steps that a shadow drafter would have made.
-  counter shadow_tokens [drafter] = shadow:tokens: Tokens that these steps would have emitted.
-  counter shadow_drafts [drafter] = shadow:drafting.drafts: Steps in which a shadow had something to propose.
-  counter shadow_draft_tokens [drafter] = shadow:drafting.drafted: Tokens that a shadow proposed.
-  counter shadow_accepted_tokens [drafter] = shadow:drafting.accepted: Proposed tokens that would have been accepted.
-  counter shadow_draft_seconds [drafter] = shadow:seconds: Time that a shadow took to draft.
   counter decode_seconds = totals.decode_seconds: Time in steps that read no prompt and in which no request had
     switched speculation off.
   counter spec_decode_plain_seconds = totals.plain_seconds: Estimate of the time that plain decoding would have taken

@@ -80,22 +80,6 @@ class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
     accepted_per_depth: list[int]
 
 
-class ShadowRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shadow drafter would have had accepted, for finished requests. milliseconds: of drafting, per step."""
-
-    drafter: str
-    steps: int
-    drafts: int
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    tokens_per_step: float | None
-    mean_acceptance_length: float | None
-    milliseconds: float | None
-    drafted_per_depth: list[int]
-    accepted_per_depth: list[int]
-
-
 class Node(msgspec.Struct, frozen=True):
     """One position in a tree. rank: among the nodes of its depth, from 0 on. parent: the rank of its parent. drafted:
     how often it was drafted; accepted: how often it was accepted."""
@@ -214,7 +198,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour, shadows: in the last
+    """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour: in the last
     hour. nodes: of that minute, by depth and rank, of all tree shapes. accepted_by_depth: of all drafters, in that
     minute and in the hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the
     engine's last start. verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer,
@@ -225,7 +209,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     live: Live
     drafters: list[DrafterRates]
     drafters_hour: list[DrafterRates]
-    shadows: list[ShadowRates]
     nodes: list[Node]
     accepted_by_depth: ByDepth
     accepted_by_depth_hour: ByDepth

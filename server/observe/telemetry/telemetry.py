@@ -22,7 +22,7 @@ import foresay
 from foresay.server.engine.generation import StatusSource
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Shadowing, Startup
+from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
 from foresay.server.observe.telemetry.metrics import ON_PAGE, Reading
 from foresay.server.observe.telemetry.report import (
     Gauges,
@@ -40,7 +40,7 @@ from foresay.server.observe.telemetry.window import Verdict, Window, judged, sum
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo, Request
-from foresay.spec.trace import ShadowReport, StepTrace
+from foresay.spec.trace import StepTrace
 
 #: The page's message for a server that is about to stop.
 DRAINING = "running requests finish, new ones are refused"
@@ -112,11 +112,6 @@ class Telemetry:
         self.engine = engine
         if not same_texts:
             self._root_seconds, self._shared.step = 0.0, None
-
-    def shadowed(self, report: ShadowReport) -> None:
-        """Count what the shadow drafter would have done for a request."""
-        window = self._history.at(self.clock())
-        window.shadows.setdefault(report.drafter, Shadowing()).count(report)
 
     @contextmanager
     def watching(
@@ -213,7 +208,6 @@ class Telemetry:
             live=views.live(recent, whole, until, self.plain_seconds, reading.gauges),
             drafters=views.drafters(whole),
             drafters_hour=views.drafters(hour),
-            shadows=views.shadows(hour),
             nodes=views.nodes(whole),
             accepted_by_depth=views.by_depth(whole),
             accepted_by_depth_hour=views.by_depth(hour),

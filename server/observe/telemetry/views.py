@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from foresay.server.observe.telemetry import report
-from foresay.server.observe.telemetry.counts import DraftCounts, Histogram, link, unlink
+from foresay.server.observe.telemetry.counts import Histogram, link, unlink
 from foresay.server.observe.telemetry.window import Window, judged
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
 
@@ -69,32 +69,17 @@ def live(recent: Sequence[Window], whole: Window, until: int, plain: float, gaug
 def drafters(window: Window) -> list[report.DrafterRates]:
     """Each drafter's trees, the most frequent drafter first."""
     rows = [
-        _rates(report.DrafterRates, drafting, drafter=name, share=drafting.drafts / window.drafts)
+        report.from_counts(
+            report.DrafterRates,
+            drafting,
+            drafter=name,
+            share=drafting.drafts / window.drafts,
+            acceptance_rate=ratio(drafting.accepted, drafting.drafted),
+            mean_acceptance_length=ratio(drafting.drafts + drafting.accepted, drafting.drafts),
+        )
         for name, drafting in window.drafting.items()
     ]
     return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
-
-
-def shadows(window: Window) -> list[report.ShadowRates]:
-    """What the shadow drafters would have had accepted."""
-    return [
-        _rates(
-            report.ShadowRates,
-            shadow.drafting,
-            drafter=name,
-            steps=shadow.steps,
-            tokens_per_step=tokens_per_step(shadow.tokens, shadow.steps),
-            milliseconds=ratio(1000 * shadow.seconds, shadow.steps),
-        )
-        for name, shadow in sorted(window.shadows.items())
-    ]
-
-
-def _rates(kind: type[report.S], drafting: DraftCounts, **own: Any) -> report.S:
-    """The rates of a drafter or a shadow."""
-    own["acceptance_rate"] = ratio(drafting.accepted, drafting.drafted)
-    own["mean_acceptance_length"] = ratio(drafting.drafts + drafting.accepted, drafting.drafts)
-    return report.from_counts(kind, drafting, **own)
 
 
 def nodes(window: Window) -> list[report.Node]:

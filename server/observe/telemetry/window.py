@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self, get_origin, get_type_hints
 import msgspec
 
 from foresay.server.observe.telemetry import counts
-from foresay.server.observe.telemetry.counts import DraftCounts, PositionCounts, Run, Shadowing, add, added
+from foresay.server.observe.telemetry.counts import DraftCounts, PositionCounts, Run, add, added
 from foresay.spec.accept import GAIN
 from foresay.spec.trace import StepTrace
 
@@ -54,7 +54,7 @@ class Window:
     propose_seconds: float
     plain_seconds: float
     doubted: dict[str, float]
-    # Of runs (a step of one request that emitted text), and of shadow drafters.
+    # Of runs (a step of one request that emitted text).
     runs: int
     tokens: int
     discarded: int
@@ -62,7 +62,6 @@ class Window:
     run_lengths: Annotated[counts.Histogram, counts.RUN_BOUNDS]
     drafting: dict[str, DraftCounts]
     places: PositionCounts
-    shadows: dict[str, Shadowing]
     # Of delivery.
     chunk_gaps: TokenSeconds
     token_times: TokenSeconds

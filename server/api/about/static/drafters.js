@@ -105,19 +105,16 @@ const HEADS = ["drafter", "drafts", FIGURES.right.name, "tokens per pass", "righ
 const NOTE =
   "How many drafts each made in the last minute, how many of their tokens were right, and how many tokens a pass " +
   "with one of them added (mean acceptance length).";
-const shadowNote = ({ drafter, milliseconds }) =>
-  `${drafter} (shadow) only guesses along, in ${number(milliseconds)} ms a pass: what would have been right, in ` +
-  "requests of the last hour.";
 
 /** A name that may go on in the next line behind a "+". */
 const breakable = (name) => html("span", name.split(/(?<=\+)/).map((part) => [html("wbr"), part]));
 
-function row(name, now, hour, shadow) {
+function row(name, now, hour) {
   const meter = html("span", { colour: name });
   meter.style.width = `${100 * (now?.acceptance_rate ?? 0)}%`;
   return html(
     "tr",
-    html("th", { scope: "row" }, html("ul", entries([{ name: breakable(name), colour: name }])), shadow && "(shadow)"),
+    html("th", { scope: "row" }, html("ul", entries([{ name: breakable(name), colour: name }]))),
     html("td", count(now?.drafts ?? 0)),
     html("td", html("span.meter", { "aria-hidden": "true" }, meter), say(FIGURES.right, now?.acceptance_rate)),
     html("td", now && number(now.mean_acceptance_length)),
@@ -127,17 +124,15 @@ function row(name, now, hour, shadow) {
 
 export function drafters(state) {
   const body = html("tbody"),
-    notes = html("p.note"),
     tree = new TreeChart(),
     about = { id: "drafters", title: "Drafters compared", term: "acceptance by drafter", note: NOTE },
-    compared = card(about, table(`${about.title}: table`, HEADS, body), notes);
+    compared = card(about, table(`${about.title}: table`, HEADS, body));
   const draw = () => {
-    const { drafters: now, drafters_hour: hour, shadows, nodes, accepted_by_depth: depths } = state.snapshot;
+    const { drafters: now, drafters_hour: hour, nodes, accepted_by_depth: depths } = state.snapshot;
     const names = [...new Set([...now, ...hour].map((one) => one.drafter))].sort(),
       rates = (all, name) => all.find((one) => one.drafter === name),
       rows = names.map((name) => row(name, rates(now, name), rates(hour, name)));
-    body.replaceChildren(...rows, ...shadows.map((one) => row(one.drafter, one, one, one)));
-    notes.textContent = shadows.map(shadowNote).join(" ");
+    body.replaceChildren(...rows);
     compared.hidden = !body.children.length;
     tree.draw({ nodes, trees: depths.drafts });
   };
