@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foresay.kvpaging.disk import DiskPages, Loaded, Text
-from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
+from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.table import PageTable
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
@@ -176,7 +176,7 @@ class PrefixIndex:
         """Allocate a page for each and start to load it, as long as there are free pages."""
         for text in texts:
             try:
-                self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
+                self.held += self.pool.allocate(1)
             except OutOfPages:
                 return
             yield text, self.held[-1], disk.load(text, self.held[-1])
