@@ -139,7 +139,7 @@ class PageTable:
             self._seen = windows.first(length)
             windows.see(pages[self._seen :])
         if self.state is not None and pages and pages[-1] in self.state.pages.checkpoints:
-            self.state.adopt(length, self.state.pages.checkpoints[pages[-1]])
+            self.state.adopt(length, self.state.pages.use(pages[-1]))
 
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU."""
