@@ -240,7 +240,7 @@ class CostModel:
     def drafts(self, cost: DraftCost) -> CostGroup:
         """Add the parts of a drafter, which share the common pace."""
         measured = np.array(astuple(cost))
-        return self.parts.group(np.where(measured > 0.0, measured, _UNMEASURED * measured.sum()))
+        return self.parts.group(np.where(measured > 0.0, measured, _UNMEASURED * measured.sum()).tolist())
 
     @property
     def _pace(self) -> float:
