@@ -210,7 +210,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
             filled = self.model.store.filled(table)
             known = table.pages[: min(table.length - 1, filled) // pages.page_size]
             if count := pages.reach(known):
-                text.adopt(count * pages.page_size, pages.checkpoints[known[count - 1]])
+                text.adopt(count * pages.page_size, pages.use(known[count - 1]))
             text.branch = filled // pages.page_size * pages.page_size
         return text
 

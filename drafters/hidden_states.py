@@ -186,7 +186,7 @@ class TextStateDrafter(HiddenStateDrafter):
         oldest, marks, size = self._waiting.take(page), self.hidden_states.marks, self._pool.page_size
         if oldest is not None and not self._pool.is_idle(page):
             first = page * size + oldest.start % size
-            slots = self._pool.slots[first : first + oldest.stop - oldest.start]
+            slots = torch.arange(first, first + oldest.stop - oldest.start)
             self._store(oldest.joined(), torch.arange(oldest.start, oldest.stop), slots)
             if marks[page] >= oldest.start % size:
                 marks[page] = max(marks[page], 1 + (oldest.stop - 1) % size)

@@ -57,6 +57,8 @@ _MOMENT, _DEEPER = 60_000_000_000, 1_000_000
 _BLOCK, _LONGEST, _PIECE, _SLICE = 4096, 1 << 20, 1 << 19, 1 << 16
 #: Files read at once; pages whose memory is touched at once, and for how many seconds that is waited for.
 _THREADS, _RUN, _TOUCHING = 2, 64, 1.0
+#: Seconds without writing after an error: at first, and at most after several in a row.
+_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 #: The cores of this process; and a call that yields to other threads.
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -105,14 +107,21 @@ class DiskPages:
 
     stores: by their key, the target's first: a page can only be read if the target's part of it exists. most: bytes
     that all files in the folder may take, including those of other keys; no other user may be able to write there.
-    Raises OSError if the folder cannot be made.
+    clock: seconds. Raises OSError if the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, stores: Mapping[str, Sequence[KVStore]], pool: PagePool, most: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stores: Mapping[str, Sequence[KVStore]],
+        pool: PagePool,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._news = deque[str]()
         self._folder, self._stores, self._pool, self._most = folder, stores, pool, most
         self._room = 0
-        self._writes = True
+        self._clock, self._pause, self._writes_from = clock, _PAUSE, -math.inf
         self._threads = BackgroundThreads(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
         self._hung: Future[Loaded] | None = None
@@ -221,11 +230,11 @@ class DiskPages:
         return self._written is None or bool(wait([self._written], seconds).done)
 
     def write(self, page: int, text: Text) -> None:
-        """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing
-        more is written."""
+        """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing is
+        written for a while."""
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
         news = list[tuple[_File, Tensor]]()
-        for file in self._files if self._writes else ():
+        for file in self._files if self._clock() >= self._writes_from else ():
             own, stores = self._own(file, page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
             if whole and not _used(self._path(file, text), used):
@@ -236,10 +245,12 @@ class DiskPages:
 
     def _keep(self, news: Sequence[tuple[_File, Tensor]], text: Text, used: int) -> None:
         try:
-            kept = [file for file, data in news if self._kept(file, data, text, used)]
+            kept, pause = [file for file, data in news if self._kept(file, data, text, used)], _PAUSE
         except OSError as error:
-            self._writes, kept = False, []
-            log.warning("KV is no longer kept on disk until the engine restarts: %s", error)
+            log.warning("KV is not kept on disk for %.0f s: %s", self._pause, error)
+            kept, pause, self._room = [], min(2 * self._pause, _LONGEST_PAUSE), 0
+            self._writes_from = self._clock() + self._pause
+        self._pause = pause
         self._news += ["written"] * (self._files[0] in kept)
 
     def _kept(self, file: _File, data: Tensor, text: Text, used: int) -> bool:

@@ -14,16 +14,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-import numpy as np
-import torch
-
 from foresay.kvpaging.states import StatePages, TextState
 from foresay.kvpaging.window import WindowPages
 
 PADDING_PAGE = 0
-# A new sequence may evict idle prefix pages, up to this fraction of the pool, to get a free run: a sequence in
-# consecutive pages is read in place while any other has to be gathered in every layer of every step.
-RUN_SHARE = 8
 
 
 class OutOfPages(RuntimeError):
@@ -72,7 +66,6 @@ class PagePool:
 
     num_pages: all pages, including the padding page 0 (target of padding writes, never allocated).
     page_size: tokens (slots) per page.
-    slots: every slot of every page, int64 [num_pages * page_size] on the CPU; page tables hand out views of it.
     windows: pages of sliding-window layers, if these have their own. states: of recurrent layers, if there are any.
     """
 
@@ -81,20 +74,18 @@ class PagePool:
         assert page_size > 0
         self.num_pages = num_pages
         self.page_size = page_size
-        self.slots = torch.arange(num_pages * page_size)
         self.stores: list[Store] = []
         self.windows: WindowPages | None = None
         self.states: StatePages | None = None
         self._cache: Cache | None = None
         self._references = [0] * num_pages
-        self._free = bytearray(b"\0" + b"\1" * (num_pages - 1))
-        self._num_free = num_pages - 1
+        self._free = list(range(num_pages - 1, PADDING_PAGE, -1))  # the last is taken first
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
         """Pages that `allocate` can hand out: free ones and those only the prefix index refers to."""
-        return self._num_free + len(self._idle)
+        return len(self._free) + len(self._idle)
 
     @property
     def idle(self) -> int:
@@ -133,27 +124,15 @@ class PagePool:
         is made."""
         self.states = StatePages(sequences, num_pages, self.page_size)
 
-    def allocate(self, n: int, after: int = PADDING_PAGE) -> list[int]:
-        """Take `n` pages with one reference each, all or none.
+    def allocate(self, n: int) -> list[int]:
+        """Take `n` pages with one reference each, all or none; idle ones only where too few are free.
 
-        Prefers `after` + 1, `after` + 2, ...; without `after` (a new sequence), or where those are taken, the pages
-        come from the longest free run. Costs O(n) when it can continue, else O(num_pages).
         Raises OutOfPages, with nothing changed, if fewer than `n` pages are available.
         """
         if n > self.available:
             raise OutOfPages(f"{n} pages needed, {self.available} of {self.num_pages - 1} available")
-        self.evict(n - self._num_free)
-        if n and after == PADDING_PAGE:
-            self.evict(max(n, self.num_pages // RUN_SHARE) - self._longest_run()[1])
-        pages: list[int] = []
-        page = after + 1 if after else self.num_pages
-        while len(pages) < n:
-            if page >= self.num_pages or not self._free[page]:
-                page = self._opening(n - len(pages))
-            self._take(page)
-            pages.append(page)
-            page += 1
-        return pages
+        self.evict(n - len(self._free))
+        return [self._take() for _ in range(n)]
 
     def retain(self, page: int) -> None:
         """Add a reference to a page in use."""
@@ -169,8 +148,7 @@ class PagePool:
         assert references >= 0, f"page {page} is free already"
         self._references[page] = references
         if references == 0:
-            self._free[page] = 1
-            self._num_free += 1
+            self._free.append(page)
             if self.windows is not None:
                 self.windows.forget(page)
             if self.states is not None:
@@ -227,20 +205,20 @@ class PagePool:
         for table in tables:
             held.update(table.pages)
             self._check_table(table, at_rest)
-        for page, (found, free) in enumerate(zip(self._references, self._free, strict=True)):
+        free = set(self._free)
+        for page, found in enumerate(self._references):
             idle = found == 1 and page in cached
             if found != held[page]:
                 raise AssertionError(f"page {page}: {found} references counted, {held[page]} found")
-            if free != (not found and page != PADDING_PAGE):
-                raise AssertionError(f"page {page}: {found} references and free = {bool(free)}")
+            if (page in free) != (not found and page != PADDING_PAGE):
+                raise AssertionError(f"page {page}: {found} references and free = {page in free}")
             if idle != (page in self._idle):
                 raise AssertionError(f"page {page}: idle is {idle}, listed as {not idle}")
-        _prove(self._num_free == sum(self._free), f"{self._num_free} free pages counted, {sum(self._free)} found")
+        _prove(len(free) == len(self._free), "a page is free twice")
         _prove(not held[PADDING_PAGE], "the padding page is in use")
-        _prove(bool((self.slots.diff() == 1).all()), "the slots handed out were written to")
         if self.windows is not None:
             self.windows.check([(table.pages, table.length) for table in tables])
-            _prove(not self.windows.of[list(map(bool, self._free))].any(), "a free page has a window page")
+            _prove(not self.windows.of[self._free].any(), "a free page has a window page")
         if self.states is not None:
             self.states.check([(table.state, table.length) for table in tables if table.state is not None])
             _prove(cached.issuperset(self.states.checkpoints), "a checkpoint of a page that no text is found by")
@@ -251,29 +229,12 @@ class PagePool:
         _prove(count >= needed, f"{count} pages cannot hold {table.length} tokens")
         _prove(not at_rest or count == needed, f"at rest {table.length} tokens hold {count} pages, not {needed}")
 
-    def _take(self, page: int) -> None:
-        self._free[page] = 0
-        self._num_free -= 1
+    def _take(self) -> int:
+        page = self._free.pop()
         self._references[page] = 1
         for store in self.stores:
             store.reset(page)
-
-    def _longest_run(self) -> tuple[int, int]:
-        """First page and size of the longest run of free pages; (0, 0) if none is free."""
-        if not self._num_free:
-            return 0, 0
-        edges = np.flatnonzero(np.diff(np.frombuffer(self._free, dtype=np.int8), append=0))
-        starts, stops = edges[::2] + 1, edges[1::2] + 1
-        longest = int(np.argmax(stops - starts))
-        return int(starts[longest]), int(stops[longest] - starts[longest])
-
-    def _opening(self, n: int) -> int:
-        """The first of `n` pages that cannot continue in place: in the middle of the longest free run if they fit.
-
-        The first half is left for the sequence in front of the run to grow into.
-        """
-        first, size = self._longest_run()
-        return first + min(size // 2, max(size - n, 0)) if first > 1 else first
+        return page
 
 
 def _prove(condition: bool, message: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foresay.kvpaging.disk import DiskPages, Loaded, Text
-from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
+from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.table import PageTable
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
@@ -29,6 +29,9 @@ _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, 
 
 #: Files are read this many pages ahead.
 _AHEAD = 8
+#: What is loaded of a page that is in the pool.
+_THERE = Future[Loaded]()
+_THERE.set_result({})
 #: The most seconds that a text waits for a page, and that other requests wait for the page being written.
 _PATIENCE, _WRITING = 5.0, 0.002
 
@@ -173,10 +176,13 @@ class PrefixIndex:
         return None
 
     def _begin_loading(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
-        """Allocate a page for each and start to load it, as long as there are free pages."""
+        """Allocate a page for each that the pool lacks and start to load it, as long as there are free pages."""
         for text in texts:
+            if self._hold(text):
+                yield text, self.held[-1], _THERE
+                continue
             try:
-                self.held += self.pool.allocate(1, self.held[-1] if self.held else PADDING_PAGE)
+                self.held += self.pool.allocate(1)
             except OutOfPages:
                 return
             yield text, self.held[-1], disk.load(text, self.held[-1])

@@ -35,23 +35,29 @@ class StatePages:
 
     sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
     running text has up to four, and one where it parted from another. checkpoints: the state page after the last token
-    of a page of the pool; the least recently used first. filling: pages that are being read back.
+    of a page of the pool; the least recently used first. formers: of texts that have gone on since, the last boundary
+    before their mark; kept while there is room. filling: pages that are being read back.
     """
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
         self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
         self.checkpoints: OrderedDict[int, int] = OrderedDict()
+        self.formers: OrderedDict[TextState, tuple[int, int]] = OrderedDict()
         self.filling: list[int] = []
         self._references = [0] * self.num_pages
         self._free = list(range(self.num_pages - 1, NONE, -1))
 
     def allocate(self) -> int:
-        """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses are evicted."""
-        if not self._free:
+        """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses are evicted, then
+        formers."""
+        while not self._free:
             idle = next((page for page, own in self.checkpoints.items() if self._references[own] == 1), None)
-            if idle is None:
+            if idle is not None:
+                self.forget(idle)
+            elif self.formers:
+                self.drop_former(next(iter(self.formers)))
+            else:
                 return NONE
-            self.forget(idle)
         page = self._free.pop()
         self._references[page] = 1
         return page
@@ -83,6 +89,15 @@ class StatePages:
         if page not in self.checkpoints:
             self.checkpoints[page] = self.retain(own)
         self.checkpoints.move_to_end(page)
+
+    def use(self, page: int) -> int:
+        """The state page of a page's checkpoint, which is now the one used last."""
+        self.checkpoints.move_to_end(page)
+        return self.checkpoints[page]
+
+    def drop_former(self, text: TextState) -> None:
+        """Release the boundary before a text's mark."""
+        self.release(self.formers.pop(text, (0, NONE))[1])
 
     @contextmanager
     def filled(self, page: int) -> Iterator[int]:
@@ -132,8 +147,8 @@ class TextState:
     """The state pages of one text.
 
     at: tokens that the state includes. page: its page; ``NONE`` before the first token. mark: the last page boundary
-    and its state's page. branch: the length of a known prefix whose state is not known; 0: none. parted: that length
-    and its state's page, once computed. Owns a reference to each page.
+    and its state's page (the one before is in ``pages.formers``). branch: the length of a known prefix whose state is
+    not known; 0: none. parted: that length and its state's page, once computed. Owns a reference to each page.
     """
 
     __slots__ = ("at", "branch", "mark", "page", "pages", "parted", "spares")
@@ -146,7 +161,8 @@ class TextState:
     @property
     def held(self) -> list[int]:
         """All pages that it holds a reference to."""
-        return [page for page in (self.page, self.mark[1], self.parted[1], *self.spares) if page != NONE]
+        former = self.pages.formers.get(self, (0, NONE))[1]
+        return [page for page in (self.page, self.mark[1], self.parted[1], former, *self.spares) if page != NONE]
 
     @property
     def boundaries(self) -> list[tuple[int, int]]:
@@ -162,7 +178,7 @@ class TextState:
             self.spares.append(page)
         least = 1 + (self.page == NONE or self.pages.is_shared(self.page))
         if len(self.spares) < least and self.mark[1] != NONE:
-            self._set_mark((0, NONE))
+            self._drop_marks()
             return self.reserve()
         return len(self.spares) >= least
 
@@ -216,10 +232,12 @@ class TextState:
             self.at += part
 
     def rewind(self, length: int) -> int:
-        """Go back to at most ``length`` tokens: to the mark, or to none. Returns the new length."""
+        """Go back to at most ``length`` tokens: to one of the last two boundaries, or to none. Returns the new
+        length."""
         if length and length >= self.at:
             return length
-        at, page = self.mark if self.mark[0] <= length else (0, NONE)
+        known = self.mark, self.pages.formers.get(self, (0, NONE)), (0, NONE)
+        at, page = next(each for each in known if each[0] <= length)
         self.pages.retain(page)
         self.release()
         self.at, self.page = at, page
@@ -232,7 +250,7 @@ class TextState:
 
     def give_up(self) -> None:
         """Release what it keeps of its past: checkpoints of later requests, and where it could go back to."""
-        self._set_mark((0, NONE))
+        self._drop_marks()
         self.pages.release(self.parted[1])
         self.parted = 0, NONE
 
@@ -245,6 +263,7 @@ class TextState:
 
     def release(self) -> None:
         """Release all pages."""
+        self.pages.drop_former(self)
         for page in self.held:
             self.pages.release(page)
         self.spares.clear()
@@ -274,8 +293,16 @@ class TextState:
             self.pages.release(self.page)
 
     def _set_mark(self, mark: tuple[int, int]) -> None:
-        self.pages.release(self.mark[1])
+        """The mark before stays too: a stop string, found by the server, may cut the text before the new one."""
+        self.pages.drop_former(self)
+        if self.mark[1] != NONE:
+            self.pages.formers[self] = self.mark
         self.mark = mark
+
+    def _drop_marks(self) -> None:
+        self.pages.drop_former(self)
+        self.pages.release(self.mark[1])
+        self.mark = 0, NONE
 
 
 class StateKind(Protocol):

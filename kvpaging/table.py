@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.pool import PADDING_PAGE, OutOfPages, PagePool
+from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.states import TextState
 
 
@@ -29,19 +30,7 @@ class PageTable:
     state: of recurrent layers, if there are any.
     """
 
-    __slots__ = (
-        "_seen",
-        "_slots",
-        "_slotted",
-        "_straight",
-        "_writable",
-        "chain",
-        "full",
-        "length",
-        "pages",
-        "pool",
-        "state",
-    )
+    __slots__ = ("_seen", "_writable", "chain", "full", "length", "pages", "pool", "state")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -52,20 +41,11 @@ class PageTable:
         self.state = None if pool.states is None else TextState(pool.states)
         self._writable = 0  # rows [length, _writable) are reserved
         self._seen = 0  # leading pages that no sliding window covers any more
-        self._straight = 0  # leading pages with consecutive ids
-        self._slotted = 0  # leading pages for which _slots is up to date
-        self._slots = torch.empty(0, dtype=torch.int64)
 
     @property
     def capacity(self) -> int:
         """Tokens that fit in the pages held."""
         return len(self.pages) * self.pool.page_size
-
-    @property
-    def run(self) -> int | None:
-        """The first slot if the pages have consecutive ids, so that position p is slot run + p; else None."""
-        count = len(self.pages)
-        return self.pages[0] * self.pool.page_size if count and self._straight == count else None
 
     @property
     def reach(self) -> int:
@@ -90,7 +70,7 @@ class PageTable:
                 # If it was truncated while shared, the page may still have marks of text that this sequence dropped.
                 self.pool.clamp(self.pages[last], offset)
         if need > 0:
-            self._append(self._allocate(need, after=self.pages[-1] if self.pages else PADDING_PAGE))
+            self.pages += self._allocate(need)
         self._writable = max(self._writable, self.length + extra)
 
     def commit(self, n: int) -> None:
@@ -153,54 +133,41 @@ class PageTable:
         """Start from `length` tokens in `pages`, taking over the caller's references (from `PrefixIndex.match`)."""
         assert not self.pages, "adopt is for an empty table"
         assert self.pool.pages_for(length) == len(pages), f"{len(pages)} pages for {length} tokens"
-        self._append(pages)
+        self.pages += pages
         self.length = self._writable = length
         if (windows := self.pool.windows) is not None:
             self._seen = windows.first(length)
             windows.see(pages[self._seen :])
         if self.state is not None and pages and pages[-1] in self.state.pages.checkpoints:
-            self.state.adopt(length, self.state.pages.checkpoints[pages[-1]])
+            self.state.adopt(length, self.state.pages.use(pages[-1]))
 
     def slots(self, start: int, stop: int) -> Tensor:
-        """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU.
-
-        Read-only: it is a view of a tensor of this table or the pool. That tensor is never modified, only replaced, so
-        the view stays valid as long as the pages do.
-        """
+        """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU."""
         assert 0 <= start <= stop <= self.capacity, f"positions {start} .. {stop} of {self.capacity}"
-        size = self.pool.page_size
-        if stop <= self._straight * size:
-            first = self.pages[0] * size if stop else 0
-            return self.pool.slots[first + start : first + stop]
-        if stop > self._slotted * size:
-            self._extend_slots()
-        return self._slots[start:stop]
+        size, first = self.pool.page_size, start // self.pool.page_size
+        pages = np.array(self.pages[first : self.pool.pages_for(stop)], np.int64)
+        slots = (pages[:, None] * size + np.arange(size)).ravel()
+        return torch.from_numpy(slots[start - first * size : stop - first * size])
 
     def _copy_last(self, need: int) -> None:
         """Replace the shared partial last page with a copy, and append `need` pages."""
         last, offset = divmod(self.length, self.pool.page_size)
         assert last == len(self.pages) - 1, "a shared page is followed by nothing"
         source = self.pages[last]
-        pages = self._allocate(1 + max(need, 0), after=self.pages[last - 1] if last else PADDING_PAGE)
+        pages = self._allocate(1 + max(need, 0))
         self.pool.copy(source, pages[0], rows=offset)
         self._shrink(last)
-        self._append(pages)
+        self.pages += pages
 
-    def _allocate(self, n: int, after: int) -> list[int]:
+    def _allocate(self, n: int) -> list[int]:
         """Allocate pages, with window pages if there are any."""
         windows = self.pool.windows
         if windows is not None and n > windows.available:
             raise OutOfPages(f"{n} pages of windows needed, {windows.available} of {windows.num_pages - 1} available")
-        pages = self.pool.allocate(n, after)
+        pages = self.pool.allocate(n)
         if windows is not None:
             windows.see(pages)
         return pages
-
-    def _append(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            if self._straight == len(self.pages) and (not self.pages or page == self.pages[-1] + 1):
-                self._straight += 1
-            self.pages.append(page)
 
     def _shrink(self, count: int) -> None:
         """Release the pages from index `count` on, last to first."""
@@ -212,12 +179,4 @@ class PageTable:
                 windows.unsee(self.pages[index], passed=False)
             self.pool.release(self.pages[index])
         del self.pages[count:]
-        self._straight = min(self._straight, count)
-        self._slotted = min(self._slotted, count)
         self._writable = min(self._writable, self.capacity)
-
-    def _extend_slots(self) -> None:
-        size = self.pool.page_size
-        added = self.pool.slots.view(-1, size)[self.pages[self._slotted :]].flatten()
-        self._slots = torch.cat((self._slots[: self._slotted * size], added))
-        self._slotted = len(self.pages)

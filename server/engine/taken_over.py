@@ -83,9 +83,11 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
 
 def _key(loading: LoadContext) -> str:
     """A key of all that any bit of a page depends on: the model's files and configuration, including rotary embedding,
-    the length that may select it, types, kernels, threads and the processor."""
+    the length that may select it, types, kernels, threads and the processor; and of which layers a page has rows: those
+    with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
+    how = *how, loading.pool.windows is not None
     return kept_weights.key_of(loading.target, loading.model, "kv", *how)
 
 

@@ -90,7 +90,7 @@ class Budget(Observer):
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """Learn from what was accepted, and from the time that drafting took."""
-        if not (self._looks.now or trace.drafted):
+        if not (self._looks.now or trace.drafted or any(result.scheduled.plan.shares for result in results)):
             return  # not chosen in this step, and nothing to learn from
         right = 0
         for result in results:
@@ -226,7 +226,7 @@ class Budget(Observer):
         """The best plan, or one that is explored."""
         if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
             for way in ways:
-                if way.model and self._models[way.model].costs.learnt < _FIRST_TRIES:
+                if way.model and self._models[way.model].tries < _FIRST_TRIES:
                     for case in cases:
                         case.explored += 1
                     return way

@@ -38,6 +38,11 @@ _AT_FIRST, _LEARNING = 64, 0.05
 _ANOTHER, _RECENT = 1.5, 3600.0
 #: The least share of a step that does not depend on experts.
 _LEAST_ROWS = 0.05
+#: What each part of a draft is taken to be where it was measured as 0, as a share of the others: a difference of two
+#: measurements may be 0, but no cost is, and what is 0 is never corrected.
+_UNMEASURED = np.array((0.01, 0.1, 0.01, 0.01))
+#: Likewise what a token of context adds, as a share of a pass of one row.
+_LEAST_ADDED = 1e-6
 #: The levels of the deepest draft that a shape may have, plus one; and none.
 _LEVELS = 65
 #: The phases of a step that do not depend on the drafter.
@@ -122,8 +127,8 @@ class CostGroup:
         it shows the first part too; otherwise the second counts for both."""
         parts, expected = self.parts, float(amounts @ self.now)
         self.learnt, parts.moves = self.learnt + 1, parts.moves + 1
-        if expected <= 0.0:  # without a measurement, the first value seen
-            parts.now[self.at.start] = parts.measured[self.at.start] = seconds
+        if expected <= 0.0:  # a draft without a measurement: the first value seen
+            parts.now[self.at] = parts.measured[self.at] = _UNMEASURED * seconds / float(amounts @ _UNMEASURED)
             return
         parts.drift()
         shares = amounts * self.now / expected
@@ -214,7 +219,8 @@ class CostModel:
         # The last parts are the context and the experts, per second measured for them. More rows never take less.
         self.group = self.parts.group([*np.maximum.accumulate(seconds), 1.0, 1.0])
         points, added = zip(*(context or [(1, 0.0)]), strict=True)
-        self._per_token = np.array(points), np.maximum.accumulate(added)
+        least = _LEAST_ADDED * seconds[0] if context else 0.0
+        self._per_token = np.array(points), np.maximum.accumulate([least, *added])[1:]
         self._table: list[float] = []
         self._shares: dict[tuple[int, int, int, int], float] = {}
         self._read_for, self._calls = (0, 0, 0), 0
@@ -233,7 +239,8 @@ class CostModel:
 
     def drafts(self, cost: DraftCost) -> CostGroup:
         """Add the parts of a drafter, which share the common pace."""
-        return self.parts.group(astuple(cost))
+        measured = np.array(astuple(cost))
+        return self.parts.group(np.where(measured > 0.0, measured, _UNMEASURED * measured.sum()).tolist())
 
     @property
     def _pace(self) -> float:

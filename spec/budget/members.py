@@ -46,7 +46,8 @@ _NEXT_TO_HITS = 0.65
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
-    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best."""
+    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best. vain:
+    how often it was asked and drafted nothing."""
 
     drafter: Drafter
     looks: bool
@@ -55,6 +56,7 @@ class Member:
     brings: ExpectedTree = GUESS
     first: float = _FIRST
     idle: int = 0
+    vain: int = 0
     costs: CostGroup = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = 0
@@ -85,6 +87,11 @@ class Member:
         """Let its next draft start from what was found."""
         assert self._checks is not None, "see checks"
         self._checks.check(sequence, found)
+
+    @property
+    def tries(self) -> int:
+        """How many of its drafts have shown what it costs, or that it has none."""
+        return self.costs.learnt + self.vain
 
     @property
     def resting(self) -> bool:
@@ -242,7 +249,11 @@ class SequenceStats:
             self.found.learn(emitted)
             self.came = _PACE_KEPT * self.came + len(emitted)
             self.spent = _PACE_KEPT * self.spent + self.seconds
-        if not result.forced and not any(share.tree is not None for share in result.scheduled.plan.shares):
+        shares = result.scheduled.plan.shares
+        if not result.forced and not any(share.tree is not None for share in shares):
+            for share in shares if len(tree) == 1 else ():  # asked, and nothing came: as good as a wrong draft
+                self.members[share.drafter].vain += 1
+                self.claims[share.drafter].saw(1.0, came=False)
             for part in tree.parts or (tree,):
                 if part.drafter in self.members and len(part) > 1:
                     self.members[part.drafter].saw(part, tree, result.accepted, self.claims[part.drafter])

@@ -162,7 +162,7 @@ def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are dropped from the end of a prefix, and the state at its end is kept (vLLM #53912)."""
 
     def adopted(self: TextState, at: int, page: int) -> None:
-        self.at, self.page = at, self.pages.retain(next(reversed(self.pages.checkpoints.values())))
+        self.at, self.page = at, self.pages.retain(next(iter(self.pages.checkpoints.values())))
 
     monkeypatch.setattr(TextState, "adopt", adopted)
 

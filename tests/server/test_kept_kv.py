@@ -52,7 +52,10 @@ def test_pages_are_of_all_that_their_bits_follow_from() -> None:
     directory = BUNDLED / "target"
     model, config = ModelConfig.from_directory(directory), EngineConfig()
     ours = LoadContext(config, directory, model, "bfloat16", 512, CPU, PagePool(9), False, lambda *given: None)
+    windowed = PagePool(9)
+    windowed.attach_windows(5, 32)
     others = [
+        replace(ours, pool=windowed),
         replace(ours, target=BUNDLED / "draft"),
         replace(ours, model=replace(model, max_positions=model.max_positions + 1)),
         replace(ours, dtype="float32"),

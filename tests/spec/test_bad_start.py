@@ -56,6 +56,17 @@ def test_one_measurement_that_is_a_hundred_times_off_does_not_rule_for_long() ->
     assert machine.rate(SOON) > 0.9 * quiet.rate(SOON)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["first level", "nothing"])
+@pytest.mark.parametrize(("true", "right"), [(DEAR, 0.8), (SHORT, 0.8), (STAIRS, 0.5)], ids=["dear", "short", "stairs"])
+def test_a_part_that_was_measured_as_0_is_learnt(true: Prices, right: float, known: bool) -> None:
+    """A deeper draft took no longer at the start than one level did, or none was timed."""
+    draft = DraftCost(true.draft.start + true.draft.level) if known else DraftCost()
+    machine, quiet = Machine(true, right, Prices(true.steps, draft)), Machine(true, right)
+    for each in (machine, quiet):
+        each.run(SOON + 120)
+    assert machine.rate(SOON) > 0.93 * quiet.rate(SOON)
+
+
 @pytest.mark.parametrize("right", [0.2, 0.8])
 def test_on_short_steps_choosing_is_nearly_free(right: float) -> None:
     """A choice takes a fifth of a millisecond, as a step does: it is kept for some steps."""

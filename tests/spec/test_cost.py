@@ -121,6 +121,15 @@ def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_chan
     assert last[2] == pytest.approx(2 * (2.0 + 1 / 7), rel=0.1)
 
 
+def test_a_context_that_was_measured_to_add_nothing_is_learnt() -> None:
+    cost = CostModel([1, 8], [0.01, 0.02], context=[(1, 0.0), (64, 0.0)])
+    for _ in range(100):
+        saw(cost, 1, 0.01, context=200)
+        saw(cost, 1, 0.02, context=60_000)
+    short, long = (cost.table(1, context, 8)[1] for context in (200, 60_000))
+    assert (short, long) == (pytest.approx(0.01, rel=0.15), pytest.approx(0.02, rel=0.15))
+
+
 # -- what a step would take without drafts ---------------------------------------------------------------------------
 
 PASSES = {1: 0.0088, 2: 0.0090, 5: 0.0096, 9: 0.0110, 16: 0.0135}

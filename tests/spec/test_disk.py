@@ -213,21 +213,46 @@ def test_files_are_for_their_owner_and_for_tools(
         assert file.get_tensor("0").shape == (1, 4, 1, 1)
 
 
-def test_a_full_disk_switches_it_off_with_a_line(
+def test_a_full_disk_is_tried_again_more_and_more_rarely(
     model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    made = harness(model, tmp_path, "a")
-    monkeypatch.setattr(os, "replace", full)
-    with caplog.at_level(logging.WARNING):
-        made.answer(PROMPT, GREEDY)
-        idle(made)
+    made, now = harness(model, tmp_path, "a"), [1000.0]
+    assert made.prefix is not None and made.prefix.disk is not None
+    made.prefix.disk._clock = lambda: now[0]
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        for passed in (0.0, 59.0, 1.0, 119.0, 1.0):
+            now[0] += passed
+            made.answer(PROMPT, GREEDY)
+            idle(made)
     assert [record.getMessage() for record in caplog.records] == [
-        "KV is no longer kept on disk until the engine restarts: [Errno 28] No space left on device"
+        f"KV is not kept on disk for {seconds} s: [Errno 28] No space left on device" for seconds in (60, 120, 240)
     ]
     assert not list(tmp_path.glob("*/*"))
+    now[0] += 240.0
+    made.answer(PROMPT, GREEDY)
+    idle(made)
+    assert found(model, tmp_path) == 56
+    assert made.prefix.disk._pause == 60.0
+
+
+def test_what_is_in_the_pool_takes_no_other_page(model: TableModel, tmp_path: Path) -> None:
+    """Of a text whose first page is missing, one page is read, and no other is evicted."""
+    made = written(model, tmp_path)
+    assert made.prefix is not None and made.prefix.disk is not None
+    (first, *pages), before = made.prefix.match(PROMPT), len(made.prefix)
+    for page in (*reversed(pages), first):
+        made.pool.release(page)
+    made.pool.replace(first)
+    taken = made.pool.allocate(made.pool.available - made.pool.idle - 1)
+    for _ in (reading := made.prefix.fetch(made.prefix.disk, PROMPT)):
+        at_rest(made)
+    reading.close()
+    assert len(made.prefix) == before and made.prefix.match(PROMPT)[1:] == pages
+    assert made.pool.references(taken[0]) == 1
 
 
 def test_two_may_write_the_same_page_at_once(

@@ -53,7 +53,7 @@ class Checking(Chained):
 
 
 def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
-    return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01))
+    return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01, deciding=1e-9))
 
 
 def budget_of(*members: Member, timed: bool = False, pinned: TreeShape | None = None) -> Budget:
@@ -171,6 +171,21 @@ def test_a_step_in_which_no_text_may_draft_may_be_the_first() -> None:
     (plan,) = budget.plan([one])
     budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0))
     assert plan is NO_PLAN and not budget.failed
+
+
+@pytest.mark.parametrize("parrot", [Parrot, Chained])
+def test_a_model_that_drafts_nothing_is_found_out(parrot: type[Parrot]) -> None:
+    """In its first text, and from then on."""
+    budget, nothing, tried = budget_of(model(parrot=parrot), timed=True), DraftTree.chain([7]), []
+    for text in range(4):
+        one = replace(sequence(), id=f"{text}", limit=10_000)
+        for _ in range(400):
+            (plan,) = budget.plan([one])
+            tried.append(bool(plan.shares))
+            budget.stepped(*came(one, plan, nothing, [9], 0, plan=0.0001, propose=0.05 * tried[-1], forward=1.0))
+        budget.ended(one)
+    assert not budget.failed and budget.members["model"].resting
+    assert sum(tried[:400]) < 40 and sum(tried[400:]) < 40
 
 
 @pytest.mark.parametrize("others", [0, 300])

@@ -1,0 +1,79 @@
+"""State pages without a model: page size 4, and texts that are read as the engine reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex
+
+
+class Case:
+    """A pool with an index, and so many state pages."""
+
+    def __init__(self, states: int) -> None:
+        self.pool = PagePool(200, page_size=4)
+        self.pool.attach_states(4, 1 + states)
+        self.index, self.tables = PrefixIndex(self.pool), list[PageTable]()
+
+    def read(self, tokens: list[int]) -> tuple[PageTable, int]:
+        """A text that is read up to its end, from what is known of it; and how much that was."""
+        table, pages = PageTable(self.pool), self.index.match(tokens)
+        self.tables.append(table)
+        table.adopt(pages, found := 4 * len(pages))
+        assert table.state is not None
+        table.state.branch = self.index.known
+        while rows := table.state.within(len(tokens) - table.length):
+            self.write(table, rows)
+        self.index.publish(table, tokens)
+        return table, found
+
+    def write(self, table: PageTable, rows: int) -> None:
+        assert table.state is not None
+        table.reserve(rows)
+        table.commit(rows)
+        table.state.read(rows)
+        self.pool.check(self.tables)
+
+    def cached(self, tokens: list[int]) -> int:
+        """How much of a text was known, which is gone on with."""
+        table, found = self.read(tokens)
+        for _ in range(3):
+            self.write(table, 2)
+        self.leave(table)
+        return found
+
+    def leave(self, table: PageTable) -> None:
+        table.release()
+        self.tables.remove(table)
+        self.pool.check(self.tables)
+
+
+def test_a_beginning_that_each_request_uses_is_kept() -> None:
+    """However many texts leave checkpoints of their own."""
+    case, system = Case(states=4 + 6), [1, 2, 3, 4, 5, 6, 7, 8]
+    found = [case.cached([*system, *[number] * 6]) for number in range(40)]
+    assert found == [0, 0, *[8] * 38]  # where texts part is known once the second has been read
+    assert len(case.pool.states.checkpoints if case.pool.states else ()) > 4, "full, so that others went"
+
+
+@pytest.mark.parametrize(("cut", "left"), [(14, 12), (13, 12), (11, 8), (9, 8)])
+def test_a_text_cut_before_its_last_boundary_goes_back_to_the_one_before(cut: int, left: int) -> None:
+    case = Case(states=8)
+    table, _ = case.read([1] * 9)
+    for _ in range(3):
+        case.write(table, 2)
+    table.truncate(cut)
+    assert table.length == left
+    case.index.publish(table, [1] * 15)
+    case.leave(table)
+    assert case.cached([*[1] * left, 2]) == left
+
+
+def test_the_boundary_before_the_last_makes_room_for_texts_that_run() -> None:
+    """Three texts in the state pages that two would hold."""
+    case = Case(states=9)
+    for number in range(3):
+        case.read([number] * 9)
+    for table in case.tables * 20:
+        case.write(table, 2)
+    assert case.pool.states is not None and len(case.pool.states.formers) < 3
