@@ -75,6 +75,11 @@ class SequenceState:
         return min(self.limit - len(self.tokens) - 1, self.most_drafted)
 
     @property
+    def drafts(self) -> bool:
+        """Whether anything may be drafted for it."""
+        return self.speculate and self.most_levels > 0
+
+    @property
     def scoring(self) -> bool:
         """Whether rows of the prompt are needed for their logits, not only for their KV."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_length

@@ -148,7 +148,7 @@ class Budget(Observer):
         repeated = bool(sequences) and sequences == self._undrafted[0]
         if repeated and not self._looks.due():
             return self._undrafted[1]
-        able = [s for s in sequences if s.speculate and s.most_levels > 0]
+        able = [sequence for sequence in sequences if sequence.drafts]
         if not able:
             self.why, self._plans, self._undrafted, self._looks.now = None, {}, ([], []), False
             return [NO_PLAN] * len(sequences)
