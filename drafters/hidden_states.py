@@ -252,7 +252,12 @@ class TextStateDrafter(HiddenStateDrafter):
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether there is a text, with all its features."""
-        return bool(sequence.table.length) and self.knows(sequence)
+        length = sequence.table.length
+        if not length or self.knows(sequence):
+            return bool(length)
+        missing = length - self.hidden_states.filled(sequence.table)
+        sequence.unable = f"{self.name} cannot draft: the target's hidden states of {missing:,} tokens are missing."
+        return False
 
     def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are stored."""

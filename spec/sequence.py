@@ -30,7 +30,7 @@ class SequenceState:
     of its output. leader: the sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so
     far; None if not requested. speculate: whether more than the root may be verified in a step. draft_method: the
     drafter that may draft, by name; "" for any. most_drafted: the deepest draft requested. aside: whether it neither
-    reuses cached KV nor leaves any.
+    reuses cached KV nor leaves any. unable: why a drafter that was to draft in this step could not; mostly "".
     """
 
     id: str
@@ -55,6 +55,7 @@ class SequenceState:
     aside: bool = False
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
+    unable: str = ""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: ForesayError | None = None

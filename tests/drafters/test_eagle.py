@@ -172,6 +172,7 @@ def test_without_features_it_drafts_nothing(pair, head) -> None:
     table.commit(20)
     (tree,) = drafter.propose([sequence], [TreeShape((3, 4, 2))])
     assert tree.tokens == tokens[-1:]
+    assert sequence.unable == "eagle3 cannot draft: the target's hidden states of 20 tokens are missing."
     table.commit(1)
     tokens.append(5)
     drafter.observe(sequence, {name: torch.zeros(1, 64) for name in head.config.names})

@@ -12,7 +12,7 @@ import pytest
 
 from foresay.drafters.eagle import MtpDrafter
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import Progress
@@ -211,3 +211,19 @@ def test_preemption(case: Case) -> None:
     preempted = [text.statistics.preemptions for text in found.values() if text.statistics]
     assert sum(preempted) > 0
     assert all(case.is_drafted(text, count) for text, count in zip(found.values(), preempted, strict=True))
+
+
+@pytest.mark.parametrize("case", ["eagle3"], indirect=True)
+def test_a_step_reports_a_drafter_that_could_not_draft(case: Case) -> None:
+    engine = case.engine()
+    engine.add(replace(case.job, id="first").request())
+    for _ in range(3):
+        engine.step()
+    (sequence,), (features,) = engine.scheduler.running, engine.pool.features
+    assert isinstance(features.hidden_states, KVStore)
+    features.hidden_states.marks[sequence.table.pages[0]] = 0
+    sequence.table.full.clear()
+    engine.step()
+    assert engine.trace is not None and not engine.trace.drafted
+    assert engine.trace.unable == "eagle3 cannot draft: the target's hidden states of 60 tokens are missing."
+    assert not sequence.unable
