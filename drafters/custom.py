@@ -47,7 +47,7 @@ class CustomDrafter:
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Its proposals; only roots where they are not valid."""
         found: Sequence[DraftTree | None] = [None] * len(sequences)
-        with self._walled("propose"):
+        with self._walled("propose", sequences):
             trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
             found = self._checked(trees, sequences, shapes)
         return or_roots(found, sequences, self.name)
@@ -97,12 +97,15 @@ class CustomDrafter:
         return [checked(tree, one.tokens[-1], shape, self._vocab_size, self.name) for tree, one, shape in parts]
 
     @contextmanager
-    def _walled(self, call: str) -> Iterator[None]:
-        """Exceptions are logged and suppressed; also its sys.exit, which would end all texts."""
+    def _walled(self, call: str, drafting: Sequence[SequenceState] = ()) -> Iterator[None]:
+        """Exceptions are logged and suppressed; also its sys.exit, which would end all texts. drafting: those that get
+        no draft then."""
         try:
             yield
         except (Exception, SystemExit) as error:
             self._warn(call, error)
+            for sequence in drafting:
+                sequence.unable = f"{self.name} cannot draft: its {call} failed, as the log says."
 
     def _warn(self, call: str, error: BaseException) -> None:
         self._faults += 1

@@ -3,8 +3,8 @@
 These are in a store on the sequences' pages, each in the slot of its position: so they are reused with a prefix hit,
 are independent of a sequence's index in the batch, and a captured step reads and stores them on the device. On a CPU
 they are stored when a draft needs them, and wait until then as the pass returned them: so they cost next to nothing
-for a text without drafts. A text with missing features (in pages from when another drafter was used) gets no drafts
-until it is computed again.
+for a text without drafts. A text that is drafted for reuses only pages that have them, so where they are missing (in
+pages on disk from when another drafter was used) it is computed again, once.
 
 Legend: H width of what is stored, R rows.
 """
@@ -141,7 +141,8 @@ class HiddenStateDrafter(TreeDrafter):
 
 
 class TextStateDrafter(HiddenStateDrafter):
-    """Keeps them of whole texts. Owns ``hidden_states``, the store of what it keeps. needs: the features it reads."""
+    """Keeps them of whole texts; implements :class:`foresay.kvpaging.pool.KeptFeatures`. Owns ``hidden_states``, the
+    store of what it keeps. needs: the features it reads."""
 
     def __init__(
         self,
@@ -157,12 +158,13 @@ class TextStateDrafter(HiddenStateDrafter):
         self.needs, self.hidden_states = needs, hidden_states
         self._pool, self._waiting = pool, WaitingFeatures(pool.page_size)
         pool.attach(self._waiting)
+        pool.features.append(self)
         self._most = 0  # positions that may wait
         self._keeping: dict[int, _Keeping] = {}
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Newly committed positions wait in their pages until a draft needs them. If too many do, the oldest are
-        stored, or dropped if no text that runs has them; a prompt's, if they alone are too many, are stored at once."""
+        stored; a prompt's, if they alone are too many, at once."""
         waiting, table, size, stop = self._waiting, sequence.table, self._pool.page_size, sequence.table.length
         start = first = stop - _count(features)
         if not self._most:  # the same in all steps
@@ -179,17 +181,28 @@ class TextStateDrafter(HiddenStateDrafter):
             waiting.add(table.pages[start // size], start, end - start, part)
             start = end
         while waiting.rows > self._most:
-            self._store_oldest()
+            self.settle(next(iter(waiting.pages)))
 
-    def _store_oldest(self) -> None:
-        page = next(iter(self._waiting.pages))
-        oldest, marks, size = self._waiting.take(page), self.hidden_states.marks, self._pool.page_size
-        if oldest is not None and not self._pool.is_idle(page):
-            first = page * size + oldest.start % size
-            slots = torch.arange(first, first + oldest.stop - oldest.start)
-            self._store(oldest.joined(), torch.arange(oldest.start, oldest.stop), slots)
-            if marks[page] >= oldest.start % size:
-                marks[page] = max(marks[page], 1 + (oldest.stop - 1) % size)
+    def covers(self, page: int) -> bool:
+        """Whether the features of all its positions are stored, or wait."""
+        mark, size, waiting = self.hidden_states.marks[page], self._page_size, self._waiting.pages.get(page)
+        return mark == size or (waiting is not None and waiting.start % size <= mark and waiting.stop % size == 0)
+
+    def settle(self, page: int) -> None:
+        """Store what waits of a page."""
+        waiting, marks, size = self._waiting.take(page), self.hidden_states.marks, self._page_size
+        if waiting is not None:
+            first = page * size + waiting.start % size
+            slots = torch.arange(first, first + waiting.stop - waiting.start)
+            self._store(waiting.joined(), torch.arange(waiting.start, waiting.stop), slots)
+            if marks[page] >= waiting.start % size:
+                marks[page] = max(marks[page], 1 + (waiting.stop - 1) % size)
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy what is stored of a page, and what waits, to another one with the same text."""
+        self._waiting.take(destination)
+        for store in (self.hidden_states, self._waiting):
+            store.copy(source, destination)
 
     def finished(self, sequence: SequenceState) -> None:
         """Store the last features, since other requests may reuse their pages."""
@@ -239,7 +252,12 @@ class TextStateDrafter(HiddenStateDrafter):
 
     def able(self, sequence: SequenceState) -> bool:
         """Whether there is a text, with all its features."""
-        return bool(sequence.table.length) and self.knows(sequence)
+        length = sequence.table.length
+        if not length or self.knows(sequence):
+            return bool(length)
+        missing = length - self.hidden_states.filled(sequence.table)
+        sequence.unable = f"{self.name} cannot draft: the target's hidden states of {missing:,} tokens are missing."
+        return False
 
     def knows(self, sequence: SequenceState) -> bool:
         """Whether the features of all committed positions are stored."""

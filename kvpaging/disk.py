@@ -2,7 +2,7 @@
 
 ::
 
-    FOLDER/KEY/DIGEST.rows      KV of a page, of the target or all drafters, in layers with full attention
+    FOLDER/KEY/DIGEST.rows      KV of a page, of the target or drafters, in layers with full attention
                      .window    the target's in sliding-window layers, while the page has a window page
                      .state     the target's recurrent states, where the page has a checkpoint
 
@@ -23,7 +23,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -105,9 +105,10 @@ class DiskPages:
     """The pages of one pool on disk. Its own threads read and write files and never access the pool; everything else is
     for the engine's thread.
 
-    stores: by their key, the target's first: a page can only be read if the target's part of it exists. most: bytes
-    that all files in the folder may take, including those of other keys; no other user may be able to write there.
-    clock: seconds. Raises OSError if the folder cannot be made.
+    stores: by their key, the target's first: a page can only be read if the target's part of it exists. needed: the
+    keys of what else has to exist where the text is drafted for. most: bytes that all files in the folder may take,
+    including those of other keys; no other user may be able to write there. clock: seconds. Raises OSError if the
+    folder cannot be made.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class DiskPages:
         stores: Mapping[str, Sequence[KVStore]],
         pool: PagePool,
         most: int,
+        needed: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._news = deque[str]()
@@ -129,14 +131,15 @@ class DiskPages:
         target = next(iter(stores))
         kinds = [*((key, _ROWS) for key in stores), (target, _WINDOW), (target, _STATE)]
         self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
+        self._needed = [self._files[:1], [*self._files[:1], *(file for file in self._files if file.key in needed)]]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def has(self, text: Text) -> bool:
-        """Whether there is a file to read, and the disk does not hang."""
+    def has(self, text: Text, drafts: bool) -> bool:
+        """Whether there is all to read that the text, drafted for or not, needs, and the disk does not hang."""
         if self._hung is not None and not self._hung.done():
             return False
-        return os.path.exists(self._path(self._files[0], text))  # false after any error
+        return all(os.path.exists(self._path(file, text)) for file in self._needed[drafts])  # false after any error
 
     def news(self) -> dict[str, int]:
         """Tokens since the last call: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
@@ -159,10 +162,10 @@ class DiskPages:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def load(self, text: Text, page: int) -> Future[Loaded]:
-        """Start reading the files of a text that will fill this page."""
+    def load(self, text: Text, page: int, drafts: bool) -> Future[Loaded]:
+        """Start reading the files of a text that will fill this page; none if it needs one that is missing."""
         self._touch(page // _RUN)
-        return self._threads.submit(self._load, text)
+        return self._threads.submit(self._load, text, drafts)
 
     def _touch(self, run: int) -> Future[None]:
         if run not in self._touched:
@@ -182,7 +185,7 @@ class DiskPages:
             wait([self._touch(run)], _TOUCHING)
             yield
 
-    def _load(self, text: Text) -> Loaded:
+    def _load(self, text: Text, drafts: bool) -> Loaded:
         parts = dict[_File, Tensor]()
         for file in self._files:
             data, path = torch.empty(sum(file.sizes), dtype=torch.uint8), self._path(file, text)
@@ -199,8 +202,8 @@ class DiskPages:
                 self._news.append("damaged")
                 with suppress(OSError):
                     path.unlink()
-            if not parts:
-                break
+            if file not in parts and file in self._needed[drafts]:
+                return {}
         return parts
 
     def fill(self, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:

@@ -52,6 +52,24 @@ class Cache(Protocol):
         """The page of the text prefix with this digest; None if not indexed."""
 
 
+class KeptFeatures(Protocol):
+    """What a drafter keeps of the target's hidden states in one of the pool's stores. Only computing a text gives
+    them."""
+
+    @property
+    def hidden_states(self) -> Store:
+        """The store."""
+
+    def covers(self, page: int) -> bool:
+        """Whether it has them of the whole page."""
+
+    def settle(self, page: int) -> None:
+        """Store what is known of a page and not stored yet."""
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy them to another page with the same text."""
+
+
 class Table(Protocol):
     """What `check` needs from a page table."""
 
@@ -67,6 +85,7 @@ class PagePool:
     num_pages: all pages, including the padding page 0 (target of padding writes, never allocated).
     page_size: tokens (slots) per page.
     windows: pages of sliding-window layers, if these have their own. states: of recurrent layers, if there are any.
+    features: what drafters keep of the target's hidden states.
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -75,6 +94,7 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.stores: list[Store] = []
+        self.features: list[KeptFeatures] = []
         self.windows: WindowPages | None = None
         self.states: StatePages | None = None
         self._cache: Cache | None = None
@@ -91,10 +111,6 @@ class PagePool:
     def idle(self) -> int:
         """Pages that only the prefix index refers to."""
         return len(self._idle)
-
-    def is_idle(self, page: int) -> bool:
-        """Whether only the prefix index refers to it."""
-        return page in self._idle
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages that this many tokens need."""

@@ -74,11 +74,12 @@ class PrefixIndex:
         """The pages the index refers to."""
         return iter(self._digests)
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> list[int]:
+    def match(self, tokens: Sequence[int], salt: str = "", drafts: bool = False) -> list[int]:
         """The pages of the longest known prefix of `tokens`, each retained for the caller.
 
         Covers at most len(tokens) - 1 tokens, since the last one must be computed to sample its successor; and ends
         where sliding-window layers still have what the next row attends to, and recurrent layers have a checkpoint.
+        drafts: and where drafters have the features of all pages.
         """
         pages: list[int] = []
         for text in self._texts(tokens, salt):
@@ -87,6 +88,8 @@ class PrefixIndex:
                 break
             pages.append(entry.page)
         self.known = len(pages) * self.pool.page_size
+        if drafts:
+            del pages[next((count for count, page in enumerate(pages) if not self._is_covered(page)), len(pages)) :]
         if (windows := self.pool.windows) is not None:
             del pages[windows.reach(pages) :]
         if (states := self.pool.states) is not None:
@@ -102,8 +105,8 @@ class PrefixIndex:
         """Index the full pages below `table.length`; `tokens` are the sequence's, at least `table.length` of them.
 
         Pass the same salt each time for one table. Pages already published cost nothing. If another page with the same
-        text is indexed, that one stays, unless only the new one still has its window page. Publish only text that can
-        no longer be cut by a stop string.
+        text is indexed, that one stays, and gets features that only the new one has, unless only the new one still has
+        its window page. Publish only text that can no longer be cut by a stop string.
         """
         chain, count = table.chain, table.length // self.pool.page_size
         if len(chain) >= count:
@@ -120,6 +123,8 @@ class PrefixIndex:
                 entry = None
             if entry is None:
                 entry = self._add(page, text)
+            elif page != entry.page:
+                self._complete(entry.page, page)
             chain.append(text.digest)
             if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
                 self.pool.states.keep(entry.page, own)
@@ -141,23 +146,28 @@ class PrefixIndex:
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, disk: DiskPages, tokens: Sequence[int], salt: str = "") -> Generator[Future[Any] | None]:
+    def fetch(
+        self, disk: DiskPages, tokens: Sequence[int], salt: str = "", drafts: bool = False
+    ) -> Generator[Future[Any] | None]:
         """Read the pages of a text that are on disk but not in the pool, until one is in neither; yields, between two
-        slices of work, what to wait for. All pages of the text are held until the generator ends or is closed."""
+        slices of work, what to wait for. All pages of the text are held until the generator ends or is closed. drafts:
+        see :meth:`match`."""
         texts, self.fetched = self._texts(tokens, salt), 0
         try:
             for text in texts:
                 if not self._hold(text):
-                    if disk.has(text):
-                        yield from self._read(disk, chain((text,), texts))
+                    if disk.has(text, drafts):
+                        yield from self._read(disk, chain((text,), texts), drafts)
+                    return
+                if drafts and not self._is_covered(self.held[-1]):
                     return
                 yield None
         finally:
             while self.held:
                 self.pool.release(self.held.pop())
 
-    def _read(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[Future[Any] | None]:
-        loads = deque(self._begin_loading(disk, islice(texts, _AHEAD)))
+    def _read(self, disk: DiskPages, texts: Iterator[Text], drafts: bool) -> Iterator[Future[Any] | None]:
+        loads = deque(self._begin_loading(disk, islice(texts, _AHEAD), drafts))
         while loads:
             text, page, loading = loads.popleft()
             until = time.perf_counter() + _PATIENCE
@@ -172,10 +182,12 @@ class PrefixIndex:
             if text.digest not in self._entries:
                 return None
             self.fetched += 1
-            loads.extend(self._begin_loading(disk, islice(texts, 1)))
+            loads.extend(self._begin_loading(disk, islice(texts, 1), drafts))
         return None
 
-    def _begin_loading(self, disk: DiskPages, texts: Iterator[Text]) -> Iterator[tuple[Text, int, Future[Loaded]]]:
+    def _begin_loading(
+        self, disk: DiskPages, texts: Iterator[Text], drafts: bool
+    ) -> Iterator[tuple[Text, int, Future[Loaded]]]:
         """Allocate a page for each that the pool lacks and start to load it, as long as there are free pages."""
         for text in texts:
             if self._hold(text):
@@ -185,7 +197,7 @@ class PrefixIndex:
                 self.held += self.pool.allocate(1)
             except OutOfPages:
                 return
-            yield text, self.held[-1], disk.load(text, self.held[-1])
+            yield text, self.held[-1], disk.load(text, self.held[-1], drafts)
 
     def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
         """Fill the page and index it, if the data is complete."""
@@ -215,6 +227,8 @@ class PrefixIndex:
         if self._unkept:
             page = next(iter(self._unkept))
             del self._unkept[page]
+            for features in self.pool.features:
+                features.settle(page)
             self.disk.write(page, self._entries[self._digests[page]].text)
         return bool(self._unkept) or not self.disk.is_free(0)
 
@@ -230,6 +244,17 @@ class PrefixIndex:
         self._unkept[page] = None
         self.pool.retain(page)
         return entry
+
+    def _is_covered(self, page: int) -> bool:
+        """Whether drafters have all that they need of a page's features."""
+        return all(features.covers(page) for features in self.pool.features)
+
+    def _complete(self, known: int, page: int) -> None:
+        """Give the indexed page the features that only another one with the same text has."""
+        for features in self.pool.features:
+            if features.covers(page) and not features.covers(known):
+                features.copy(page, known)
+                self._unkept[known] = None
 
     def _is_better(self, page: int, known: int) -> bool:
         """Whether a page has a window page, and the indexed one with the same text has none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.spec.adjust import Adjustment
@@ -320,10 +320,19 @@ class Engine:
             doubt=cost.doubt if drafted else "",
             choice=self.scheduler.choice,
             news=self.scheduler.news,
+            unable=self._unable(results),
             crowded=self._crowded(),
             woken=woken,
             disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
         )
+
+    def _unable(self, results: Sequence[VerifyResult]) -> str:
+        """Why a drafter that was to draft in this step could not; "" if none."""
+        budget, sequences = self.scheduler.budget, [result.scheduled.sequence for result in results]
+        found = next((sequence.unable for sequence in sequences if sequence.unable), "")
+        for sequence in sequences:
+            sequence.unable = ""
+        return found if budget is None else budget.failed or found
 
     def check(self) -> None:
         """Check the page accounting; raises AssertionError if a page is leaked or held twice."""

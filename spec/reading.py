@@ -39,7 +39,8 @@ class DiskReader:
             return True
         if self._pages is None or not self.of(sequence):
             self.stop()
-            self._sequence, self._pages = sequence, self._prefix.fetch(disk, sequence.tokens, sequence.salt)
+            text = sequence.tokens, sequence.salt, sequence.drafts
+            self._sequence, self._pages = sequence, self._prefix.fetch(disk, *text)
             self._count, self._slow, self._spent = 0, 0, 0.0
         until = (now := time.perf_counter()) + (_DECODING if decoding else _OTHERS)
         for file in self._pages:

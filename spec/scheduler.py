@@ -189,7 +189,7 @@ class Scheduler:
 
     def _start(self, sequence: SequenceState) -> None:
         if self.prefix is not None and self._reuses(sequence):
-            pages = self.prefix.match(sequence.tokens, sequence.salt)
+            pages = self.prefix.match(sequence.tokens, sequence.salt, sequence.drafts)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found)
             if sequence.table.state is not None:

@@ -30,7 +30,7 @@ class SequenceState:
     of its output. leader: the sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so
     far; None if not requested. speculate: whether more than the root may be verified in a step. draft_method: the
     drafter that may draft, by name; "" for any. most_drafted: the deepest draft requested. aside: whether it neither
-    reuses cached KV nor leaves any.
+    reuses cached KV nor leaves any. unable: why a drafter that was to draft in this step could not; mostly "".
     """
 
     id: str
@@ -55,6 +55,7 @@ class SequenceState:
     aside: bool = False
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
+    unable: str = ""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: ForesayError | None = None
@@ -73,6 +74,11 @@ class SequenceState:
     def most_levels(self) -> int:
         """The deepest draft that is requested and could still be emitted: the bonus token takes the last position."""
         return min(self.limit - len(self.tokens) - 1, self.most_drafted)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything may be drafted for it."""
+        return self.speculate and self.most_levels > 0
 
     @property
     def scoring(self) -> bool:

@@ -90,9 +90,9 @@ class StepTrace(msgspec.Struct, kw_only=True):
     preemptions: in this step. plain: sequences whose requests switched speculation off. aside: background sequences.
     root_seconds: the time the step would have taken without drafts, if it computed no prompt; 0 if unknown; doubt: why
     that may be wrong. choice: which drafter, where a budget chooses. news: a sentence, if it is another one than for
-    some time before, and why. crowded: the share of their recent runnable time that the engine's threads waited for a
-    core; 0 if unknown. disk: tokens whose KV was read from or written to disk since the step before, by outcome. woken:
-    experts of a mixture that the pass used, per layer.
+    some time before, and why. unable: a sentence, if a drafter that was to draft could not. crowded: the share of their
+    recent runnable time that the engine's threads waited for a core; 0 if unknown. disk: tokens whose KV was read from
+    or written to disk since the step before, by outcome. woken: experts of a mixture that the pass used, per layer.
     """
 
     number: int
@@ -114,6 +114,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     doubt: str = ""
     choice: str = ""
     news: str = ""
+    unable: str = ""
     crowded: float = 0.0
     disk: dict[str, int] = {}
     woken: float = 0.0

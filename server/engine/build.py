@@ -130,7 +130,7 @@ def build_engine(
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    made = partial(_built, config, progress or _ignore, observers, reserved or {}, costs, witness, keeps)
+    made = partial(_built, config, progress or _ignore, reserved or {}, costs, witness, keeps)
     try:
         return made()
     except CompilationFailed:
@@ -141,7 +141,6 @@ def build_engine(
 def _built(
     config: EngineConfig,
     report: LoadProgress,
-    observers: Sequence[Observer],
     reserved: Mapping[str, int],
     costs: Costs | None,
     witness: Witness | None,

@@ -66,14 +66,13 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
     if not size:
         return None, note
     stores = [store for store in loading.pool.stores if isinstance(store, KVStore)]
-    own, others = (
-        [store for store in stores if store is target.store],
-        [store for store in stores if store is not target.store],
-    )
-    key = _key(loading)
-    keyed = {key: own} | ({kept.key_of(key, repr(_drafting(loading.config, drafts))): others} if others else {})
+    key, drafting = _key(loading), repr(_drafting(loading.config, drafts))
+    needed, others = kept.key_of(key, drafting, "features"), kept.key_of(key, drafting)
+    observed, keyed = [each.hidden_states for each in loading.pool.features], {key: [target.store]}
+    for store in (each for each in stores if each is not target.store):
+        keyed.setdefault(needed if store in observed else others, []).append(store)
     try:
-        found = DiskPages(folder(), keyed, loading.pool, size)
+        found = DiskPages(folder(), keyed, loading.pool, size, {needed})
         if not kept.is_ours(folder().stat()):
             return None, f"off (other users may write to {folder()})"
     except (OSError, RuntimeError) as error:

@@ -55,7 +55,7 @@ class Budget(Observer):
         self.members = {member.name: member for member in members}
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
-        self.failed = self._unsaid = ""
+        self.failed = ""
         self.leader = Leader()
         self._models = {member.name: member for member in members if not member.looks}
         for member in members:
@@ -130,7 +130,7 @@ class Budget(Observer):
 
     def dropped(self, error: Exception) -> None:
         """Draft nothing from now on: choosing without estimates would cost more than it brings."""
-        self.failed = self._unsaid = f"{SWITCHED_OFF}: {type(error).__name__}: {error}"
+        self.failed = f"{SWITCHED_OFF}: {type(error).__name__}: {error}."
         self.why = None
         for member in self._models.values():
             member.idle = RESTING + 1
@@ -140,15 +140,13 @@ class Budget(Observer):
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         """What to draft for each of these sequences, all that decode in the next step."""
         if self.failed:
-            if sequences:  # else the step's trace does not report drafting
-                self.leader.news, self._unsaid = self._unsaid, ""
             return [NO_PLAN] * len(sequences)
         self.leader.news = ""
         self._kept += 1
         repeated = bool(sequences) and sequences == self._undrafted[0]
         if repeated and not self._looks.due():
             return self._undrafted[1]
-        able = [s for s in sequences if s.speculate and s.most_levels > 0]
+        able = [sequence for sequence in sequences if sequence.drafts]
         if not able:
             self.why, self._plans, self._undrafted, self._looks.now = None, {}, ([], []), False
             return [NO_PLAN] * len(sequences)

@@ -80,6 +80,7 @@ def test_the_log_names_it_once_and_counts_the_others(caplog: pytest.LogCaptureFi
     for clock.now in (0.0, 1.0, 59.0, 60.0, 61.0):
         (tree,) = wall.propose([text], [CHAIN])
         assert tree.tokens == [ROOT]
+        assert text.unable == "bad cannot draft: its propose failed, as the log says."
     first, second = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert first.startswith("the drafter bad failed in propose and drafts nothing in this step: KeyError: 3 (")
     assert "test_custom.py:" in first

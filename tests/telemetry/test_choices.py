@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from foresay.server.observe.telemetry.window import Window
-from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF, StepTrace
+from foresay.spec.trace import NOT_PAYING, StepTrace
 from tests.server.scripted import STEP
 from tests.telemetry.test_verdict import Run
 
 PLAIN = "1.00 tokens in 6.00 ms without drafts"
 GAINS = f"Drafting with suffix now: 4.00 tokens in 7.00 ms with 8 drafted by suffix, against {PLAIN}"
-FAILED = f"{SWITCHED_OFF}: ValueError: no seconds"
+UNABLE = "eagle3 cannot draft: the target's hidden states of 32 tokens are missing."
 LOSES = f"{NOT_PAYING}: {PLAIN}, against 1.10 tokens in 7.20 ms with 1 drafted by draft_model"
 
 
@@ -55,5 +55,22 @@ def test_another_leader_is_logged_once_and_that_none_pays_is_a_warning_once_ther
     assert said(LOSES, 10)[0] == ("WARNING", LOSES)
     assert said(GAINS, 10) == [("INFO", GAINS)]
     assert said(LOSES, 10) == []
-    assert said(FAILED, 10) == [("WARNING", FAILED)]
     assert said(LOSES, 300) == [("INFO", LOSES)]
+
+
+async def test_a_drafter_that_cannot_draft_is_on_the_page_and_in_the_log_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run, logged = Run(), list[int]()
+    for _ in range(40):
+        run.telemetry.step(msgspec.structs.replace(step("none"), unable=UNABLE))
+        run.telemetry.step(step("none"))
+        run.now += 10
+        run.reporter.report()
+        logged.append(sum(record.getMessage() == UNABLE for record in caplog.records))
+        assert (await run.telemetry.snapshot()).verdict == f"Nothing was drafted. {UNABLE}"
+    assert logged == [1] * 30 + [2] * 10
+    run.now += 60
+    run.telemetry.step(step("none"))
+    run.now += 1
+    assert (await run.telemetry.snapshot()).verdict == "Nothing was drafted."

@@ -15,7 +15,7 @@ from aiohttp import web
 from foresay.server.observe.telemetry.views import LIVE_SECONDS
 from foresay.server.observe.telemetry.window import Verdict, Window, judged
 from foresay.spec.accept import tokens_per_step
-from foresay.spec.trace import NOT_PAYING, SWITCHED_OFF
+from foresay.spec.trace import NOT_PAYING
 
 if TYPE_CHECKING:
     from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -67,7 +67,7 @@ class Reporter:
         self._whose = f"{model}: " if model else ""
         self._reported = int(telemetry.clock())
         self._next_warning = 0.0
-        self._next_choice_warning = 0.0
+        self._next_choice_warning = self._next_unable_warning = 0.0
         self._next_busy_warning = 0.0
 
     def report(self) -> None:
@@ -76,6 +76,9 @@ class Reporter:
         window = self._telemetry.between(self._reported, now)
         self._reported = now
         self._log_choice(window, now)
+        if window.unable and now >= self._next_unable_warning:
+            log.warning("%s%s", self._whose, window.unable)
+            self._next_unable_warning = now + WARN_EVERY_SECONDS
         self._log_busy(window.crowded, now)
         if not window.drafts:
             return
@@ -88,15 +91,14 @@ class Reporter:
             self._next_warning = 0.0
 
     def _log_choice(self, window: Window, now: int) -> None:
-        """Log which drafter is now used most, if that has changed; a warning if, on enough evidence, drafting is
-        off."""
+        """Log which drafter is now used most, if that has changed; a warning if, on enough evidence, nothing is
+        drafted."""
         if not window.news:
             return
         comes_again = window.news.startswith(NOT_PAYING)
         loses = comes_again and self._telemetry.window(LIVE_SECONDS).evident
-        level = logging.WARNING if loses or window.news.startswith(SWITCHED_OFF) else logging.INFO
         if not comes_again or now >= self._next_choice_warning:
-            log.log(level, "%s%s", self._whose, window.news)
+            log.log(logging.WARNING if loses else logging.INFO, "%s%s", self._whose, window.news)
         if comes_again:
             self._next_choice_warning = now + WARN_EVERY_SECONDS
 

@@ -214,7 +214,7 @@ class Telemetry:
             woken=views.woken(hour),
             totals={name: metric.total(reading) for name, metric in ON_PAGE.items()},
             startup=dict(self.startup.seconds),
-            verdict=judged(whole).sentence,
+            verdict=f"{judged(whole).sentence} {whole.unable}".rstrip(),
             self_check=copy(self.self_check),
         )
 

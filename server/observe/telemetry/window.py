@@ -86,7 +86,7 @@ class Window:
     def __init__(self, second: int = 0) -> None:
         self.second = second
         self.latest: StepTrace | None = None
-        self.news = ""
+        self.news = self.unable = ""
         self.encoded: msgspec.Raw | None = None
         self.new_runs: dict[Run, int] = {}
         for name, nothing in _NOTHING.items():
@@ -163,6 +163,7 @@ class Window:
             rows = str(1 << (trace.rows - 1).bit_length())
             add(self.woken, {rows: trace.woken})
             add(self.woke, {rows: 1})
+        self.unable = trace.unable or self.unable
         if trace.choice:
             self.chosen[trace.choice] = self.chosen.get(trace.choice, 0) + 1
             self.news = trace.news or self.news
@@ -197,7 +198,7 @@ class Window:
         """Add the counts of a later window."""
         later.settle()
         self.encoded = None
-        self.news = later.news or self.news
+        self.news, self.unable = later.news or self.news, later.unable or self.unable
         self.latest = later.latest or self.latest
         for name in _NOTHING:
             setattr(self, name, added(getattr(self, name), getattr(later, name)))
