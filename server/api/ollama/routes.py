@@ -115,7 +115,8 @@ async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: st
     tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
     fields = ollama.fields_of_raw(body)
     if fields["max_tokens"] is None:
-        fields["max_tokens"] = max(1, info.max_model_len - len(tokens))
+        left = info.max_model_len - len(tokens)
+        fields["max_tokens"] = max(1, min(left, service.config.max_output_tokens or left))
     return validation.converted({"prompt": tokens, **fields}, CompletionRequest)
 
 
