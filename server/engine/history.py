@@ -140,6 +140,7 @@ class HistoryWriter(Observer):
         suffix: Any = members_of(engine.drafter)[SUFFIX]
         history: History = suffix.history
         self._history, self._vocab_size, self._written = history, engine.info.vocab_size, history.changes
+        history.stored = True
 
     def ended(self, sequence: SequenceState) -> None:
         """Answers are added when sequences end: write, if the last write was long ago."""

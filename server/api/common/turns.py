@@ -303,6 +303,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
             salt=salt,
             grammar=prepared.grammar,
             prediction=prepared.predicted,
+            private=getattr(body, "store", None) is False,
             **drafted,
         )
         context = prompt if prepared.follows else ()
