@@ -336,8 +336,8 @@ def _texts(file: GgufFile, tokenizer: Path) -> Iterator[tuple[str, Any]]:
     yield "generation_config.json", {"eos_token_id": ends}
     yield _TOKENIZER, _stored(file, tokenizer) if tokenizer.is_file() else tokenizer_of(file)
     template = file.metadata.get("tokenizer.chat_template")
-    # Without it transformers says of every large vocabulary that it splits as Mistral's wrong tokenizer.json does, which
-    # a file that is stored beside a model of Mistral's may be indeed.
+    # Else transformers says of every large vocabulary that it is split as by Mistral's wrong tokenizer.json, which one
+    # that is stored beside a model of Mistral's may be indeed.
     right = file.metadata.get(f"{_KEY}pre") != "tekken" or not tokenizer.is_file()
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
