@@ -60,6 +60,7 @@ class PrefixIndex:
         self.held: list[int] = []
         self.fetched = 0
         self._unkept: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
+        self._private: set[int] = set()  # pages of texts that may not be written to disk, and of no other
         self._entries: dict[bytes, _Entry] = {}
         self._digests: dict[int, bytes] = {}
         pool.attach_cache(self)
@@ -101,12 +102,13 @@ class PrefixIndex:
         self.hits += len(pages) * self.pool.page_size
         return pages
 
-    def publish(self, table: PageTable, tokens: Sequence[int], salt: str = "") -> None:
+    def publish(self, table: PageTable, tokens: Sequence[int], salt: str = "", private: bool = False) -> None:
         """Index the full pages below `table.length`; `tokens` are the sequence's, at least `table.length` of them.
 
         Pass the same salt each time for one table. Pages already published cost nothing. If another page with the same
         text is indexed, that one stays, and gets features that only the new one has, unless only the new one still has
-        its window page. Publish only text that can no longer be cut by a stop string.
+        its window page. Publish only text that can no longer be cut by a stop string. private: a page is not written to
+        disk until a text that may be has it too.
         """
         chain, count = table.chain, table.length // self.pool.page_size
         if len(chain) >= count:
@@ -118,6 +120,7 @@ class PrefixIndex:
             entry, page = self._entries.get(text.digest), table.pages[text.depth]
             if entry is not None and entry.text != text:
                 return  # two texts with the same digest: the second and everything after it is not indexed
+            hidden = private and (entry is None or entry.page in self._private)
             if entry is not None and self._is_better(page, entry.page):
                 self.pool.replace(entry.page)
                 entry = None
@@ -125,6 +128,11 @@ class PrefixIndex:
                 entry = self._add(page, text)
             elif page != entry.page:
                 self._complete(entry.page, page)
+            if hidden:
+                self._private.add(entry.page)
+            elif entry.page in self._private:
+                self._private.remove(entry.page)
+                self._unkept[entry.page] = None
             chain.append(text.digest)
             if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
                 self.pool.states.keep(entry.page, own)
@@ -143,6 +151,7 @@ class PrefixIndex:
         """Drop a page's entry. For the pool, which takes over the reference."""
         del self._entries[self._digests.pop(page)]
         self._unkept.pop(page, None)
+        self._private.discard(page)
 
     # -- on disk -------------------------------------------------------------------------------------------------------
 
@@ -227,9 +236,10 @@ class PrefixIndex:
         if self._unkept:
             page = next(iter(self._unkept))
             del self._unkept[page]
-            for features in self.pool.features:
-                features.settle(page)
-            self.disk.write(page, self._entries[self._digests[page]].text)
+            if page not in self._private:
+                for features in self.pool.features:
+                    features.settle(page)
+                self.disk.write(page, self._entries[self._digests[page]].text)
         return bool(self._unkept) or not self.disk.is_free(0)
 
     def page_of(self, digest: bytes) -> int | None:

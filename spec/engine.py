@@ -116,6 +116,7 @@ class Engine:
             draft_method=request.draft_method,
             most_drafted=MAX_NODES if request.most_drafted is None else request.most_drafted,
             aside=request.aside,
+            private=request.private,
             trace=SequenceTrace() if request.progress is None else request.progress.trace,
             cached_tokens=0 if request.progress is None else request.progress.cached_tokens,
         )
@@ -286,7 +287,7 @@ class Engine:
         """Publish the full pages of final text in the prefix cache: the prompt once it is computed, and everything at
         the end."""
         if self.prefix is not None and not sequence.aside:
-            self.prefix.publish(sequence.table, sequence.tokens, sequence.salt)
+            self.prefix.publish(sequence.table, sequence.tokens, sequence.salt, sequence.private)
 
     def _trace(
         self, batch: list[ScheduledSequence], results: list[VerifyResult], seconds: dict[str, float]

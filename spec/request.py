@@ -45,7 +45,8 @@ class Request(msgspec.Struct, kw_only=True):
     prediction: what the output will probably be, for drafts only. speculate: false decodes plainly, one token a step:
     nothing is drafted, not even what a grammar forces. draft_method: the only one of several drafters that may draft;
     "" for whichever is best. most_drafted: the deepest draft; None for no limit but the engine's. aside: a background
-    request: it neither reuses cached KV nor leaves any, and its steps are counted separately. progress: how far another
+    request: it neither reuses cached KV nor leaves any, and its steps are counted separately. private: nothing of its
+    text is written to disk. progress: how far another
     engine got, if it began the request; the seed is given then."""
 
     id: str
@@ -60,6 +61,7 @@ class Request(msgspec.Struct, kw_only=True):
     draft_method: str = ""
     most_drafted: int | None = None
     aside: bool = False
+    private: bool = False
     progress: Progress | None = None
 
     @property

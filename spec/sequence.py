@@ -30,7 +30,8 @@ class SequenceState:
     of its output. leader: the sequence whose prompt KV it waits for. prompt_logprobs: entries of the prompt's tokens so
     far; None if not requested. speculate: whether more than the root may be verified in a step. draft_method: the
     drafter that may draft, by name; "" for any. most_drafted: the deepest draft requested. aside: whether it neither
-    reuses cached KV nor leaves any. unable: why a drafter that was to draft in this step could not; mostly "".
+    reuses cached KV nor leaves any. private: whether nothing of it may be written to disk. unable: why a drafter that
+    was to draft in this step could not; mostly "".
     """
 
     id: str
@@ -53,6 +54,7 @@ class SequenceState:
     draft_method: str = ""
     most_drafted: int = MAX_NODES
     aside: bool = False
+    private: bool = False
     trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
     unable: str = ""

@@ -82,7 +82,7 @@ def test_the_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
     assert (
-        "foresay = foresay.server.cli.main:main"
+        "foresay = foresay.server.cli.__main__:main"
         in wheel.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     )
 

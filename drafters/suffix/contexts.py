@@ -200,8 +200,8 @@ class Answers:
 class History:
     """The answers of all salts. of_salt, in_all: the most tokens kept. key: of the salts' hashes; random if None.
 
-    changes: answers added so far. behind: texts with tokens that are not indexed yet. dropped: texts whose memory is to
-    be freed.
+    changes: answers added so far. stored: whether they are written to a file. behind: texts with tokens that are not
+    indexed yet. dropped: texts whose memory is to be freed.
     """
 
     def __init__(self, of_salt: int = MOST_OF_SALT, in_all: int = MOST_IN_ALL, key: bytes | None = None) -> None:
@@ -209,6 +209,7 @@ class History:
         self._half, self._in_all, self._kept = min(of_salt, in_all) // 2, in_all, 0
         self._salts: OrderedDict[bytes, Answers] = OrderedDict()
         self.changes = 0
+        self.stored = False
         self.behind: list[Contexts] = []
         self.dropped: list[Contexts] = []
 

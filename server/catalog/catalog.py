@@ -4,6 +4,7 @@ unreachable from a wheel. Does not import torch."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -250,8 +251,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cannot: str = ""
 
     def started(self, values: Values, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """The command and the environment variables that make it use a server. Its config file is written to
-        ``folder``.
+        """The command and the environment variables that make it use a server; a limit of its output that the user set
+        stays. Its config file is written to ``folder``.
 
         values: url, key, model, context and output.
         """
@@ -261,7 +262,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             path.write_text(config, "utf-8")
         known = {**values, "quoted_model": json.dumps(values["model"]), "config": config, "config_file": str(path)}
         command = [str(_filled(word, known)) for word in self.command]
-        return command, {name: str(_filled(value, known)) for name, value in self.environment.items()}
+        given = self.environment.items()
+        ours = ((name, value) for name, value in given if value != "$output" or not os.environ.get(name))
+        return command, {name: str(_filled(value, known)) for name, value in ours}
 
 
 def _filled(value: Any, values: Values) -> Any:

@@ -24,16 +24,17 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
 from foresay.server.cli.command import argument, arguments, base_url, command
-from foresay.server.cli.serve import answers
+from foresay.server.cli.serve import answers, opened
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 from foresay.spec.errors import ConfigurationError, ForesayError
 
-#: Most output tokens that an agent may request, or this fraction of a short context.
+#: Most output tokens that an agent may request, unless the server says how many, and this fraction of a short context.
 OUTPUT, PART = 8192, 4
 POLL_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 0.2, 10.0, 15.0
 #: How many of the last lines to show of a server that ended too early.
@@ -83,6 +84,7 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
     """The address of the running server, or of one that is started, and ended afterwards."""
     url = arguments.url or base_url(config.host, config.port, "https" if config.ssl_certfile else "http")
     url = (url if "://" in url else f"http://{url}").rstrip("/")
+    _port(url)  # refuses what is none
     health = _health(url)
     if health is not None:
         _check_same(health, url, arguments)
@@ -103,7 +105,7 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
 @contextmanager
 def _shared(url: str, ours: bool) -> Iterator[None]:
     """Hold a lock while an agent uses a server. A server that we started is kept until no other agent uses it."""
-    lock_file = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{url.rpartition(':')[2]}.lock"
+    lock_file = Path(tempfile.gettempdir()) / f"foresay-{os.getuid()}-{_port(url)}.lock"
     with open(lock_file, "w", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield
@@ -115,6 +117,14 @@ def _shared(url: str, ours: bool) -> Iterator[None]:
             print("foresay launch: the server ends with the last agent that uses it, or at Ctrl-C", file=sys.stderr)
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock_file.unlink(missing_ok=True)
+
+
+def _port(url: str) -> int:
+    """The port of an address, or its scheme's. Raises ConfigurationError if that is no number of a port."""
+    parts = urlsplit(url)
+    with suppress(ValueError):
+        return parts.port or {"https": 443}.get(parts.scheme, 80)
+    raise ConfigurationError(f"--url {url}: the port must be a number up to 65535")
 
 
 @contextmanager
@@ -220,7 +230,7 @@ def _health(url: str) -> dict[str, Any] | None:
     """The server's health report; None if nothing answers. Raises ForesayError for anything but a Foresay server."""
     try:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=ANSWER_SECONDS) as answer:
+            with opened(urllib.request.Request(f"{url}/health"), ANSWER_SECONDS) as answer:
                 error_body = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -260,7 +270,8 @@ def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str,
             "--anyway starts it nevertheless"
         )
     context = context or agent.tokens
-    return {"url": url, "key": key, "model": name, "context": context, "output": min(OUTPUT, context // PART)}
+    output = min(known[name].get("max_tokens", OUTPUT), context // PART)
+    return {"url": url, "key": key, "model": name, "context": context, "output": output}
 
 
 def _answer(url: str, path: str, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -6,6 +6,11 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 
 from __future__ import annotations
 
+from foresay.server.cli.begin import INTERRUPTED, begin, ready
+
+if __name__ == "__main__":
+    begin()
+
 import errno
 import os
 import platform
@@ -73,8 +78,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "as in Ollama:": ollama.COMMANDS,
 }
 COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}
-
-INTERRUPTED = 130
 
 
 class Parser(ArgumentParser):
@@ -280,4 +283,5 @@ def _obey(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    ready()
     sys.exit(main())

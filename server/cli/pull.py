@@ -58,9 +58,9 @@ def fetched(name: str) -> Path:
     """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
     if (known := of_short_name(name)) is not None:
         return known_fetched(known, "NAME")
-    from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch
-
     directory = resolve(name, flag="NAME")
+    from foresay.verifier.heads.layouts import PATTERNS, kind_of  # imports torch, once the hub has answered
+
     if kind_of(directory) is not None:  # only a model's files were fetched so far; heads may have other files
         return resolve(name, extra=PATTERNS, flag="NAME")
     if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -121,7 +122,7 @@ def answers(
     try:
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
+            with opened(request, seconds) as answer:
                 yield from map(json.loads, answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -136,6 +137,15 @@ def answers(
         raise ForesayError(f"--url {url}: no Foresay server answers there ({words})") from None
     except (ValueError, TypeError, KeyError):
         raise ForesayError(f"--url {url}: this is not a Foresay server") from None
+
+
+def opened(request: urllib.request.Request, seconds: float | None) -> Any:
+    """The response, as :func:`urllib.request.urlopen` has it; no proxy (``http_proxy``) is asked for this machine.
+    seconds: timeout of each read."""
+    host = urlsplit(request.full_url).hostname or ""
+    direct = host in ("localhost", "::1") or host.startswith("127.")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if direct else ()))
+    return opener.open(request, timeout=seconds)
 
 
 def answer(url: str, path: str, key: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import HELD_OUT, Settings
+from foresay.server.cli.begin import INTERRUPTED
 from foresay.server.cli.command import arguments, command
 from foresay.server.cli.progress import Stages, note
 from foresay.server.host.child import PASSIVE
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, PEAGLE: 7, DRAFT_MODEL: 1}
 #: Most layers of a DFlash head by default.
 _MOST_LAYERS = 5
-_INTERRUPTED = 130
 #: Texts generated in parallel: enough to fill a GPU; few on a CPU, since an interrupted run loses those in progress.
 _TOGETHER = {"cuda": 128, "cpu": 32}
 #: First-token accuracy of a good drafter (docs/heads.md); held-out texts needed for a verdict.
@@ -181,7 +181,7 @@ def run(config: None, arguments: Namespace) -> int:
         judged = _trained(settings, prompts, directory, device, model, work)
     except KeyboardInterrupt:
         print(f"foresay train: stopped{_kept(work, settings)}", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     finally:
         work.close()
     print(table(judged, settings.kind), flush=True)

@@ -133,6 +133,7 @@ class HistoryWriter(Observer):
         suffix: Any = members_of(engine.drafter)[SUFFIX]
         self._path, self._every = path, EVERY
         self._history: History = suffix.history
+        self._history.stored = True
         self._vocab_size, self._written = engine.info.vocab_size, self._history.changes
         self._at = time.monotonic()
         self._thread: threading.Thread | None = None

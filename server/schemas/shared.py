@@ -295,7 +295,8 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
     """What is not done as requested. param: the field; message: a sentence that names it.
 
     tool_left_out: its type is not supported. format_not_enforced: the model sees the grammar of a tool, but is not
-    constrained to it. max_tokens_clamped: to the room in the context. model_renamed: another model was requested.
+    constrained to it. max_tokens_clamped: to the room in the context, or the server's limit. model_renamed: another
+    model was requested.
     hint_left_out: the chat template does not support it. system_moved: a system message is sent as the user's.
     client_noise_left_out: text that the client adds and changes each time. compacted: what was left out of a window.
     resumed: another engine process continued an answer that is not exact; param is the number of the choice.
@@ -334,7 +335,8 @@ class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ModelCard(msgspec.Struct, kw_only=True):
     """One entry of ``GET /v1/models``, with the fields of OpenAI, vLLM, Anthropic, llama.cpp and others. loaded: only
     if there are several models. max_model_len, also called context_length or max_input_tokens: left out if unknown, as
-    for a model that was never loaded. sampling: left out until its tokenizer is loaded."""
+    for a model that was never loaded. max_tokens: of an output, if the server limits it. sampling: left out until its
+    tokenizer is loaded."""
 
     id: str
     object: str = "model"
@@ -344,6 +346,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int | UnsetType = UNSET
     context_length: int | UnsetType = UNSET
     max_input_tokens: int | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
     meta: dict[str, int] | UnsetType = UNSET
     loaded: bool | UnsetType = UNSET
     sampling: UsualSampling | UnsetType = UNSET

@@ -71,8 +71,8 @@ server
     target's name, or the last part of its directory). Not for [models.NAME] in the file: those are called NAME
   any_model_name: serve requests whatever model they name; with [models.NAME], the first in the file serves them;
     answers show the real name
-  strict_limits: refuse a max_tokens larger than the context leaves (else the answer gets what is left, with a
-    warning)
+  strict_limits: refuse a max_tokens larger than the context leaves or --max-output-tokens allows (else the answer gets
+    that many, with a warning)
   keep_client_noise: show the model also what clients put into prompts that changes each time and means nothing to it,
     such as Claude Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds
     what follows again)
@@ -108,7 +108,7 @@ limits
   max_requests_per_minute N: requests each key may send in a minute, then 429 (no limit)
   max_tokens_per_minute N: tokens each key may use in a minute, prompt and output together, then 429 (no limit)
   max_concurrent_requests N: choices of each key that may run or wait at once, then 429 (no limit)
-  max_output_tokens N: most tokens a request may ask for (no limit but the context)
+  max_output_tokens N: most tokens of an output; who asks for more gets as many, and a warning (the context)
   max_body_bytes BYTES: largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the
     context)
   body_timeout SECONDS: refuse with 408 a request whose body takes longer than this, plus a second for each 16 KiB of

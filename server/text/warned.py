@@ -29,9 +29,7 @@ log = logging.getLogger("foresay.server")
 #: The sentence for each code, after the field's name.
 _SENTENCES: dict[WarningCode, str] = {
     "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
-    "max_tokens_clamped": (
-        "{requested:,} tokens are more than the context leaves after the prompt; at most {room:,} are generated"
-    ),
+    "max_tokens_clamped": "{requested:,} tokens are more than {why}; at most {room:,} are generated",
     "model_renamed": "{requested} is served by {name!r}",
     "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
     "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",

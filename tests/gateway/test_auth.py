@@ -211,17 +211,27 @@ async def test_who_has_no_key_is_not_even_read(tokenizer, engine, auth):
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [({"max_tokens": 8}, 8), ({"max_tokens": 9}, "max_tokens"), ({"max_tokens": None}, 8)]
+    ("asked", "strict", "got"),
+    [
+        ({"max_tokens": 8}, True, 8),
+        ({"max_tokens": None}, True, 8),
+        ({"max_tokens": 9}, False, "max_tokens: 9 tokens are more than this server allows; at most 8 are generated"),
+        ({"max_tokens": 9}, True, "max_tokens must be at most 8 on this server, got 9"),
+        ({"max_tokens": 9, "min_tokens": 9}, False, "min_tokens must be at most 8 on this server, got 9"),
+    ],
+    ids=["allowed", "default", "clamped", "strict", "contradiction"],
 )
-async def test_output_is_capped(tokenizer, engine, asked, got):
-    async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=8) as client:
+async def test_output_is_capped(tokenizer, engine, asked, strict, got):
+    async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=8, strict_limits=strict) as client:
         response = await client.post("/v1/completions", json=ASK | asked)
-        if isinstance(got, str):
-            error = (await response.json())["error"]
-            assert (response.status, error["param"]) == (400, got)
-            assert error["message"] == "max_tokens must be at most 8 on this server, got 9"
-        else:
-            assert engine.requests[-1].params.max_tokens == got
+        answer = await response.json()
+    if "error" in answer:
+        assert (response.status, answer["error"]["message"]) == (400, got)
+        assert answer["error"]["param"] == got.split()[0] and engine.requests == []
+    else:
+        warned = [one["message"] for one in answer.get("warnings") or ()]
+        assert warned == ([got] if isinstance(got, str) else [])
+        assert engine.requests[-1].params.max_tokens == 8
 
 
 async def test_a_chat_without_max_tokens_gets_as_many_as_are_allowed_or_fit(tokenizer, engine):
@@ -229,9 +239,19 @@ async def test_a_chat_without_max_tokens_gets_as_many_as_are_allowed_or_fit(toke
     async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=508) as client:
         assert (await client.post("/v1/chat/completions", json=asked)).status == 200
         both = await client.post("/v1/chat/completions", json=asked | {"max_completion_tokens": 509, "max_tokens": 1})
-        assert (await both.json())["error"]["param"] == "max_completion_tokens"
+        (warning,) = (await both.json())["warnings"]
     request = engine.requests[0]
     assert request.params.max_tokens == 512 - len(request.prompt) < 508
+    assert warning["param"] == "max_completion_tokens" and "more than the context leaves" in warning["message"]
+    assert engine.requests[1].params.max_tokens == request.params.max_tokens
+
+
+async def test_a_prompt_is_not_cut_for_output_that_is_not_allowed(tokenizer, engine):
+    asked = {"prompt": [40] * 500, "truncate_prompt_tokens": -1, "max_tokens": 400}
+    async with guarded(engine, tokenizer, AuthMiddleware(), max_output_tokens=8) as client:
+        assert (await client.post("/v1/completions", json=asked)).status == 200
+        assert (await client.get("/v1/models")).status == 200
+    assert (len(engine.requests[0].prompt), engine.requests[0].params.max_tokens) == (500, 8)
 
 
 # -- what responses say, and the log ----------------------------------------------------------------------------------

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import msgspec
 
-from foresay.server.api.common.kept import StoreLimits
+from foresay.server.api.common.kept import StoreLimits, weight
+from foresay.server.api.openai.stored import StoredChat, StoredChats
 from foresay.server.api.responses.events import ResponseCompleted
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.schemas import OutputMessage, OutputText, Reasoning, Response, TextOptions
-from foresay.server.api.responses.store import Record, ResponseStore
+from foresay.server.api.responses.store import EVENT_BYTES, TOKEN_BYTES, Record, Responses, ResponseStore
+from foresay.server.host.models.models import MODELS
+from tests.server.scripted import ScriptedEngine, served
+from tests.server.wire import post
 
 
 def record(tenant: str, id: str, text: str = "x") -> Record:
@@ -24,7 +29,7 @@ def record(tenant: str, id: str, text: str = "x") -> Record:
         top_p=1.0,
         text=TextOptions(),
     )
-    return Record(tenant=tenant, response=response, items=tuple(given_items(text)))
+    return Record(tenant=tenant, response=response, items=tuple(given_items(text)), items_bytes=len(text))
 
 
 async def test_a_tenant_never_finds_anothers():
@@ -95,9 +100,34 @@ async def test_a_record_larger_than_the_bound_is_not_kept():
     assert store.find("t", "large") is None
 
 
-async def test_the_size_covers_the_whole_conversation():
-    one = record("t", "r", "x" * 1000)
-    assert one.measured() >= len(msgspec.json.encode(one.response)) + 1000
+async def test_the_size_is_that_of_the_whole_conversation(tokenizer, script):
+    async with served(ScriptedEngine(script), tokenizer) as client:
+        store, previous = client.app[MODELS].server.of(Responses).store, None
+        for text in ("x" * 60, "y" * 90, "z" * 30):
+            ask = {"input": text, "previous_response_id": previous, "metadata": {"unseen": "?" * 500}}
+            previous = (await (await post(client, "responses", **ask)).json())["id"]
+            one = store.find("", previous)
+            counted = one.size - EVENT_BYTES * len(one.events) - TOKEN_BYTES * len(one.tokens)
+            held = len(msgspec.json.encode(one.items)) + len(msgspec.json.encode(one.response))
+            assert 0.8 * held < counted < 1.5 * held
+
+
+async def test_what_a_client_sent_is_not_read_to_be_measured():
+    """It may be long, and other streams run beside it."""
+    unread: Any = (object(),)  # which cannot be encoded
+    one = msgspec.structs.replace(record("t", "r", "x" * 1000), items=unread)
+    ResponseStore().keep(one)
+    assert one.size > 2000
+    completion: Any = msgspec.structs.replace(one.response)
+    chat = StoredChat(tenant="t", completion=completion, messages=unread, body_bytes=5000)
+    StoredChats().keep(chat)
+    assert 6000 < chat.size < 8000
+
+
+def test_what_a_model_wrote_is_weighed_by_samples():
+    part = {"token": "fox", "logprob": -1.5, "bytes": [102, 111, 120]}
+    written = {"content": "fox" * 1000, "logprobs": [part] * 1000}
+    assert 0.5 < weight(written) / len(msgspec.json.encode(written)) < 3
 
 
 async def test_events_that_are_made_in_a_thread_are_heard_of():

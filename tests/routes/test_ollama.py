@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import ollama
 import pytest
 
 import foresay
+from foresay.server.api.ollama import routes
+from foresay.server.api.ollama.pulls import MOST, Pulls
+from foresay.server.host.models.models import MODELS
 from tests.server.scripted import END, INFO, ScriptedEngine, served
 from tests.server.wire import STORY
 
@@ -187,3 +191,86 @@ async def test_errors_raise_in_ollamas_client(tokenizer, script):
         with pytest.raises(ollama.ResponseError, match="/api/create") as caught:
             await client.create("toy", from_="toy")
         assert caught.value.status_code == 404
+
+
+# -- pulls -------------------------------------------------------------------------------------------------------------
+
+
+class SilentHub:
+    """A hub that accepts connections and never answers. open: how many there are; changed: set when that changes."""
+
+    def __init__(self) -> None:
+        self.open, self.changed = 0, asyncio.Event()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.count(1)
+        while await reader.read(1 << 16):
+            pass
+        writer.close()
+        self.count(-1)
+
+    def count(self, change: int) -> None:
+        self.open += change
+        self.changed.set()
+
+    async def until(self, connections: int) -> None:
+        while self.open != connections:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@pytest.fixture
+async def hub(monkeypatch, tmp_path):
+    hub = SilentHub()
+    async with await asyncio.start_server(hub.take, "127.0.0.1", 0) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr(routes, "PULL_SECONDS", 0.02)
+        yield hub
+
+
+async def said(response, words: str) -> None:
+    """Until a stream of a pull says this."""
+    while words not in (line := (await response.content.readline()).decode()):
+        assert line, "it has ended"
+
+
+async def test_pulls_leave_chats_alone_and_end_with_their_clients(tokenizer, script, hub, caplog):
+    """Of a hub that does not answer; who asks for what another client asked for waits with it."""
+    async with served(ScriptedEngine(script), tokenizer) as client, AsyncExitStack() as opened:
+        pulls = client.app[MODELS].server.of(Pulls)
+
+        async def pull(name: str):
+            return await opened.enter_async_context(client.post("/api/pull", json={"model": f"some/{name}"}))
+
+        begun = [await pull(f"model{number}") for number in range(12)]
+        for number, one in enumerate(begun):
+            await said(one, f"pulling some/model{number}" if number < MOST else "waiting for 2 other models")
+        await hub.until(MOST)
+        chat = await (await client.post("/v1/chat/completions", json=CHATS)).json()
+        assert chat["choices"][0]["message"]["content"] == STORY
+        too = await pull("model0")
+        await said(too, "pulling some/model0")
+        begun[0].close()
+        begun[1].close()
+        await said(begun[2], "pulling some/model2")
+        await said(too, "pulling some/model0")
+        assert len(pulls) == 11 and pulls._running["some/model0"].clients == 1
+        await hub.until(MOST)
+        for one in [*begun[2:], too]:
+            one.close()
+        await hub.until(0)
+        while pulls:
+            await asyncio.sleep(0)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_why_a_model_cannot_be_pulled(tokenizer, script, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    async with served(ScriptedEngine(script), tokenizer) as client:
+        response = await client.post("/api/pull", json={"model": "some/model", "stream": False})
+        error = (await response.json())["error"]
+    assert response.status == 404
+    assert error.startswith("some/model is not a directory here, and HF_HUB_OFFLINE is set while")

@@ -256,7 +256,7 @@ def test_the_log_says_the_same_once_a_minute(caplog):
         for room in range(50):
             log.note(
                 [
-                    warning("max_tokens_clamped", "max_tokens", requested=9000, room=room),
+                    warning("max_tokens_clamped", "max_tokens", requested=9000, room=room, why="fits"),
                     *tools_left_out([(f"tools[{room}]", "mcp")]),
                 ]
             )

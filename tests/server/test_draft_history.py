@@ -18,6 +18,7 @@ from foresay.server.engine.history import MAGIC, HistoryWriter, read, write
 from foresay.server.host.local import Engine
 from foresay.server.settings.config import EngineConfig, check
 from foresay.spec.errors import ConfigurationError
+from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer
 
@@ -54,6 +55,15 @@ def test_a_restart_forgets_nothing(file) -> None:
     assert after.token_ids == before.token_ids
     assert before.statistics is not None and after.statistics is not None
     assert before.statistics.accepted < 20 < 45 < after.statistics.accepted
+
+
+def test_private_answers_are_not_written(file) -> None:
+    with engine(file) as running:
+        prompt = running.tokenizer.encode("Once upon a time")
+        params = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
+        for id in ("first", "second"):
+            running.run(Request(id=id, prompt=prompt, params=params, private=id == "second")).result()
+    assert len(read(file, running.info.vocab_size)) == len(prompt) + 9 + 1
 
 
 def test_what_is_read_is_what_was_written(file) -> None:

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from foresay.server.cli.main import COMMANDS
 from tests.server import forked
+from tests.server.live import ROOT
 from tests.verifier.families import make
 
 #: What each command needs to get as far as its settings.
@@ -134,3 +136,36 @@ def test_a_hub_that_cannot_be_reached_is_1_and_names_what_needs_it(tmp_path: Pat
         assert f"{flag} is not a directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
             done.stderr, "serve"
         )
+
+
+#: Presses Ctrl-C when the module of this name is looked for.
+PRESSES = """
+import os, signal, sys
+
+class Presses:
+    def find_spec(self, name, *ignored):
+        if name == os.environ["PRESSED_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Presses())
+"""
+#: Where the installed command begins.
+SCRIPT: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["foresay"]
+
+
+@pytest.mark.parametrize("module", ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.endings"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "foresay.server.cli.main"],
+        ["-m", "foresay.server.cli"],
+        ["-c", f"from {SCRIPT.replace(':', ' import ')} as run; run()"],
+    ],
+    ids=["module", "package", "script"],
+)
+def test_ctrl_c_while_commands_are_imported(tmp_path: Path, words: list[str], module: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PRESSES)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PRESSED_AT": module}
+    done = subprocess.run([sys.executable, *words, "version"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

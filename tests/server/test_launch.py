@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -35,7 +36,9 @@ def toy(*flags: str) -> list[str]:
 TOY = "TOY"
 #: Of a server that is said to be there: its health, its models, and what one of them can do.
 THERE = {"status": "ok", "model": "coder", "target": "Qwen/Qwen3-8B", "engine_starts": 1}
-MODELS = {"data": [{"id": "coder", "max_model_len": 40_960}, {"id": "small", "max_model_len": 2048}]}
+MODELS: dict[str, list[dict[str, object]]] = {
+    "data": [{"id": "coder", "max_model_len": 40_960}, {"id": "small", "max_model_len": 2048}]
+}
 
 
 @pytest.fixture
@@ -78,10 +81,11 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             2,
             "no server answers at http://127.0.0.1:1: which model to serve? ",
         ),
+        (["claude", "--url", "https://127.0.0.1:x"], 2, "--url https://127.0.0.1:x: the port must be a number up to "),
         (["claude", TOY], 2, "needs a context of 28,672 tokens (it has 1,024). "),
         (["claude", TOY, "--api-key-file", "gone"], 1, "the server ended before it was ready (exit status 2)"),
     ],
-    ids=["gemini", "no-codex", "typo", "no-url", "no-target", "too-small", "no-server"],
+    ids=["gemini", "no-codex", "typo", "no-url", "no-target", "no-port", "too-small", "no-server"],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(agent, capfd, words, status, message) -> None:
     with pytest.raises(SystemExit) if words == ["cloud"] else pytest.MonkeyPatch.context():
@@ -133,6 +137,16 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         Busy.over.set()
         server.shutdown()
+
+
+def test_a_proxy_is_not_asked_for_this_machine(busy: str, monkeypatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    Busy.asked = 1 + Busy.silent
+    assert launch._health(busy) == {"status": "ok", "engine_starts": 1}
+    with pytest.raises(ForesayError, match="no Foresay server answers there"):
+        launch._answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
+    assert launch._health("http://foresay.invalid") is None, "the proxy refused, which nobody asked for 127.0.0.1"
 
 
 def test_a_server_of_ours_may_answer_late_while_it_loads(busy: str) -> None:
@@ -195,6 +209,26 @@ def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch)
     assert (variables["ANTHROPIC_BASE_URL"], variables["ANTHROPIC_AUTH_TOKEN"]) == ("http://127.0.0.1:8000", "k" * 16)
     assert (variables["ANTHROPIC_MODEL"], variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) == ("coder", "40960")
     assert os.environ["ANTHROPIC_API_KEY"] == "sk-ant-other" and "ANTHROPIC_MODEL" not in os.environ
+
+
+@pytest.mark.parametrize("url", ["https://gpu.example", "http://gpu.example/", "http://[::1]", "gpu.example"])
+def test_an_address_needs_no_port(agent, there, capfd, tmp_path, monkeypatch, url: str) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    write(agent, "echo $ANTHROPIC_BASE_URL")
+    assert main(["launch", "claude", "--url", url]) == 0
+    assert capfd.readouterr().out.strip() == (url if "://" in url else f"http://{url}").rstrip("/")
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "output"), [({}, None, 8192), ({"max_tokens": 2048}, None, 2048), ({"max_tokens": 2048}, "99", 99)]
+)
+def test_an_agent_writes_as_much_as_server_and_user_say(agent, there, capfd, monkeypatch, limit, own, output) -> None:
+    monkeypatch.setitem(MODELS, "data", [MODELS["data"][0] | limit])
+    if own:
+        monkeypatch.setenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", own)
+    write(agent, "echo $CLAUDE_CODE_MAX_OUTPUT_TOKENS")
+    assert main(["launch", "claude"]) == 0
+    assert capfd.readouterr().out.strip() == str(output)
 
 
 @pytest.mark.parametrize("name", [name for name, one in known_agents().items() if not one.cannot])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from foresay.server.text.tokenizer import SamplingDefaults
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, post
@@ -46,6 +48,16 @@ async def test_template_arguments_and_refusals(tokenizer, sentencepiece):
         bad = await (await post(client, "chat/completions", **ASK, chat_template_kwargs={"tokenize": True})).json()
         assert bad["error"]["param"] == "chat_template_kwargs"
         assert (await post(client, "chat/completions", **ASK, chat_template_kwargs={"thinking": True})).status == 200
+
+
+async def test_what_is_not_stored_is_private(tokenizer):
+    engine = ScriptedEngine([END])
+    wanted: dict[str, Any] = {"chat/completions": ASK, "responses": {"input": "Hi"}}
+    async with served(engine, tokenizer) as client:
+        for path, body in wanted.items():
+            for store in ({}, {"store": None}, {"store": True}, {"store": False}):
+                assert (await post(client, path, **body, **store)).status == 200
+    assert [request.private for request in engine.requests] == [False, False, False, True] * 2
 
 
 async def test_the_models_recommendations_and_the_request_reach_the_engine(tokenizer):

@@ -125,6 +125,7 @@ class Harness:
         speculate: bool = True,
         prediction: list[int] | None = None,
         progress: Progress | None = None,
+        private: bool = False,
     ) -> None:
         """Queue a request."""
         request = Request(
@@ -137,6 +138,7 @@ class Harness:
             speculate=speculate,
             prediction=prediction,
             progress=progress,
+            private=private,
         )
         self.engine.add(request, grammar)
         self.answers[id] = Answer()

@@ -201,6 +201,26 @@ def test_what_was_written_before_an_engine_died_is_found(model: TableModel, tmp_
     assert found(model, tmp_path, salt="another") == found(model, tmp_path, key="b") == 0
 
 
+def test_private_texts_are_written_nowhere(model: TableModel, tmp_path: Path) -> None:
+    """They are found in memory; a page that another text has too is written for that one."""
+    made, size = harness(model, tmp_path, "a"), 4
+    texts = [[*PROMPT[:20], *range(1, 9), *range(1, 9)], [*PROMPT[:40], 8, 8, 8, 8, 8], [9, *PROMPT]]
+    made.answer(PROMPT[:24], GREEDY)  # public, before a private one begins so
+    for text in texts:
+        made.add(f"{next(_ids)}", text, GREEDY, private=True)
+    made.run()
+    made.answer([*texts[1][:30], 7, 7, 7], GREEDY)  # public, after a private one began so
+    made.add("again", texts[2], GREEDY, private=True)
+    assert made.run()["again"].last.cached_tokens == 60
+    made.answer(texts[2][:18], GREEDY)  # public, all of whose pages a private one left
+    idle(made)
+    assert [found(model, tmp_path, text) for text in (*texts, PROMPT)] == [20, 28, 16, 28]
+    assert made.answer(texts[2], GREEDY).last.cached_tokens == 60
+    idle(made)
+    assert found(model, tmp_path, texts[2]) == 60, "a public request has the same text now"
+    assert size == made.pool.page_size
+
+
 def test_files_are_for_their_owner_and_for_tools(
     model: TableModel, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

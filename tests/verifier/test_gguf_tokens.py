@@ -28,7 +28,7 @@ from foresay.verifier.model.gguf.config import end_tokens
 from foresay.verifier.model.gguf.directory import SPLITTINGS, tokenizer_of
 from foresay.verifier.model.gguf.file import GgufFile
 from foresay.verifier.model.hub import resolve
-from tests.verifier.gguf_files import tokens_of, write, writer_of
+from tests.verifier.gguf_files import letters, tokens_of, write, writer_of
 
 TEXTS = [
     "Hello world! It's 1999, they'LL pay $12345.67  for it.\n\n\tdef f(x):\n        return x**2 \r\n ",
@@ -51,7 +51,7 @@ def made_of(tmp_path: Path, tokens: dict[str, Any], template: str | None = None)
         writer.add_chat_template(template)
     import numpy as np
 
-    writer.add_tensor("token_embd.weight", np.zeros((len(tokens["tokenizer.ggml.tokens"]), 256), np.float32))
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens["tokenizer.ggml.tokens"]), 256), np.float16))
     write(writer)
     return resolve(tmp_path / "x.gguf")
 
@@ -187,6 +187,35 @@ def test_a_begin_token(tmp_path) -> None:
     for says, expected in ((None, [begin, *plain]), (True, [begin, *plain]), (False, plain)):
         more = {} if says is None else {"tokenizer.ggml.add_bos_token": says}
         assert Tokenizer.load(made_of(tmp_path, tokens | more)).encode("Hello") == expected
+
+
+def printed(*directories: Path) -> list[str]:
+    """What transformers says while each of these tokenizers is loaded."""
+    load = """
+import sys, pathlib
+from foresay.server.host.imports import import_tokenizers
+from foresay.server.text.tokenizer import Tokenizer
+import_tokenizers("AutoTokenizer")
+for directory in sys.argv[1:]:
+    Tokenizer.load(pathlib.Path(directory))
+    print("|", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", load, *directories], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.split("|\n")[:-1]
+
+
+def test_nothing_is_printed_about_a_large_vocabulary(tmp_path) -> None:
+    """transformers takes all for a Mistral's that have no model_type, and warns of the one that was published wrong: it
+    may stand beside a file of a Mistral's."""
+    tokens = letters(100_001) | {"tokenizer.ggml.pre": "smollm"}
+    tokens["tokenizer.ggml.tokens"][-2:] = ["t", "1"]  # which are merged
+    alone = made_of(tmp_path, tokens)
+    shutil.copy(alone / "tokenizer.json", tmp_path)
+    beside = resolve(tmp_path / "x.gguf")
+    (tmp_path / "x.gguf").write_bytes((tmp_path / "x.gguf").read_bytes().replace(b"smollm", b"tekken"))
+    *quiet, warned = printed(alone, beside, resolve(tmp_path / "x.gguf"))
+    assert quiet == ["", ""] and "incorrect regex pattern" in warned
 
 
 PIECES = ["▁", "a", "b", "c", "ab", "abc", "bc", "▁a", "▁ab", "ca", "é"]

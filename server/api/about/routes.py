@@ -245,6 +245,7 @@ def _card(served: Models, entry: Model, name: str) -> ModelCard:
         max_model_len=longest,
         context_length=longest,
         max_input_tokens=longest,
+        max_tokens=entry.service.config.max_output_tokens or UNSET,
         meta=UNSET if info is None else _meta(info),
         loaded=entry.loaded if served.several else msgspec.UNSET,
         sampling=_sampling(entry),

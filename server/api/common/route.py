@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.api.common.validation import decoded
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.bounds import BODY_PACE
 from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, TooLarge, described
@@ -224,7 +224,9 @@ class Route(web.AbstractRouteDef):
             raise NotJson(http.content_type)
         server = http.app[MODELS].server
         with server.bodies.growing(server.crowded) as hold:
-            return await self.handler(http, decoded(await received(http, server.body_timeout, hold), self.body))
+            body = await received(http, server.body_timeout, hold)
+            serve(body_bytes=len(body))
+            return await self.handler(http, decoded(body, self.body))
 
     @property
     def statuses(self) -> tuple[int, ...]:

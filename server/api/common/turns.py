@@ -303,6 +303,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
             salt=salt,
             grammar=prepared.grammar,
             prediction=prepared.predicted,
+            private=getattr(body, "store", None) is False,
             **drafted,
         )
         context = prompt if prepared.follows else ()
@@ -316,14 +317,14 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
 
 
 def _params(service: Service, body: GenerationRequest) -> SamplingParams:
-    """The sampling parameters, before max_tokens is fitted to the prompt."""
+    """The sampling parameters, before max_tokens is fitted to the context."""
     text, info = service.opened()
     params = validation.sampling_params(body, text.defaults, info.vocab_size)
     if params.seed is None:
         params = msgspec.structs.replace(params, seed=service.config.seed)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_words=spelled_words(body.bad_words, text.tokenizer))
-    return params
+    return validation.capped(body, params, service.config.max_output_tokens, service.config.strict_limits)
 
 
 def _text_options(body: GenerationRequest) -> ChoiceOptions:
@@ -344,8 +345,8 @@ def _fitted(
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    own = validation.capped(body, params, service.config.max_output_tokens, left)
-    own, shortened = validation.clamped(body, own, left, prepared.strict or service.config.strict_limits)
+    strict, allowed = prepared.strict or service.config.strict_limits, service.config.max_output_tokens
+    own, shortened = validation.clamped(body, params, left, allowed, strict)
     validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 

@@ -138,7 +138,9 @@ def not_followed(request: GenerationRequest) -> tuple[Warned, ...]:
 def sampling_params(request: GenerationRequest, defaults: SamplingDefaults, vocab_size: int) -> SamplingParams:
     """Sampling parameters: the request's, else the model's recommendation, else OpenAI's default."""
     bounds.check_count(request.allowed_token_ids, vocab_size, "allowed_token_ids")
-    field, most = _most_tokens(request, defaults)
+    field, most = _most_tokens(request)
+    if most is None:
+        most = defaults.max_new_tokens if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS
     if options.scores_only(request):
         most = 1  # the engine emits at least one token; the choice drops it
         if request.min_tokens:
@@ -201,33 +203,37 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
         raise InvalidRequest("min_tokens", f" must be at most {room}, the room left after the prompt")
 
 
-def capped(request: GenerationRequest, params: SamplingParams, most: int | None, room: int) -> SamplingParams:
-    """``params`` with at most ``most`` output tokens, and at most ``room``. Raises if the request itself sets more than
-    ``most``.
-    """
-    if most is None or (params.max_tokens is not None and params.max_tokens <= most):
-        return params
-    for field in ("max_completion_tokens", "max_tokens", "min_tokens"):
+def capped(request: GenerationRequest, params: SamplingParams, most: int | None, strict: bool) -> SamplingParams:
+    """``params`` with at most ``most`` output tokens, if the request sets any number of them. Raises if it wants more
+    at least, or strict and at most."""
+    for field in ("min_tokens", *(_LIMITING if strict else ())):
         given = getattr(request, field, None)
-        if given is not None and given > most:
+        if most is not None and given is not None and given > most:
             raise InvalidRequest(field, f" must be at most {most} on this server, got {given}")
-    return msgspec.structs.replace(params, max_tokens=max(1, min(most, room)))
+    if most is None or params.max_tokens is None:
+        return params
+    return replace(params, max_tokens=min(most, params.max_tokens))
 
 
 def clamped(
-    request: GenerationRequest, params: SamplingParams, room: int, strict: bool
+    request: GenerationRequest, params: SamplingParams, room: int, allowed: int | None, strict: bool
 ) -> tuple[SamplingParams, tuple[Warned, ...]]:
-    """``params`` with no more output tokens than there is ``room`` for after the prompt, and warnings about that.
+    """``params`` with no more output tokens than are ``allowed``, nor than there is ``room`` for after the prompt, and
+    warnings if that is less than the request asks for.
 
-    strict: leave them unchanged, so that :func:`check_prompt` refuses. The same happens if there is no room at all, and
-    if the prompt was to be truncated so that the output fits.
+    strict: do not fit them to the room, so that :func:`check_prompt` refuses. The same happens if there is no room at
+    all, and if the prompt was to be truncated so that the output fits.
     """
     most = params.max_tokens
-    if strict or most is None or most <= room or room < 1 or request.truncate_prompt_tokens == -1:
-        return params, ()
-    given = next((field for field in _LIMITING if getattr(request, field, None) == most), None)
-    warnings = () if given is None else (warning("max_tokens_clamped", given, requested=most, room=room),)
-    return msgspec.structs.replace(params, max_tokens=room), warnings
+    if most is None:
+        return (params if allowed is None else replace(params, max_tokens=max(1, min(allowed, room)))), ()
+    fits = strict or most <= room or room < 1 or request.truncate_prompt_tokens == -1
+    why = "this server allows" if fits else "the context leaves after the prompt"
+    most = most if fits else room
+    given, wanted = _most_tokens(request)
+    clamps = wanted is not None and wanted > most
+    warnings = (warning("max_tokens_clamped", given, requested=wanted, room=most, why=why),) if clamps else ()
+    return replace(params, max_tokens=most), warnings
 
 
 def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
@@ -236,10 +242,10 @@ def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
         raise InvalidRequest(field, f" holds a token id outside 0 .. {vocab_size - 1}")
 
 
-def _most_tokens(request: GenerationRequest, defaults: SamplingDefaults) -> tuple[str, int | None]:
-    usual = defaults.max_new_tokens if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS
+def _most_tokens(request: GenerationRequest) -> tuple[str, int | None]:
+    """The field that limits the output, and its value; None if the request sets none."""
     given = ((field, most) for field in _LIMITING if (most := getattr(request, field, None)) is not None)
-    return next(given, ("max_tokens", usual))
+    return next(given, ("max_tokens", None))
 
 
 T = TypeVar("T")

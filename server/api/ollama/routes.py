@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -18,7 +17,8 @@ from foresay.server.api.common.turns import answered, chat_choices, completion_c
 from foresay.server.api.ollama import answer as answers
 from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama import schemas
-from foresay.server.catalog.catalog import fetched, of_short_name
+from foresay.server.api.ollama.pulls import Pulls
+from foresay.server.catalog.catalog import of_short_name
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS
@@ -30,8 +30,6 @@ from foresay.server.settings.units import moment
 from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
-from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.hub import resolve
 
 #: The version of Ollama's API: the one that added log-probabilities. Clients that check need at least 0.6.4.
 OLLAMA_VERSION = "0.12.11"
@@ -115,7 +113,8 @@ async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: st
     tokens = await service.encode(prompt, add_special_tokens=True, room=Room("prompt", info.max_model_len))
     fields = ollama.fields_of_raw(body)
     if fields["max_tokens"] is None:
-        fields["max_tokens"] = max(1, info.max_model_len - len(tokens))
+        left = info.max_model_len - len(tokens)
+        fields["max_tokens"] = max(1, min(left, service.config.max_output_tokens or left))
     return validation.converted({"prompt": tokens, **fields}, CompletionRequest)
 
 
@@ -189,20 +188,19 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
     name = (body.model or body.name or "").removesuffix(":latest")
     lines = EventStream.of(http, LINES)
     if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
-        known = of_short_name(name)
-        if known is None and not _HUB_ID.fullmatch(name):  # do not reveal local paths
+        if of_short_name(name) is None and not _HUB_ID.fullmatch(name):  # do not reveal local paths
             raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
         if not CONTEXT.get().caller.rate_limiter.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
-        fetch = partial(resolve, name) if known is None else partial(fetched, known)
-        fetching = asyncio.ensure_future(asyncio.to_thread(fetch, flag="model"))
-        while not (await asyncio.wait([fetching], timeout=PULL_SECONDS))[0] and body.stream is not False:
-            await lines.send([schemas.PullStatus(f"pulling {name}")])
+        async with http.app[MODELS].server.of(Pulls).fetching(name) as pulling:
+            silent = body.stream is False
+            while not (await asyncio.wait([pulling.done], timeout=None if silent else PULL_SECONDS))[0]:
+                await lines.send([schemas.PullStatus(pulling.status)])
         try:
-            await fetching
-        except ModelError as error:
+            pulling.done.result()
+        except ModelNotFound as error:
             if not lines.started:
-                raise ModelNotFound(str(error)) from error
+                raise
             await lines.send([schemas.OllamaError(str(error))])
             return await lines.end()
     if body.stream is False:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.common.kept import LIST_QUERY, Kept, Store, page
+from foresay.server.api.common.kept import LIST_QUERY, Kept, Store, page, weight
 from foresay.server.api.common.route import BODY_ERRORS, Route, json_response
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
@@ -23,10 +23,11 @@ class StoredNotFound(ApiError):
 
 
 class StoredChat(Kept, kw_only=True, eq=False):
-    """A chat completion and the messages that it answered."""
+    """A chat completion and the messages that it answered. body_bytes: of the request."""
 
     completion: ChatCompletion
     messages: list[Message]
+    body_bytes: int = 0
 
     @property
     def id(self) -> str:
@@ -35,7 +36,7 @@ class StoredChat(Kept, kw_only=True, eq=False):
 
     def measured(self) -> int:
         """About how many bytes it holds."""
-        return len(msgspec.json.encode((self.completion, self.messages)))
+        return self.body_bytes + weight(self.completion)
 
 
 class StoredChats(Store[StoredChat]):
@@ -51,7 +52,8 @@ class Changed(msgspec.Struct, kw_only=True):
 def keep(store: StoredChats, body: ChatRequest, completion: ChatCompletion) -> None:
     """Keep a completion for its caller."""
     completion.metadata = body.metadata or {}
-    store.keep(StoredChat(tenant=CONTEXT.get().caller.tenant, completion=completion, messages=body.messages))
+    tenant, size = CONTEXT.get().caller.tenant, CONTEXT.get().body_bytes
+    store.keep(StoredChat(tenant=tenant, completion=completion, messages=body.messages, body_bytes=size))
 
 
 def _found(http: web.Request) -> StoredChat:

@@ -27,7 +27,7 @@ from foresay.server.api.responses.events import CancelResponse, Create, SocketEr
 from foresay.server.api.responses.queues import PROTOCOL, LaneRequest, Lanes, SendQueue, decoded, lane_of
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
@@ -230,6 +230,7 @@ class Socket:
     async def _answer(self, message: LaneRequest) -> None:
         """Make the response that a message requests."""
         create = message.create
+        serve(body_bytes=message.size)
         try:
             async with self._models.lease(create.model) as service:
                 await self._answered(service, message, create)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from foresay.server.api.common.kept import Kept, Store, StoreLimits
+from foresay.server.api.common.kept import Kept, Store, StoreLimits, weight
 from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import output_as_input
 from foresay.server.api.responses.schemas import InputItem, Response
@@ -20,6 +20,7 @@ from foresay.spec.errors import InvalidRequest
 #: Most events kept of one response, so that a client can resume a stream.
 MOST_EVENTS = 512
 EVENT_BYTES = 300
+OPTION_BYTES = 1000  # of a response that repeats nothing
 TOKEN_BYTES = 36  # a reference and a Python integer
 
 
@@ -39,10 +40,13 @@ class Record(Kept, kw_only=True, eq=False):
     """A response and its conversation. model, fingerprint: what made it. tokens: prompt and output, as the model read
     and generated them. events: the latest ones. changed: set and replaced with each event. over: set after the last
     one.
+    items_bytes, options_bytes: about how large the items are, and what the response repeats of the request.
     socket_id: the only WebSocket that can find it; "": any."""
 
     response: Response
     items: tuple[InputItem, ...]
+    items_bytes: int = 0
+    options_bytes: int = 0
     model: str = ""
     fingerprint: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -73,11 +77,16 @@ class Record(Kept, kw_only=True, eq=False):
         """The items that a following response continues."""
         return (*self.items, *output_as_input(self.response.output))
 
+    @property
+    def conversation_bytes(self) -> int:
+        """About how large that is."""
+        return self.items_bytes + weight(self.response.output)
+
     def measured(self) -> int:
         """About how many bytes it holds."""
         size = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
-        size += TOKEN_BYTES * len(self.tokens)
-        return size + len(msgspec.json.encode(self.items)) + len(msgspec.json.encode(self.response))
+        size += TOKEN_BYTES * len(self.tokens) + OPTION_BYTES + self.options_bytes
+        return size + self.conversation_bytes
 
 
 class ResponseStore(Store[Record]):

@@ -270,7 +270,7 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int], scores: Sequence[floa
 
 _TOKENIZER, _ABOUT = "tokenizer.json", "tokenizer_config.json"
 #: The version of the conversion; changed when its result changes.
-_VERSION = "5"
+_VERSION = "6"
 
 
 def directory_of(file: Path) -> Path:
@@ -336,11 +336,15 @@ def _texts(file: GgufFile, tokenizer: Path) -> Iterator[tuple[str, Any]]:
     yield "generation_config.json", {"eos_token_id": ends}
     yield _TOKENIZER, _stored(file, tokenizer) if tokenizer.is_file() else tokenizer_of(file)
     template = file.metadata.get("tokenizer.chat_template")
+    # Else transformers says of every large vocabulary that it is split as by Mistral's wrong tokenizer.json, which one
+    # that is stored beside a model of Mistral's may be indeed.
+    right = file.metadata.get(f"{_KEY}pre") != "tekken" or not tokenizer.is_file()
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": config["max_position_embeddings"],
         **special_tokens(file),
+        **({"fix_mistral_regex": False} if right else {}),
         **({"chat_template": template} if template else {}),
     }
     yield _ABOUT, about
