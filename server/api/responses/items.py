@@ -288,12 +288,13 @@ def messages_of(instructions: str | None, before: Sequence[InputItem], given: Se
 
 
 class _Chat:
-    """Collects messages. Consecutive output of the model is one message."""
+    """Collects messages, each with the outputs of its calls behind it, whatever was said before these. Consecutive
+    output of the model is one message."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._groups: list[list[dict[str, Any]]] = []  # a message, then the outputs of its calls
         self._opening: list[str] = []  # system messages before all others
-        self._called: set[str | None] = set()
+        self._called: dict[str | None, list[dict[str, Any]]] = {}  # the group of each call
 
     def add(self, item: InputItem, path: Path) -> None:
         """Add an item. path: of the field that an error names."""
@@ -309,29 +310,28 @@ class _Chat:
             case "function_call" | "custom_tool_call":
                 arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
                 function = {"name": full_name(item.name, item.namespace), "arguments": arguments}
-                message = self._last()
-                calls = message.setdefault("tool_calls", [])
+                calls = self._last().setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})
-                self._called.add(item.call_id)
+                self._called[item.call_id] = self._groups[-1]
             case _:
                 if item.call_id not in self._called:
                     raise InvalidRequest(path, f": there is no call {item.call_id!r} for this output")
-                self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                result = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+                self._called[item.call_id].append(result)
 
     def add_text(self, role: str, text: str) -> None:
         """Add a message of another role. System messages at the beginning are merged: some templates allow only one."""
-        self._called = set()
-        if role == "system" and len(self.messages) == len(self._opening[:1]):
+        if role == "system" and len(self._groups) == len(self._opening[:1]):
             self._opening.append(text)
-            self.messages = [{"role": role, "content": ""}]
+            self._groups = [[{"role": role, "content": ""}]]
         else:
-            self.messages.append({"role": role, "content": text})
+            self._groups.append([{"role": role, "content": text}])
 
     def all_messages(self) -> list[dict[str, Any]]:
         """All messages."""
         if self._opening:
-            self.messages[0]["content"] = "\n\n".join(self._opening)
-        return self.messages
+            self._groups[0][0]["content"] = "\n\n".join(self._opening)
+        return [message for group in self._groups for message in group]
 
     def _say(self, field: str, content: str | list[InputPart] | None, *taken: str) -> None:
         """Add to a field of the message that :meth:`_last` returns."""
@@ -341,11 +341,11 @@ class _Chat:
     def _last(self, *taken: str) -> dict[str, Any]:
         """The model's current message, or a new one if it already has one of the fields ``taken``; but none begins
         between calls and their outputs."""
-        last = self.messages[-1] if self.messages else {"role": ""}
-        if last["role"] != "assistant" or ("tool_calls" not in last and any(last.get(field) for field in taken)):
-            self._called = set()
+        last, *results = self._groups[-1] if self._groups else [{"role": ""}]
+        spoken = "tool_calls" not in last and any(last.get(field) for field in taken)
+        if last["role"] != "assistant" or results or spoken:
             last = {"role": "assistant", "content": ""}
-            self.messages.append(last)
+            self._groups.append([last])
         return last
 
 
