@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.responses.items import given_items, messages_of, output_as_input
+from foresay.server.api.responses.items import compaction_of, given_items, messages_of, output_as_input
 from foresay.server.api.responses.request import chat_request
 from foresay.server.api.responses.schemas import (
     FunctionCall,
@@ -100,6 +100,31 @@ def test_what_is_said_between_a_call_and_its_output_comes_after_the_output():
         ("assistant", "Well", []),
     ]
     assert messages_of(None, given[:4], given[4:]) == messages_of(None, (), given), "whatever was stored before"
+
+
+def test_a_compaction_stands_for_what_was_before_it():
+    """The user's messages that are sent beside it are in it, and not read twice; what a client adds stays."""
+    rule, added = {"role": "developer", "content": "Be brief"}, {"role": "developer", "content": "It is Monday"}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    held = items(rule, USER, call, {"type": "function_call_output", "call_id": "a", "output": "one"})
+    compaction = msgspec.to_builtins(compaction_of(held))
+    assert compaction["type"] == "compaction" and compaction["id"].startswith("cmp_")
+    after = items({"role": "user", "content": "And now?"})
+    given = items(USER, added, rule, {"role": "assistant", "content": "Before"}, compaction)
+    read = messages_of(None, (), [*given, *after])
+    expected = messages_of(None, (), [*items(added), *held, *after])
+    assert read == expected == messages_of(None, given, after)
+    assert messages_of(None, (), [*items(compaction), *given, *after]) == expected, "the last stands for all"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "gAAAAABo", "e30=", "W10", "W3siYSI6IDF9XQ==", "WzFd", "é", "W" * 9 + "A===", "[]", "W1tbW1tbW1tbW1tbW1tb"],
+)
+def test_a_compaction_of_another_server_is_refused(content):
+    with pytest.raises(InvalidRequest) as caught:
+        items(USER, {"type": "compaction", "encrypted_content": content})
+    assert caught.value.param == "input[1].encrypted_content"
 
 
 def test_two_answers_in_a_row_stay_two():

@@ -14,6 +14,7 @@ Calls are returned under the client's names.
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from foresay.server.api.responses.schemas import FunctionTool, InputItem, InputPart, OutputItem
-from foresay.server.schemas.bounds import MOST_MESSAGES
+from foresay.server.schemas.bounds import MOST_MESSAGES, weigh
 from foresay.server.text.conversation import FUNCTION
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, inside
@@ -29,8 +30,8 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, ins
 NAMESPACE, CUSTOM = "namespace", "custom"
 #: The types of tools that are not left out.
 SERVED = (FUNCTION, CUSTOM, NAMESPACE)
-#: The type of items that add tools.
-ADDITIONAL = "additional_tools"
+#: The type of items that add tools, and of those that stand for others.
+ADDITIONAL, COMPACTION = "additional_tools", "compaction"
 _TEXT = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -185,6 +186,7 @@ KINDS = {
     "custom_tool_call_output": ItemType("ctco", ("call_id", "output")),
     "reasoning": ItemType("rs"),
     ADDITIONAL: ItemType("at", ("tools",)),
+    COMPACTION: ItemType("cmp", ("encrypted_content",)),
 }
 REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -243,6 +245,8 @@ def _normal(item: InputItem) -> InputItem:
         changes = {"summary": item.summary or [], "content": content}
     elif kind.endswith("_output"):
         _parts(item.output, "output", "input_text")
+    elif kind == COMPACTION:
+        _compacted(item)
     id, status = item.id or new_id(kind), item.status or "completed"
     return msgspec.structs.replace(item, type=kind, id=id, status=status, **changes)
 
@@ -263,6 +267,39 @@ def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list
     return content or []
 
 
+def compaction_of(items: Sequence[InputItem]) -> InputItem:
+    """The item that stands for others. They are encoded, not encrypted: any server understands it, also after a
+    restart, and its client has read them all."""
+    content = base64.b64encode(msgspec.json.encode(items)).decode()
+    return InputItem(type=COMPACTION, id=new_id(COMPACTION), encrypted_content=content)
+
+
+def _compacted(item: InputItem) -> list[InputItem]:
+    """The items that a compaction stands for."""
+    field = "encrypted_content"
+    try:
+        content = base64.b64decode(item.encrypted_content or "", validate=True)
+        weigh(content, field)
+        items = [_normal(one) for one in msgspec.json.decode(content, type=list[InputItem]) if one.type != COMPACTION]
+    except (ValueError, RecursionError, InvalidRequest):  # msgspec's and base64's errors are ValueErrors
+        raise InvalidRequest(field, " is not that of a compaction of this server") from None
+    return items
+
+
+def unfolded(items: list[tuple[Path, InputItem]]) -> list[tuple[Path, InputItem]]:
+    """Items, each with a path: the last compaction replaced by what it stands for, and before it nothing but what was
+    said to the model and is not in it."""
+    at = max((index for index, (_, item) in enumerate(items) if item.type == COMPACTION), default=None)
+    if at is None:
+        return items
+    path, compaction = items[at]
+    held = _compacted(compaction)
+    known = {(one.role, _text(one.content)) for one in held if one.role}
+    others = [(where, one) for where, one in items[:at] if one.role not in (None, "assistant")]
+    added = [(where, one) for where, one in others if (one.role, _text(one.content)) not in known]
+    return [*added, *((path, one) for one in held), *items[at + 1 :]]
+
+
 def output_as_input(output: Sequence[OutputItem]) -> list[InputItem]:
     """The model's output as items of a continued conversation, just as a client would send them back."""
     return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
@@ -273,17 +310,18 @@ def output_as_input(output: Sequence[OutputItem]) -> list[InputItem]:
 
 def messages_of(instructions: str | None, before: Sequence[InputItem], given: Sequence[InputItem]) -> list[Any]:
     """The conversation as chat messages: earlier items, and those given now (errors name these)."""
-    count = len(before) + len(given)
+    placed: list[tuple[Path, InputItem]] = [(("previous_response_id",), item) for item in before]
+    placed += [(("input", index, "call_id"), item) for index, item in enumerate(given)]
+    placed = unfolded(placed)
+    count = len(placed)
     if count > MOST_MESSAGES:
         wrong = f"The conversation has {count:,} items, those before it included; at most {MOST_MESSAGES:,} are allowed"
         raise ContextLengthExceeded("input", wrong)
     chat = _Chat()
     if instructions is not None:
         chat.add_text("system", instructions)
-    for item in before:
-        chat.add(item, ("previous_response_id",))
-    for index, item in enumerate(given):
-        chat.add(item, ("input", index, "call_id"))
+    for path, item in placed:
+        chat.add(item, path)
     return chat.all_messages()
 
 
