@@ -42,7 +42,7 @@ class ChatAnswer(Answer):
         self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=""))
+        chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=None))
         chunk.prompt_token_ids = self._prompt_ids(index)
         return [chunk]
 

@@ -11,8 +11,9 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from foresay.server.api.common import statistics, validation
+from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, known
+from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
@@ -175,7 +176,7 @@ def _nulled(choice: CompletionChoice) -> CompletionChoice:
 async def completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     """Continue one prompt or several."""
     text, _ = service.opened()
-    given = validation.prompts(body)
+    given = await completion_prompts(service, body)
     choices = await completion_choices(service, body, given)
     echoes = await asyncio.to_thread(_echoes, text, body, given, choices) if body.echo else []
     return await answered(http, service, body, choices, partial(CompletionAnswer, echoes=echoes))
