@@ -237,6 +237,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_progress: shared.PromptProgress | UnsetType = UNSET
     metrics: shared.Metrics | UnsetType = UNSET
     timings: shared.Timings | UnsetType = UNSET
     warnings: list[shared.RequestWarning] | UnsetType = UNSET
@@ -280,6 +281,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: shared.Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    prompt_progress: shared.PromptProgress | UnsetType = UNSET
     metrics: shared.Metrics | UnsetType = UNSET
     timings: shared.Timings | UnsetType = UNSET
     warnings: list[shared.RequestWarning] | UnsetType = UNSET

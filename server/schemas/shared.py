@@ -181,12 +181,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_progress: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
 
     samplers: Annotated[str | list[str] | None, not_followed([], why="filters have one order on this server")] = None
     cache_prompt: Annotated[bool | None, not_followed(True, why="prefixes are always reused")] = None
-    return_progress: Annotated[bool | None, not_followed(False, why="there are no reports about the prompt")] = None
     timings_per_token: Annotated[bool | None, not_followed(False, why="timings come at the end")] = None
 
     logprob_token_ids: Annotated[Any, not_done([])] = None
@@ -291,6 +291,16 @@ class Timings(msgspec.Struct, kw_only=True):
     predicted_per_second: float
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
+
+
+class PromptProgress(msgspec.Struct, kw_only=True):
+    """How far the prompt is read, in llama.cpp's format: its tokens, those that were cached, and those that are read,
+    the cached ones included; and the milliseconds that it took so far."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,8 +104,8 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/v1/chat/completions", CHAT | {"dynatemp_range": 0, "samplers": [], "cache_prompt": True}, {"warnings": ...}),
     ("/v1/chat/completions", CHAT | {"samplers": ["top_k"], "cache_prompt": False},
         {"warnings.0.param": "samplers", "warnings.1.param": "cache_prompt", "warnings.1.code": "not_followed"}),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "return_progress": True},
-        {"warnings.0.param": "return_progress"}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "timings_per_token": True},
+        {"warnings.0.param": "timings_per_token"}),
     ("/v1/messages", CHAT | {"seed": None, "model": "bundled", "thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"content.0.type": "text", "warnings.0.param": "thinking"}),
     ("/v1/messages", {"model": "bundled", "max_tokens": 4, "messages": [

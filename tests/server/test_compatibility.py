@@ -147,6 +147,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "stream_interval": {"stream": True},
     "stream_pacing": {"stream": True},
+    "return_progress": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "metadata": {"store": True},
     "include_stop_str_in_output": {"stop": "fox"},

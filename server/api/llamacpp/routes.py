@@ -23,7 +23,15 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.chat import CompletionRequest
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, RequestWarning, Timings, not_done, not_followed
+from foresay.server.schemas.shared import (
+    ErrorBody,
+    GenerationRequest,
+    PromptProgress,
+    RequestWarning,
+    Timings,
+    not_done,
+    not_followed,
+)
 from foresay.server.schemas.tokens import TopLogprob
 from foresay.server.text.choice import Piece
 from foresay.spec.names import NONE
@@ -107,6 +115,7 @@ class NativeAnswer(msgspec.Struct, kw_only=True):
     tokens_predicted: int
     tokens_evaluated: int
     completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
     model: str | UnsetType = UNSET
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
@@ -138,6 +147,11 @@ class Native(Answer):
     """llama.cpp's answer: the text, and at its end all other fields."""
 
     framing = FRAMING
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        answer = self._answer(Piece())
+        answer.prompt_progress = progress
+        return [answer]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         return [self._answer(piece)] if piece.text or piece.token_ids else []

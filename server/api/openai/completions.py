@@ -19,7 +19,7 @@ from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Usage
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.tokenizer import Tokenizer
@@ -73,6 +73,11 @@ class CompletionAnswer(Answer):
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The echoed prompt, if any. With prompt logprobs, which come with the first token, it waits for them."""
         return [] if self._scores_prompt else self._introduction(index)
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        chunk = self._chunk([CompletionChoice(index=0, text="")], self._usage())
+        chunk.prompt_progress = progress
+        return [chunk]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """One chunk; the last one of a choice carries its finish reason."""
