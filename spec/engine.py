@@ -298,6 +298,7 @@ class Engine:
         rows = prefills + verified
         cost, context, root_seconds = self.scheduler.cost, sum([len(v.scheduled.sequence.tokens) for v in results]), 0.0
         woken, trees = self.runner.woken, [result.tree for result in results if result.tree is not None]
+        reading = [v.scheduled.sequence for v in results if v.scheduled.prefill and not v.emitted]
         if not prefills:
             of_rows = kinds(len(batch), trees) if woken else None
             root_seconds = cost.saw(rows, len(batch), context, drafted, seconds, woken, of_rows)
@@ -324,6 +325,7 @@ class Engine:
             unable=self._unable(results),
             crowded=self._crowded(),
             woken=woken,
+            reading={v.id: (v.table.length, v.cached_tokens) for v in reading},
             disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
         )
 

@@ -93,6 +93,8 @@ class StepTrace(msgspec.Struct, kw_only=True):
     some time before, and why. unable: a sentence, if a drafter that was to draft could not. crowded: the share of their
     recent runnable time that the engine's threads waited for a core; 0 if unknown. disk: tokens whose KV was read from
     or written to disk since the step before, by outcome. woken: experts of a mixture that the pass used, per layer.
+    reading: by id of those whose prompt is not read to its end, tokens of it that are, and how many of these were
+    cached.
     """
 
     number: int
@@ -118,6 +120,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     crowded: float = 0.0
     disk: dict[str, int] = {}
     woken: float = 0.0
+    reading: dict[str, tuple[int, int]] = {}
 
 
 class Stopwatch:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 import msgspec
 
 from foresay.server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
+from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
 
@@ -109,6 +110,10 @@ class ServedEngine(TokenEngine, StatusSource, Protocol):
 
 class RequestCounter(Protocol):
     """Counts one request's results."""
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far its prompt is read; None if nothing of it is, or if it is another request's."""
 
     def kept(self, delta: Delta, piece: Piece) -> None:
         """Count one step, and what of it is in the text."""
@@ -210,6 +215,15 @@ class Generation:
     def begun(self) -> bool:
         """Whether any token has arrived."""
         return any(mailbox.begun for mailbox in self._mailboxes)
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far the prompts are read, all together; None as long as nothing is."""
+        known = [one for stats in self._all_stats if (one := stats.progress) is not None]
+        if not known:
+            return None
+        total, cache, processed = (sum(getattr(one, name) for one in known) for name in ("total", "cache", "processed"))
+        return PromptProgress(total=total, cache=cache, processed=processed, time_ms=max(one.time_ms for one in known))
 
     async def __aenter__(self) -> Self:
         try:

@@ -203,10 +203,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message."""
+    """What a chunk adds to the message. content: null in the first one, which only begins it."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
@@ -237,22 +237,22 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_progress: shared.PromptProgress | UnsetType = UNSET
     metrics: shared.Metrics | UnsetType = UNSET
     timings: shared.Timings | UnsetType = UNSET
     warnings: list[shared.RequestWarning] | UnsetType = UNSET
 
 
 class CompletionRequest(shared.GenerationRequest, kw_only=True):
-    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. logprobs: number of most likely
-    tokens."""
+    """``POST /v1/completions``. prompt: a text, token ids, or a list of either. suffix: what comes after the text that
+    is to be filled in. logprobs: number of most likely tokens."""
 
     prompt: Annotated[str, shown(minLength=1)] | Annotated[list[str | int | list[int]], shown(minItems=1)]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Logprobs | None = None
     top_logprobs: int | None = None
     max_tokens: Annotated[int, Meta(ge=0, extra={"wanted": "at least 1"})] | None = None
-
-    suffix: Annotated[Any, shared.not_done("")] = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -281,6 +281,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: shared.Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    prompt_progress: shared.PromptProgress | UnsetType = UNSET
     metrics: shared.Metrics | UnsetType = UNSET
     timings: shared.Timings | UnsetType = UNSET
     warnings: list[shared.RequestWarning] | UnsetType = UNSET

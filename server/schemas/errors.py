@@ -41,7 +41,7 @@ class ApiError(ForesayError):
 class Unauthorized(ApiError):
     """No key was sent, or not a valid one. given: whether one was sent."""
 
-    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+    status, type, code = 401, "authentication_error", "invalid_api_key"
 
     def __init__(self, message: str, given: bool = True) -> None:
         super().__init__(message)

@@ -137,7 +137,9 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """The fields shared by completions and chat."""
+    """The fields shared by completions and chat. logit_bias: as OpenAI has it, or llama.cpp's list of pairs, a token's
+    id or a text and its bias, or false for never. grammar, json_schema: llama.cpp's names for what structured_outputs
+    calls grammar and json."""
 
     model: str | None = None
     stream: bool | None = None
@@ -164,7 +166,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     presence_penalty: ranges.Penalty | None = None
     frequency_penalty: ranges.Penalty | None = None
     repetition_penalty: ranges.RepetitionPenalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | list[tuple[int | str, float | bool]] | None = None
     bad_words: Words | None = None
     allowed_token_ids: list[int] | None = None
     n: Choices | None = None
@@ -179,10 +181,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_progress: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
 
     samplers: Annotated[str | list[str] | None, not_followed([], why="filters have one order on this server")] = None
     cache_prompt: Annotated[bool | None, not_followed(True, why="prefixes are always reused")] = None
-    return_progress: Annotated[bool | None, not_followed(False, why="there are no reports about the prompt")] = None
     timings_per_token: Annotated[bool | None, not_followed(False, why="timings come at the end")] = None
 
     logprob_token_ids: Annotated[Any, not_done([])] = None
@@ -208,10 +212,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     xtc_probability: Annotated[Any, not_done(0, 0.0)] = None
     dry_multiplier: Annotated[Any, not_done(0, 0.0)] = None
     n_predict: Annotated[Any, not_done(instead="write max_tokens")] = None
-    grammar: Annotated[Any, not_done("", instead="write structured_outputs.grammar")] = None
     regex: Annotated[Any, not_done("", instead="write structured_outputs.regex")] = None
     ebnf: Annotated[Any, not_done("", instead="write structured_outputs.grammar")] = None
-    json_schema: Annotated[Any, not_done(instead="write response_format")] = None
 
 
 # -- what responses share ------------------------------------------------------------------------------------------
@@ -289,6 +291,16 @@ class Timings(msgspec.Struct, kw_only=True):
     predicted_per_second: float
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
+
+
+class PromptProgress(msgspec.Struct, kw_only=True):
+    """How far the prompt is read, in llama.cpp's format: its tokens, those that were cached, and those that are read,
+    the cached ones included; and the milliseconds that it took so far."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):

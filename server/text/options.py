@@ -89,14 +89,35 @@ def check_echoed(request: GenerationRequest, prompts: Sequence[Sized], count: in
 
 
 def logit_bias(request: GenerationRequest) -> dict[int, float]:
-    """What is added to the logits of tokens. In JSON, keys are strings."""
+    """What is added to the logits of tokens. In JSON, keys are strings. Lists: see :func:`bias_list`."""
     check_count(request.logit_bias, MOST_BIASES, "logit_bias")
     biases: dict[int, float] = {}
-    for name, bias in (request.logit_bias or {}).items():
+    given = request.logit_bias if isinstance(request.logit_bias, dict) else {}
+    for name, bias in given.items():
         if not (name.isascii() and name.isdigit() and len(name) < _LONGEST_ID):
             raise InvalidRequest("logit_bias", f": keys must be token ids, got {name!r}")
         biases[int(name)] = bias
     return biases
+
+
+def bias_list(
+    given: Sequence[tuple[int | str, float | bool]], tokenizer: Tokenizer
+) -> tuple[dict[int, float], list[int]]:
+    """llama.cpp's list of biases: those of tokens, and the tokens that never come. A text's is that of its tokens."""
+    check_count(
+        "".join(name for name, _ in given if isinstance(name, str)), MOST_BAD_CHARACTERS, "logit_bias", "characters"
+    )
+    biases: dict[int, float] = {}
+    never: list[int] = []
+    for index, (name, bias) in enumerate(given):
+        if bias is True:
+            raise InvalidRequest(("logit_bias", index), ": a bias is a number, or false for never")
+        for token in tokenizer.encode(name, False) if isinstance(name, str) else [name]:
+            if bias is False:
+                never.append(token)
+            else:
+                biases[token] = biases.get(token, 0.0) + bias
+    return biases, never
 
 
 def spelled_words(given: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -32,13 +32,14 @@ class NoisePattern(NamedTuple):
     why: str
 
 
-#: Seen with Claude Code 2.1.330. To Anthropic's own address its header has more, such as ``cch=``, which changes with
-#: every request.
+#: A field of Claude Code's header, whose fields and their order depend on its version and address: ``cc_version=``
+#: changes with every session, ``cch=`` with every request.
+_FIELD = r"[\w.-]+=[^;\s]*"
 CLIENT_NOISE = (
     NoisePattern(
         "Claude Code's x-anthropic-billing-header",
         "first line",
-        re.compile(r"x-anthropic-billing-header: cc_version=[^;\n]*;( cc[a-z_]*=[^;\n]*;)*\s*"),
+        re.compile(rf"x-anthropic-billing-header:\s*{_FIELD}(\s*;\s*{_FIELD})*\s*;?\s*", re.IGNORECASE),
         "changes with every session and only serves its billing",
     ),
     NoisePattern(
@@ -64,8 +65,9 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
             kept.append(message)
             continue
         found.setdefault(noise, index)
-        if noise.where == "first line":
-            kept.append(message | {"content": message["content"].partition("\n")[2]})
+        rest = message["content"].lstrip().partition("\n")[2] if noise.where == "first line" else ""
+        if rest.strip() or len(messages) == 1:  # templates cannot do without any message
+            kept.append(message | {"content": rest})
     warnings = (
         warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
         for noise, index in found.items()
@@ -75,7 +77,7 @@ def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, 
 
 def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
     text = message["content"] if message["role"] == "system" else ""
-    where, text = ("late message", text) if late else ("first line", text.partition("\n")[0])
+    where, text = ("late message", text) if late else ("first line", text.lstrip().partition("\n")[0])
     return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)
 
 

@@ -156,7 +156,7 @@ async def test_without_a_right_key_there_is_nothing_to_see(tokenizer, engine, au
         assert ("invalid_token" in challenge) == bool(headers)
         error = (await response.json())["error"]
         assert error["message"].startswith(message)
-        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_api_key", None)
+        assert (error["type"], error["code"], error["param"]) == ("authentication_error", "invalid_api_key", None)
         assert len(response.headers["X-Request-Id"]) == 32
     assert engine.requests == []
 

@@ -38,7 +38,7 @@ async def test_a_stream_of_calls_obeys_the_chunk_rules(tokenizer, run):
         chunks = await chunks_of(client, tools=[TOOL])
         _, whole = await ask(client, tools=[TOOL])
     first, *middle, last = [chunk["choices"][0] for chunk in chunks]
-    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert first["delta"] == {"role": "assistant", "content": None}
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
     kinds = [next(iter(choice["delta"])) for choice in middle]
     assert kinds == sorted(kinds, key=["reasoning_content", "content", "tool_calls"].index)

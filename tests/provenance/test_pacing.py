@@ -233,7 +233,7 @@ async def chat(tokenizer: Any, pacing: str, count: int) -> list[tuple[str, str |
     assert "metrics" in chunks[-1] and not any("metrics" in chunk for chunk in chunks[:-1])
     choices = [chunk["choices"][0] for chunk in chunks]
     mine = [[one for one in choices if one["index"] == index] for index in range(count)]
-    return [("".join(one["delta"].get("content", "") for one in own), own[-1]["finish_reason"]) for own in mine]
+    return [("".join(one["delta"].get("content") or "" for one in own), own[-1]["finish_reason"]) for own in mine]
 
 
 async def test_text_and_endings_of_several_choices_are_the_same(tokenizer: Any) -> None:

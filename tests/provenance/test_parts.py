@@ -54,7 +54,7 @@ async def test_a_streamed_chat(able: Any, seed: int, pacing: str) -> None:
     check_steps(record)
     assert [token["id"] for token in record["tokens"]] == script
     for field, name in FIELDS.items():
-        assert text_of(field, record) == "".join(choice["delta"].get(name, "") for choice in choices)
+        assert text_of(field, record) == "".join(choice["delta"].get(name) or "" for choice in choices)
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
     assert text_of("arguments", record) == "".join(call["function"]["arguments"] for call in calls)
 

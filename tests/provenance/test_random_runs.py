@@ -56,7 +56,7 @@ async def test_chat_and_completions(fields: Json, seed: int, longest: int, count
     streamed = []
     for index in range(count):
         pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == index]
-        texts = [one["delta"].get("content", "") if path else one["text"] for one in pieces]
+        texts = [(one["delta"].get("content") or "") if path else one["text"] for one in pieces]
         parts = [one.get("provenance", {"steps": [], "tokens": []}) for one in pieces]
         for text, part in zip(texts, parts, strict=True):
             assert "".join(token["text"] for token in part["tokens"]) == text

@@ -185,6 +185,30 @@ async def test_old_turns_make_room_only_if_they_may(tokenizer):
     assert longer > 512, "one more turn would have fitted"
 
 
+async def test_openais_client_goes_on_from_a_compaction(able):
+    """The model reads the same as if all items had been sent again."""
+    engine = saying(able, "Seen.")
+    call: Any = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    result: Any = {"type": "function_call_output", "call_id": "a", "output": "There it is."}
+    items: list[Any] = [{"role": "user", "content": "Look!"}, call, result, {"role": "assistant", "content": "Seen."}]
+    question: Any = {"role": "user", "content": "And now?"}
+    async with asking(engine, able) as client:
+        window = await client.responses.compact(model="toy", input=items)
+        assert [(item.type, getattr(item, "role", None)) for item in window.output] == [
+            ("message", "user"),
+            ("compaction", None),
+        ]
+        sent: list[Any] = [item.to_dict(warnings=False) for item in window.output]
+        for given in (items, sent):
+            await client.responses.create(model="toy", input=[*given, question], tools=[TOOL])
+        response = await client.responses.create(model="toy", input=sent[1:])
+        await client.responses.create(model="toy", input=[question], previous_response_id=response.id)
+        kept = (await client.responses.input_items.list(response.id)).data
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+    assert "There it is." in able.decode(engine.requests[3].prompt, skip_special_tokens=False)
+    assert [item.type for item in kept] == ["compaction"]
+
+
 async def test_tokens_are_counted(tokenizer):
     engine = saying(tokenizer)
     async with asking(engine, tokenizer) as client:

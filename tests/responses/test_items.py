@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.responses.items import given_items, messages_of, output_as_input
+from foresay.server.api.responses.items import compaction_of, given_items, messages_of, output_as_input
 from foresay.server.api.responses.request import chat_request
 from foresay.server.api.responses.schemas import (
     FunctionCall,
@@ -17,6 +17,7 @@ from foresay.server.api.responses.schemas import (
     ReasoningText,
     ResponseRequest,
 )
+from foresay.server.text.conversation import messages
 from foresay.spec.errors import InvalidRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -74,6 +75,56 @@ def test_what_stands_between_calls_goes_before_them():
     _, result, *results = messages_of(None, (), items(USER, *written, *outputs))
     assert (result["reasoning_content"], result["content"]) == ("One.\n\nTwo.", "Wait.\n\nMore.")
     assert [call["id"] for call in result["tool_calls"]] == [one["tool_call_id"] for one in results] == ["a", "b"]
+
+
+def test_what_is_said_between_a_call_and_its_output_comes_after_the_output():
+    """Templates want outputs right behind the message of their calls."""
+    calls = [{"type": "function_call", "call_id": id, "name": "f", "arguments": "{}"} for id in "abc"]
+    outputs = [{"type": "function_call_output", "call_id": id, "output": id} for id in "abc"]
+    notes = [{"role": role, "content": text} for role, text in (("user", "Quick"), ("developer", "Be brief"))]
+    late = {"role": "assistant", "content": "Well"}
+    given = items(USER, *calls[:2], notes[0], outputs[1], notes[1], outputs[0], calls[2], USER, late, outputs[2])
+    assert [
+        (one["role"], one.get("tool_call_id", one["content"]), [call["id"] for call in one.get("tool_calls", ())])
+        for one in messages(chat_request(ResponseRequest(), (), given))
+    ] == [
+        ("user", "Hi", []),
+        ("assistant", "", ["a", "b"]),
+        ("tool", "b", []),
+        ("tool", "a", []),
+        ("user", "Quick", []),
+        ("system", "Be brief", []),
+        ("assistant", "", ["c"]),
+        ("tool", "c", []),
+        ("user", "Hi", []),
+        ("assistant", "Well", []),
+    ]
+    assert messages_of(None, given[:4], given[4:]) == messages_of(None, (), given), "whatever was stored before"
+
+
+def test_a_compaction_stands_for_what_was_before_it():
+    """The user's messages that are sent beside it are in it, and not read twice; what a client adds stays."""
+    rule, added = {"role": "developer", "content": "Be brief"}, {"role": "developer", "content": "It is Monday"}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    held = items(rule, USER, call, {"type": "function_call_output", "call_id": "a", "output": "one"})
+    compaction = msgspec.to_builtins(compaction_of(held))
+    assert compaction["type"] == "compaction" and compaction["id"].startswith("cmp_")
+    after = items({"role": "user", "content": "And now?"})
+    given = items(USER, added, rule, {"role": "assistant", "content": "Before"}, compaction)
+    read = messages_of(None, (), [*given, *after])
+    expected = messages_of(None, (), [*items(added), *held, *after])
+    assert read == expected == messages_of(None, given, after)
+    assert messages_of(None, (), [*items(compaction), *given, *after]) == expected, "the last stands for all"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "gAAAAABo", "e30=", "W10", "W3siYSI6IDF9XQ==", "WzFd", "é", "W" * 9 + "A===", "[]", "W1tbW1tbW1tbW1tbW1tb"],
+)
+def test_a_compaction_of_another_server_is_refused(content):
+    with pytest.raises(InvalidRequest) as caught:
+        items(USER, {"type": "compaction", "encrypted_content": content})
+    assert caught.value.param == "input[1].encrypted_content"
 
 
 def test_two_answers_in_a_row_stay_two():

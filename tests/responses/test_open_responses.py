@@ -1,8 +1,8 @@
 """Open Responses: the cases of its acceptance suite, written anew, and its schemas over varied requests, whole,
 streamed and over a WebSocket, against the real server with the bundled pair and with SmolLM2.
 
-Left out is the image, which this server says that it does not read. Neither model calls a tool unasked: one that does,
-by construction, is in their place there.
+Left out is the image, which this server does not read: that case of the suite fails. Neither model calls a
+tool unasked, so another fails with them: one that calls by construction is in their place there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
+from msgspec import UNSET
 
+from foresay.server.api.responses.items import given_items, unfolded
+from foresay.server.api.responses.schemas import InputItem
 from tests.responses.open_responses import wrong
 from tests.server.live import LiveServer
 from tests.server.saying import saying
@@ -46,7 +50,8 @@ class Server:
         self._http = http
 
     async def whole(self, path: str = "/v1/responses", **body: Any) -> Json:
-        async with self._http.post(path, json={"model": "bundled", **body}) as response:
+        asked = {name: value for name, value in {"model": "bundled", **body}.items() if value is not UNSET}
+        async with self._http.post(path, json=asked) as response:
             return {"status_code": response.status, **await response.json()}
 
     async def stream(self, **body: Any) -> list[Json]:
@@ -165,6 +170,12 @@ async def test_a_socket_forgets_what_is_not_stored_with_its_end(server):
 LONG = "word " * 600
 
 
+def stands_for(output: list[Json]) -> list[Json]:
+    """What the server reads when it gets the output of ``/compact`` back."""
+    items = given_items(msgspec.convert(output, list[InputItem]))
+    return [msgspec.to_builtins(item) for _, item in unfolded([((), item) for item in items])]
+
+
 def looked(number: int, result: str) -> list[Json]:
     call = {"type": "function_call", "call_id": f"call_{number}", "name": "look", "arguments": "{}"}
     return [call, {"type": "function_call_output", "call_id": f"call_{number}", "output": result}]
@@ -190,7 +201,9 @@ async def test_a_window_lacks_what_it_says_and_is_gone_on_with(server, name):
     warned = " ".join(warning["message"] for warning in window.get("warnings", ()))
     said_so = "input: {} results of tools, {} thoughts and {} earlier items were left out".format(*lacks)
     assert warned == (said_so if any(lacks) else "")
-    shown = json.dumps(window["output"])
+    *questions, compaction = window["output"]
+    assert {item["role"] for item in questions} == {"user"} and compaction["type"] == "compaction"
+    shown = json.dumps(stands_for(window["output"]))
     assert shown.count("[This result was left out") == lacks[0] and ("earlier items" in shown) == bool(lacks[2])
     assert len(shown) < 3000 and ("Be brief." in shown) == (RULE in items) and "Go on." in shown
     valid((await server.socket({"input": [*window["output"], ASK], "tools": [], **SHORT}))[0])
@@ -199,9 +212,12 @@ async def test_a_window_lacks_what_it_says_and_is_gone_on_with(server, name):
 async def test_a_window_of_a_response_and_of_nothing(server):
     first = await server.whole(input="Hello", **SHORT)
     window = await server.whole("/v1/responses/compact", previous_response_id=first["id"])
-    assert [item["role"] for item in window["output"]] == ["user", "assistant"]
-    nothing = await server.whole("/v1/responses/compact")
-    assert (nothing["status_code"], nothing["error"]["param"]) == (400, "input")
+    assert [item["role"] for item in stands_for(window["output"])] == ["user", "assistant"]
+    again = await server.whole("/v1/responses/compact", input=[*window["output"], ASK])
+    assert [item["role"] for item in stands_for(again["output"])] == ["user", "assistant", "user"]
+    for body, field in ({}, "input"), ({"input": "Hello", "model": UNSET}, "model"):
+        refused = await server.whole("/v1/responses/compact", **body)
+        assert (refused["status_code"], refused["error"]["param"]) == (400, field)
 
 
 # -- the schemas -------------------------------------------------------------------------------------------------------

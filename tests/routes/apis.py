@@ -108,7 +108,7 @@ class Api:
             end = delta.get("stop_reason") or chunk.get("stop_reason")
             return delta.get("text", blocks), end, usage.get("output_tokens")
         choice = next(iter(chunk.get("choices", ())), {})
-        text = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content", "")
+        text = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
         return text, choice.get("finish_reason"), usage.get("completion_tokens")
 
     def _of_responses(self, chunk: dict[str, Any]) -> tuple[str, Any, int | None]:

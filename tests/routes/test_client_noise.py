@@ -36,18 +36,31 @@ BLOCKS = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
 ASKED = {
     "blocks": ("/v1/messages", messages(USER, system=BLOCKS), "Be brief.", "system"),
     "one text": ("/v1/messages", messages(USER, system=f"{HEADER}\nBe brief."), "Be brief.", "system"),
-    "nothing else": ("/v1/messages", messages(USER, system=BLOCKS[:1]), "", "system"),
+    "nothing else": ("/v1/messages", messages(USER, system=BLOCKS[:1]), None, "system"),
+    "a message of its own": (
+        "/v1/chat/completions",
+        messages(("system", HEADER), ("system", "A"), USER),
+        "A",
+        "messages[0].content",
+    ),
     "chat": ("/v1/chat/completions", messages(("system", f"{HEADER}\nA\nB"), USER), "A\nB", "messages[0].content"),
     "responses": ("/v1/responses", {"instructions": f"{HEADER}\nA", "input": "Tell"}, "A", "input"),
     "ollama": ("/api/chat", messages(("system", f"{HEADER}\nA"), USER, stream=False), "A", "messages[0].content"),
     "generate": ("/api/generate", {"prompt": "Tell", "system": f"{HEADER}\nA", "stream": False}, "A", "prompt"),
 }
+#: As other versions may write it.
+VARIANTS = (
+    "x-anthropic-billing-header: cch=5e1a0; cc_entrypoint=sdk-cli; cc_version=2.2",
+    "x-anthropic-billing-header: cc_version=3;cc_is_subagent=true;account-kind=a.b/c; workload=;",
+    "\nX-Anthropic-Billing-Header: cc_version=2.1.332.0b8 ; cch=00000;  \r",
+)
 #: System prompts that only resemble it.
 RESEMBLING = (
     "x-anthropic-billing-header: what is it?\nTell.",
     f"Explain this line:\n{HEADER}",
     f"{HEADER} And what is cch?\nTell.",
-    "x-anthropic-billing-header: cc_version=2\nTell.",
+    "x-anthropic-billing-header: cc_version=2 is what?\nTell.",
+    "x-anthropic-billing-header:\nTell.",
     LEFT,
 )
 
@@ -70,10 +83,19 @@ async def test_a_header_is_left_out_and_named(agent, engine, name):
         "Claude Code's x-anthropic-billing-header" in warning["message"] and "--keep-client-noise" in warning["message"]
     )
     (prompt,) = (agent.decode(request.prompt, False) for request in engine.requests)
-    assert prompt.startswith(f"<|system|>{system}<|end|><|user|>Tell")
+    begins = "" if system is None else f"<|system|>{system}<|end|>"
+    assert prompt.startswith(f"{begins}<|user|>Tell"), "an empty system message is none"
     async with served(engine, agent, keep_client_noise=True) as client:
         assert await asked(client, path, body) == []
     assert HEADER in agent.decode(engine.requests[-1].prompt, False)
+
+
+@pytest.mark.parametrize("header", VARIANTS)
+async def test_a_header_of_other_versions_is_left_out(agent, engine, header):
+    async with served(engine, agent) as client:
+        (warning,) = await asked(client, "/v1/messages", messages(USER, system=f"{header}\nBe brief."))
+    assert warning["code"] == "client_noise_left_out"
+    assert agent.decode(engine.requests[0].prompt, False).startswith("<|system|>Be brief.<|end|><|user|>Tell")
 
 
 @pytest.mark.parametrize("system", RESEMBLING)

@@ -21,7 +21,7 @@ POSTS = [
     route.path
     for module in ROUTE_MODULES
     for route in module.ROUTES
-    if isinstance(route, Route) and route.body is not None and "{completion_id}" not in route.path
+    if isinstance(route, Route) and route.body is not None and "{completion_id" not in route.path
 ]
 DEEP = 100_000
 NOT_REQUESTS: dict[str, bytes] = {

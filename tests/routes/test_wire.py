@@ -61,6 +61,16 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/completion", NATIVE | {"repeat_penalty": 1.1, "repeat_last_n": 64}, {"error.param": "repeat_last_n"}),
     ("/completion", NATIVE | {"mirostat": 2}, {"error.param": "mirostat"}),
     ("/infill", {"input_prefix": "a", "input_suffix": "b"}, {"error.param": "input_prefix"}),
+    ("/v1/completions", {"prompt": "a", "suffix": "b"}, {"error.param": "suffix"}),
+    ("/v1/completions", {"prompt": "a", "suffix": "", "max_tokens": 2}, {"usage.completion_tokens": 2}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 9, "grammar": 'root ::= "yes" | "no"'},
+        {"choices.0.finish_reason": "stop"}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 30, "json_schema": SCHEMA},
+        {"choices.0.message.content": '{"a": 1}'}),
+    ("/v1/chat/completions", CHAT | {"grammar": "root = yes"}, {"error.param": "grammar"}),
+    ("/v1/chat/completions", CHAT | {"logit_bias": [[40, 100]], "temperature": 0},
+        {"choices.0.message.content": "DDDD"}),
+    ("/detokenize", {"tokens": [40]}, {"content": "D", "prompt": "D"}),
     ("/props", None,
         {"default_generation_settings.n_ctx": 1024, "total_slots": 4, "chat_template": any, "bos_token": any}),
     ("/slots", None, {"3.id": 3, "0.is_processing": False, "0.n_ctx": 1024}),
@@ -94,8 +104,8 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/v1/chat/completions", CHAT | {"dynatemp_range": 0, "samplers": [], "cache_prompt": True}, {"warnings": ...}),
     ("/v1/chat/completions", CHAT | {"samplers": ["top_k"], "cache_prompt": False},
         {"warnings.0.param": "samplers", "warnings.1.param": "cache_prompt", "warnings.1.code": "not_followed"}),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "return_progress": True},
-        {"warnings.0.param": "return_progress"}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "timings_per_token": True},
+        {"warnings.0.param": "timings_per_token"}),
     ("/v1/messages", CHAT | {"seed": None, "model": "bundled", "thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"content.0.type": "text", "warnings.0.param": "thinking"}),
     ("/v1/messages", {"model": "bundled", "max_tokens": 4, "messages": [
@@ -148,6 +158,27 @@ async def test_infill_in_the_tokens_of_the_model(coders, model):
     assert (whole["content"], whole["stop_type"]) == ("return a + b;", "eos")
     assert "".join(piece["content"] for piece in pieces) == whole["content"] and last["stop"]
     assert (cut["content"], cut["stop_type"]) == ("return a +", "limit")
+
+
+@pytest.mark.parametrize("model", INFILLS)
+async def test_completions_with_a_suffix_fill_in_what_is_before_it(coders, model):
+    before, hole, after = INFILLS[model]
+    asked: Json = {"model": model, "prompt": ["def f(", "I"], "suffix": f"end{before}", "seed": 1}
+    async with aiohttp.ClientSession(coders) as http:
+        _, rendered = await answer(http, "/v1/completions/render", asked)
+        _, whole = await answer(http, "/v1/completions", asked | {"return_token_ids": True})
+        ids = [one["prompt_token_ids"] for one in whole["choices"]]
+        read = [(await answer(http, "/detokenize", {"model": model, "tokens": one}))[1]["content"] for one in ids]
+        refused = [
+            await answer(http, "/v1/completions", asked | {field: 1}) for field in ("echo", "truncate_prompt_tokens")
+        ]
+    assert read == [f"{before}{text}{hole}end{before}{after}" for text in ("def f(", "I")]
+    assert [one["token_ids"] for one in rendered] == ids and [one["prompt"] for one in rendered] == read
+    assert {one["text"] for one in whole["choices"]} == {"return a + b;"}
+    assert [(status, body["error"]["param"]) for status, body in refused] == [
+        (400, "echo"),
+        (400, "truncate_prompt_tokens"),
+    ]
 
 
 @pytest.mark.slow

@@ -136,6 +136,7 @@ VISIBLE: dict[str, Any] = {
     "add_generation_prompt": False, "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low",
     "tools": [FUNCTION], "thinking": {"type": "disabled"}, "think": False, "format": "json", "raw": True,
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}, "options": {"num_predict": 3},
+    "grammar": 'root ::= "a"', "json_schema": {"const": "a"}, "suffix": "fox",
     "samplers": ["top_k"], "cache_prompt": False, "return_progress": True, "timings_per_token": True, "store": True,
     "metadata": {"a": "b"}, "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
     "tool_choice": "none", "stream_options": {"include_usage": True}, "stream_interval": 5, "top_logprobs": 2,
@@ -146,6 +147,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "stream_interval": {"stream": True},
     "stream_pacing": {"stream": True},
+    "return_progress": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "metadata": {"store": True},
     "include_stop_str_in_output": {"stop": "fox"},

@@ -42,6 +42,31 @@ async def test_the_models_repetition_penalty_is_the_default(tokenizer):
 
 
 @pytest.mark.parametrize("path", PATHS)
+async def test_llama_cpps_list_of_biases(tokenizer, path):
+    """Ids and texts, whose tokens all get the bias; false is never."""
+    engine, fox = ScriptedEngine([END]), tokenizer.encode("a fox", False)
+    given = [[17, -1.5], ["a fox", 2], [17, 0.5], [5, False], ["b", False]]
+    async with served(engine, tokenizer) as client:
+        await answer(client, path, logit_bias=given, bad_words=["zz"])
+        await answer(client, path, bad_words=["zz"])
+    listed, plain = (request.params for request in engine.requests)
+    assert listed.logit_bias == {17: -1.0} | dict.fromkeys(fox, 2.0)
+    assert listed.bad_words == (*plain.bad_words, (5,), *((token,) for token in tokenizer.encode("b", False)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("field", "value"), [("grammar", 'root ::= "a" | "b"'), ("json_schema", {"const": "a"})])
+async def test_llama_cpps_names_of_what_an_answer_must_match(tokenizer, path, field, value):
+    engine = ScriptedEngine([END])
+    async with served(engine, tokenizer) as client:
+        for said in ({field: value}, {"structured_outputs": {field.removesuffix("_schema"): value}}, {"grammar": ""}):
+            await answer(client, path, **said)
+    own, ours, none = (request.grammar for request in engine.requests)
+    assert own is not None and ours is not None and own.text == ours.text and none is None
+    assert own.param == field
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -54,7 +79,19 @@ async def test_the_models_repetition_penalty_is_the_default(tokenizer):
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"330": 1}}, "logit_bias"),
         ({"logit_bias": {"²": 1}}, "logit_bias"),
-        ({"logit_bias": [17]}, "logit_bias"),
+        ({"logit_bias": [17]}, "logit_bias[0]"),
+        ({"logit_bias": [[17, 101]]}, "logit_bias"),
+        ({"logit_bias": [[17, 60], [17, 60]]}, "logit_bias"),
+        ({"logit_bias": [[5, 1], [17, True]]}, "logit_bias[1]"),
+        ({"logit_bias": [[330, 1]]}, "logit_bias"),
+        ({"logit_bias": [[330, False]]}, "logit_bias"),
+        ({"logit_bias": [["x" * 8193, 1]]}, "logit_bias"),
+        ({"logit_bias": [[17, 1]] * 4097}, "logit_bias"),
+        ({"grammar": "no grammar"}, "grammar"),
+        ({"grammar": "start: /a/", "response_format": {"type": "json_object"}}, "grammar"),
+        ({"json_schema": {"type": "object"}, "grammar": "start: /a/"}, "grammar"),
+        ({"json_schema": {"type": "object"}, "min_tokens": 2}, "min_tokens"),
+        ({"json_schema": {"nullable": True}}, "json_schema"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["  "]}, "bad_words"),
         ({"bad_words": ["x"] * 257}, "bad_words"),

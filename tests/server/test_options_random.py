@@ -107,7 +107,7 @@ async def test_text_tokens_logprobs_and_usage_are_cut_at_one_point(
 
 def told(*pieces: dict[str, Any]) -> dict[str, Any]:
     """Text, tokens and ending of a choice, whole or in pieces."""
-    texts = [piece.get("text") or piece.get("delta", piece.get("message", {})).get("content", "") for piece in pieces]
+    texts = [piece.get("text") or piece.get("delta", piece.get("message", {})).get("content") or "" for piece in pieces]
     return {
         "text": "".join(texts),
         "tokens": [token for piece in pieces for token in piece.get("token_ids") or []],

@@ -28,7 +28,7 @@ async def test_a_chat_stream_obeys_the_chunk_rules(tokenizer, script, run):
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert all(len(chunk["choices"]) == 1 and "usage" not in chunk for chunk in chunks)
     first, *middle, last = [chunk["choices"][0] for chunk in chunks]
-    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert first["delta"] == {"role": "assistant", "content": None}
     assert all(set(choice["delta"]) == {"content"} and choice["finish_reason"] is None for choice in middle)
     assert "".join(choice["delta"]["content"] for choice in middle) == STORY
     assert all(choice["delta"]["content"] for choice in middle)

@@ -279,6 +279,7 @@ def test_what_the_observer_gets() -> None:
         (3, 0, 4, 3, 2, 3),
         (4, 0, 4, 3, 2, 3),
     ]
+    assert [list(trace.reading.values()) for trace in harness.traces] == [[(6, 0)], [], [], []]
     assert first.runs == [1, 3, 3]
     assert {trace.sequences for trace in harness.traces} == {1}
     assert set(harness.traces[2].seconds) == {"plan", "propose", "forward", "draw", "commit"}

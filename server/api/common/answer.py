@@ -24,7 +24,7 @@ from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas import tokens as schemas
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion, Completion
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, RequestWarning, Usage
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, PromptProgress, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, continues, part_text
 from foresay.server.text.tokenizer import Tokenizer
@@ -126,6 +126,10 @@ class Answer(ABC):
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The chunks that introduce a choice; by default there are none."""
+        return []
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        """The chunks that report how far the prompt is read; by default there are none."""
         return []
 
     @abstractmethod

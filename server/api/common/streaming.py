@@ -28,13 +28,13 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
+from foresay.server.api.common.route import EventStream, Framing, Handler, comment, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.models.resident import Heartbeat, Keep
 from foresay.server.host.service import Service
 from foresay.server.schemas.errors import ApiError
-from foresay.server.schemas.shared import ErrorBody
+from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.text.choice import Piece, merged
 from foresay.server.text.parts import joined
 from foresay.server.text.warned import headers
@@ -139,6 +139,8 @@ def split(run: Piece) -> list[Piece]:
     return pieces
 
 
+#: How often a client that wants to know how far its prompt is read is told.
+PROGRESS_SECONDS = 1.0
 #: Until then an error gets its own HTTP status; afterwards the client gets headers and pings.
 HEADERS_AFTER_SECONDS = 1.0
 #: Formatting this many logprobs, with the likeliest of each, takes about a millisecond.
@@ -152,9 +154,17 @@ T = TypeVar("T")
 
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
-    """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
+    """Write one event batch per engine step; a comment every ``ping`` seconds while idle, and how far the prompt is
+    read."""
     events = EventStream.of(request, answer.framing, headers(answer.warnings))
-    pending = batches(answer, generation, lambda: ping if events.started else min(ping, HEADERS_AFTER_SECONDS))
+
+    def patience() -> float:
+        if not events.started:
+            return min(ping, HEADERS_AFTER_SECONDS)
+        reports = answer.body.return_progress and not generation.begun
+        return min(ping, PROGRESS_SECONDS) if reports else ping
+
+    pending = batches(answer, generation, patience)
     try:
         async for chunks, last in pending:
             await events.send(chunks, last)
@@ -208,6 +218,7 @@ async def batches(
     back.
     """
     paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
+    reports = bool(answer.body.return_progress)
     arrivals = delivery(answer, generation)
     while not finished(answer):
         try:
@@ -219,6 +230,10 @@ async def batches(
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
+        progress = generation.progress if reports or not batch else None
+        if reports and progress is not None:
+            chunks += answer.progress(progress)
+        reports = reports and not generation.begun
         for index, piece in batch:
             ready = paced.take(index, piece)
             if ready is not None:
@@ -226,7 +241,14 @@ async def batches(
         if finished(answer):
             yield [*chunks, *answer.closing()], answer.framing.done
         elif chunks or not batch:
-            yield chunks, b"" if batch else answer.framing.ping
+            yield chunks, b"" if batch else _idle(answer.framing, None if generation.begun else progress)
+
+
+def _idle(framing: Framing, progress: PromptProgress | None) -> bytes:
+    """What a stream that waits is kept alive with. progress: of its prompt, if that is still read."""
+    if progress is None:
+        return framing.ping
+    return framing.ping + comment(framing, f"{progress.processed} of {progress.total} tokens of the prompt are read")
 
 
 async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:

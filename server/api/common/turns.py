@@ -33,7 +33,15 @@ from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
-from foresay.server.text.options import check_choices, check_echoed, forked, scores_only, spelled_words, truncated
+from foresay.server.text.options import (
+    bias_list,
+    check_choices,
+    check_echoed,
+    forked,
+    scores_only,
+    spelled_words,
+    truncated,
+)
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
@@ -43,7 +51,7 @@ from foresay.server.text.warned import Warned, headers, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
 from foresay.spec.request import EngineInfo, Grammar, Request
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.sampling import SamplingParams, check_tokens
 
 
 async def prediction_of(service: Service, body: GenerationRequest, prompts: int = 1) -> list[int] | None:
@@ -324,6 +332,12 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
         params = msgspec.structs.replace(params, seed=service.config.seed)
     if body.bad_words:
         params = msgspec.structs.replace(params, bad_words=spelled_words(body.bad_words, text.tokenizer))
+    if isinstance(body.logit_bias, list):
+        biases, never = bias_list(body.logit_bias, text.tokenizer)
+        check_tokens("logit_bias", never, info.vocab_size)
+        bans = (*params.bad_words, *((token,) for token in never))
+        params = msgspec.structs.replace(params, logit_bias=biases, bad_words=bans)
+        params.validate(info.vocab_size)
     return validation.capped(body, params, service.config.max_output_tokens, service.config.strict_limits)
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import asdict, astuple
 import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
+from foresay.server.api.common.infill import infilled
 from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, room_for
@@ -22,12 +23,17 @@ from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.chat import CompletionRequest
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, RequestWarning, Timings, not_done, not_followed
+from foresay.server.schemas.shared import (
+    ErrorBody,
+    GenerationRequest,
+    PromptProgress,
+    RequestWarning,
+    Timings,
+    not_done,
+    not_followed,
+)
 from foresay.server.schemas.tokens import TopLogprob
 from foresay.server.text.choice import Piece
-from foresay.server.text.prompt import Room
-from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.errors import InvalidRequest
 from foresay.spec.names import NONE
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sampling import Logprobs, RepetitionPenalty
@@ -44,8 +50,6 @@ class NativeRequest(GenerationRequest, kw_only=True):
     n_probs: Logprobs | None = None
     repeat_penalty: RepetitionPenalty | None = None
     repeat_last_n: int | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
     return_tokens: bool | None = None
 
     n: Annotated[int | None, not_done(1, by=HERE)] = None
@@ -111,6 +115,7 @@ class NativeAnswer(msgspec.Struct, kw_only=True):
     tokens_predicted: int
     tokens_evaluated: int
     completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
     model: str | UnsetType = UNSET
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
@@ -132,11 +137,9 @@ NAMES = FieldNames(
         "max_tokens": "n_predict",
         "logprobs": "n_probs",
         "repetition_penalty": "repeat_penalty",
-        "structured_outputs.grammar": "grammar",
-        "structured_outputs.json": "json_schema",
     }
 )
-_OWN = {"n_predict", "repeat_penalty", "grammar", "json_schema", "n"}
+_OWN = {"n_predict", "repeat_penalty", "n"}
 _SHARED = sorted({*GenerationRequest.__struct_fields__} - _OWN)
 
 
@@ -144,6 +147,11 @@ class Native(Answer):
     """llama.cpp's answer: the text, and at its end all other fields."""
 
     framing = FRAMING
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        answer = self._answer(Piece())
+        answer.prompt_progress = progress
+        return [answer]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         return [self._answer(piece)] if piece.text or piece.token_ids else []
@@ -198,8 +206,6 @@ def fields_of(body: NativeRequest) -> dict[str, Any]:
     if body.n_predict is not None:
         # A completion of no tokens is one that echoes; these answers have no echo.
         fields |= {"max_tokens": body.n_predict if body.n_predict >= 0 else None, "echo": body.n_predict == 0}
-    if body.grammar or body.json_schema is not None:
-        fields["structured_outputs"] = {"grammar": body.grammar or None, "json": body.json_schema}
     return fields
 
 
@@ -208,7 +214,9 @@ async def native(http: web.Request, service: Service, body: NativeCompletion | I
     """Continue a prompt, or fill in the text between a prefix and a suffix."""
     with NAMES as names:
         if isinstance(body, InfillRequest):
-            tokens = await _infilled(service, body)
+            extra = "".join(f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n\n" for one in body.input_extra or ())
+            before, special = extra + body.input_prefix + body.prompt, body.add_special_tokens is not False
+            (tokens,) = await infilled(service, [before], body.input_suffix, "input_prefix", special)
         elif isinstance(body.prompt, str):
             room = room_for(service, body, "prompt")
             tokens = await service.encode(body.prompt, body.add_special_tokens is not False, room=room)
@@ -222,37 +230,6 @@ async def native(http: web.Request, service: Service, body: NativeCompletion | I
         ignored = [one for one in validation.not_followed(body) if one.path[0] not in _SHARED]
         choices[0].warnings = (*choices[0].warnings, *ignored)
         return await answered(http, service, request, choices, Native)
-
-
-async def _infilled(service: Service, body: InfillRequest) -> list[int]:
-    """The tokenizer's own beginning, then both texts, in which a control token's name is text."""
-    tokenizer = service.opened()[0].tokenizer
-    before, hole, after = infill_tokens(tokenizer)
-    extra = "".join(f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n\n" for one in body.input_extra or ())
-    room = Room("input_prefix", service.opened()[1].max_model_len)
-    texts = (extra + body.input_prefix + body.prompt, body.input_suffix)
-    prefix, suffix = [await service.encode(tokenizer.as_text(text), False, room=room) for text in texts]
-    begun = await service.encode("", body.add_special_tokens is not False)
-    return [*begun, before, *prefix, hole, *suffix, after]
-
-
-#: Models' tokens before the prefix, before the suffix, and before the text between them.
-_INFILL = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
-)
-
-
-def infill_tokens(tokenizer: Tokenizer) -> list[int]:
-    """The ids of the three tokens. Raises :class:`InvalidRequest` if the tokenizer has none."""
-    for names in _INFILL:
-        ids = [id for name in names if (id := tokenizer.added_id(name)) is not None]
-        if len(ids) == len(names):
-            return ids
-    raise InvalidRequest("input_prefix", "this model has no tokens for infilling")
 
 
 async def props(http: web.Request) -> web.Response:

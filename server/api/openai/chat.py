@@ -18,7 +18,7 @@ from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import chat as schemas
 from foresay.server.schemas.bounds import check_metadata
-from foresay.server.schemas.shared import ErrorBody
+from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.schemas.tokens import ChatLogprobs, Provenance
 from foresay.server.text.choice import Choice, Piece, merged
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
@@ -42,8 +42,13 @@ class ChatAnswer(Answer):
         self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=""))
+        chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=None))
         chunk.prompt_token_ids = self._prompt_ids(index)
+        return [chunk]
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        chunk = self._chunk(0, schemas.ChatDelta())
+        chunk.prompt_progress = progress
         return [chunk]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:

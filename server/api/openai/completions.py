@@ -11,14 +11,15 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from foresay.server.api.common import statistics, validation
+from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, known
+from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Usage
+from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.tokenizer import Tokenizer
@@ -72,6 +73,11 @@ class CompletionAnswer(Answer):
     def opening(self, index: int) -> list[msgspec.Struct]:
         """The echoed prompt, if any. With prompt logprobs, which come with the first token, it waits for them."""
         return [] if self._scores_prompt else self._introduction(index)
+
+    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+        chunk = self._chunk([CompletionChoice(index=0, text="")], self._usage())
+        chunk.prompt_progress = progress
+        return [chunk]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """One chunk; the last one of a choice carries its finish reason."""
@@ -175,7 +181,7 @@ def _nulled(choice: CompletionChoice) -> CompletionChoice:
 async def completions(http: web.Request, service: Service, body: CompletionRequest) -> web.StreamResponse:
     """Continue one prompt or several."""
     text, _ = service.opened()
-    given = validation.prompts(body)
+    given = await completion_prompts(service, body)
     choices = await completion_choices(service, body, given)
     echoes = await asyncio.to_thread(_echoes, text, body, given, choices) if body.echo else []
     return await answered(http, service, body, choices, partial(CompletionAnswer, echoes=echoes))

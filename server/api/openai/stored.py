@@ -108,7 +108,8 @@ async def messages(http: web.Request) -> web.Response:
 
 
 ID = (("completion_id", "the id of a chat completion"),)
-_ONE, _ERRORS = "/v1/chat/completions/{completion_id}", (400, 401, 404)
+#: Other paths, such as another server's ``/batch``, are not taken for ids.
+_ONE, _ERRORS = "/v1/chat/completions/{completion_id:chatcmpl-[^/]+}", (400, 401, 404)
 ROUTES = [
     Route("GET", "/v1/chat/completions", listed, answer=dict[str, Any], errors=(400, 401), query=LIST_QUERY),
     Route("GET", _ONE, retrieve, answer=ChatCompletion, errors=_ERRORS, parameters=ID),

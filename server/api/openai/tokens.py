@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common import validation
+from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import Route, json_response, json_slices
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
 from foresay.server.host.models.models import MODELS
@@ -68,9 +69,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """The text of some tokens, including special ones."""
+    """The text of some tokens, including special ones. content: llama.cpp's name of it."""
 
     prompt: str
+    content: str
 
 
 class Rendered(msgspec.Struct):
@@ -119,8 +121,8 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
 async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response:
     """The text of some tokens."""
     async with http.app[MODELS].reading(body.model) as service:
-        prompt = await _decoded(service, body.tokens, "tokens")
-    return json_response(Detokenized(prompt=prompt))
+        text = await _decoded(service, body.tokens, "tokens")
+    return json_response(Detokenized(prompt=text, content=text))
 
 
 async def _decoded(service: Service, tokens: list[int], field: str) -> str:
@@ -146,7 +148,7 @@ async def render_completion(http: web.Request, body: CompletionRequest) -> web.R
         _, info = service.opened()
         special, room = body.add_special_tokens is not False, room_for(service, body, "prompt")
         prompts = []
-        for given in validation.prompts(body):
+        for given in await completion_prompts(service, body):
             tokens = await service.encode(given, special, room=room) if isinstance(given, str) else given
             prompt = given if isinstance(given, str) else await _decoded(service, given, "prompt")
             prompts.append(Rendered(prompt, tokens, len(tokens), info.max_model_len))

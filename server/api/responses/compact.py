@@ -1,4 +1,5 @@
-"""``/v1/responses/compact``: shortens a conversation to a window of items, which a client sends instead.
+"""``/v1/responses/compact``: shortens a conversation to a window of items. A client sends instead of it the user's
+messages of the window, and a ``compaction`` that stands for the whole window.
 
 Nothing is summarized, since a small model's summary could be silently wrong: what fits stays verbatim, and the rest is
 left out in this order, no more than necessary:
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 
 from foresay.server.api.common.turns import chat_prompt
 from foresay.server.api.responses import schemas
-from foresay.server.api.responses.items import given_items
+from foresay.server.api.responses.items import ADDITIONAL, compaction_of, given_items, unfolded
 from foresay.server.api.responses.request import NAMES, chat_request
 from foresay.server.api.responses.turn import given_now
 from foresay.server.host.service import Service
@@ -43,7 +44,8 @@ async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[sch
     """The window that replaces a conversation, and warnings about what it lacks. Raises
     :class:`~foresay.spec.errors.ContextLengthExceeded` if even the last turn is too long."""
     before, given = given_now(service, body)
-    items = [*(() if before is None else before.conversation), *given]
+    all_items = [*(() if before is None else before.conversation), *given]
+    items = [item for _, item in unfolded([((), item) for item in all_items])]
     if not items:
         raise InvalidRequest("input", " is required: there is nothing to compact")
     longest = service.opened()[1].max_model_len
@@ -57,7 +59,8 @@ async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[sch
     Room("input", longest).check(await _length(service, body, left), 1)
     usage = schemas.ResponseUsage(length, schemas.InputTokensDetails(0), 0, schemas.OutputTokensDetails(0), length)
     id, now = f"resp_{uuid.uuid4().hex}", int(time.time())
-    answer = schemas.Compaction(id=id, created_at=now, output=[_as_output(item) for item in left], usage=usage)
+    plain = [item for item in left if item.role == "user" or item.type == ADDITIONAL]
+    answer = schemas.Compaction(id=id, created_at=now, output=[*plain, compaction_of(left)], usage=usage)
     warnings = (warning("compacted", "input", **lacks),) if any(lacks.values()) else ()
     answer.warnings = [one.for_client for one in warnings] or UNSET
     return answer, warnings
@@ -104,10 +107,3 @@ def window(
 
 def _is_result(item: schemas.InputItem) -> bool:
     return (item.type or "").endswith("_output")
-
-
-def _as_output(item: schemas.InputItem) -> schemas.InputItem:
-    """An item in the form of responses, whose texts have a list of annotations."""
-    parts = item.content if item.type == "message" and isinstance(item.content, list) else []
-    content = [replace(one, annotations=one.annotations or []) if one.type == "output_text" else one for one in parts]
-    return replace(item, content=content) if content else item

@@ -14,6 +14,7 @@ Calls are returned under the client's names.
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from foresay.server.api.responses.schemas import FunctionTool, InputItem, InputPart, OutputItem
-from foresay.server.schemas.bounds import MOST_MESSAGES
+from foresay.server.schemas.bounds import MOST_MESSAGES, weigh
 from foresay.server.text.conversation import FUNCTION
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, inside
@@ -29,8 +30,8 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest, Path, ins
 NAMESPACE, CUSTOM = "namespace", "custom"
 #: The types of tools that are not left out.
 SERVED = (FUNCTION, CUSTOM, NAMESPACE)
-#: The type of items that add tools.
-ADDITIONAL = "additional_tools"
+#: The type of items that add tools, and of those that stand for others.
+ADDITIONAL, COMPACTION = "additional_tools", "compaction"
 _TEXT = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -185,6 +186,7 @@ KINDS = {
     "custom_tool_call_output": ItemType("ctco", ("call_id", "output")),
     "reasoning": ItemType("rs"),
     ADDITIONAL: ItemType("at", ("tools",)),
+    COMPACTION: ItemType("cmp", ("encrypted_content",)),
 }
 REFERENCE = "item_reference"
 TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -243,6 +245,8 @@ def _normal(item: InputItem) -> InputItem:
         changes = {"summary": item.summary or [], "content": content}
     elif kind.endswith("_output"):
         _parts(item.output, "output", "input_text")
+    elif kind == COMPACTION:
+        _compacted(item)
     id, status = item.id or new_id(kind), item.status or "completed"
     return msgspec.structs.replace(item, type=kind, id=id, status=status, **changes)
 
@@ -263,6 +267,39 @@ def _parts(content: str | list[InputPart] | None, field: str, kind: str) -> list
     return content or []
 
 
+def compaction_of(items: Sequence[InputItem]) -> InputItem:
+    """The item that stands for others. They are encoded, not encrypted: any server understands it, also after a
+    restart, and its client has read them all."""
+    content = base64.b64encode(msgspec.json.encode(items)).decode()
+    return InputItem(type=COMPACTION, id=new_id(COMPACTION), encrypted_content=content)
+
+
+def _compacted(item: InputItem) -> list[InputItem]:
+    """The items that a compaction stands for."""
+    field = "encrypted_content"
+    try:
+        content = base64.b64decode(item.encrypted_content or "", validate=True)
+        weigh(content, field)
+        items = [_normal(one) for one in msgspec.json.decode(content, type=list[InputItem]) if one.type != COMPACTION]
+    except (ValueError, RecursionError, InvalidRequest):  # msgspec's and base64's errors are ValueErrors
+        raise InvalidRequest(field, " is not that of a compaction of this server") from None
+    return items
+
+
+def unfolded(items: list[tuple[Path, InputItem]]) -> list[tuple[Path, InputItem]]:
+    """Items, each with a path: the last compaction replaced by what it stands for, and before it nothing but what was
+    said to the model and is not in it."""
+    at = max((index for index, (_, item) in enumerate(items) if item.type == COMPACTION), default=None)
+    if at is None:
+        return items
+    path, compaction = items[at]
+    held = _compacted(compaction)
+    known = {(one.role, _text(one.content)) for one in held if one.role}
+    others = [(where, one) for where, one in items[:at] if one.role not in (None, "assistant")]
+    added = [(where, one) for where, one in others if (one.role, _text(one.content)) not in known]
+    return [*added, *((path, one) for one in held), *items[at + 1 :]]
+
+
 def output_as_input(output: Sequence[OutputItem]) -> list[InputItem]:
     """The model's output as items of a continued conversation, just as a client would send them back."""
     return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])
@@ -273,27 +310,29 @@ def output_as_input(output: Sequence[OutputItem]) -> list[InputItem]:
 
 def messages_of(instructions: str | None, before: Sequence[InputItem], given: Sequence[InputItem]) -> list[Any]:
     """The conversation as chat messages: earlier items, and those given now (errors name these)."""
-    count = len(before) + len(given)
+    placed: list[tuple[Path, InputItem]] = [(("previous_response_id",), item) for item in before]
+    placed += [(("input", index, "call_id"), item) for index, item in enumerate(given)]
+    placed = unfolded(placed)
+    count = len(placed)
     if count > MOST_MESSAGES:
         wrong = f"The conversation has {count:,} items, those before it included; at most {MOST_MESSAGES:,} are allowed"
         raise ContextLengthExceeded("input", wrong)
     chat = _Chat()
     if instructions is not None:
         chat.add_text("system", instructions)
-    for item in before:
-        chat.add(item, ("previous_response_id",))
-    for index, item in enumerate(given):
-        chat.add(item, ("input", index, "call_id"))
+    for path, item in placed:
+        chat.add(item, path)
     return chat.all_messages()
 
 
 class _Chat:
-    """Collects messages. Consecutive output of the model is one message."""
+    """Collects messages, each with the outputs of its calls behind it, whatever was said before these. Consecutive
+    output of the model is one message."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._groups: list[list[dict[str, Any]]] = []  # a message, then the outputs of its calls
         self._opening: list[str] = []  # system messages before all others
-        self._called: set[str | None] = set()
+        self._called: dict[str | None, list[dict[str, Any]]] = {}  # the group of each call
 
     def add(self, item: InputItem, path: Path) -> None:
         """Add an item. path: of the field that an error names."""
@@ -309,29 +348,28 @@ class _Chat:
             case "function_call" | "custom_tool_call":
                 arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
                 function = {"name": full_name(item.name, item.namespace), "arguments": arguments}
-                message = self._last()
-                calls = message.setdefault("tool_calls", [])
+                calls = self._last().setdefault("tool_calls", [])
                 calls.append({"id": item.call_id, "type": "function", "function": function})
-                self._called.add(item.call_id)
+                self._called[item.call_id] = self._groups[-1]
             case _:
                 if item.call_id not in self._called:
                     raise InvalidRequest(path, f": there is no call {item.call_id!r} for this output")
-                self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+                result = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+                self._called[item.call_id].append(result)
 
     def add_text(self, role: str, text: str) -> None:
         """Add a message of another role. System messages at the beginning are merged: some templates allow only one."""
-        self._called = set()
-        if role == "system" and len(self.messages) == len(self._opening[:1]):
+        if role == "system" and len(self._groups) == len(self._opening[:1]):
             self._opening.append(text)
-            self.messages = [{"role": role, "content": ""}]
+            self._groups = [[{"role": role, "content": ""}]]
         else:
-            self.messages.append({"role": role, "content": text})
+            self._groups.append([{"role": role, "content": text}])
 
     def all_messages(self) -> list[dict[str, Any]]:
         """All messages."""
         if self._opening:
-            self.messages[0]["content"] = "\n\n".join(self._opening)
-        return self.messages
+            self._groups[0][0]["content"] = "\n\n".join(self._opening)
+        return [message for group in self._groups for message in group]
 
     def _say(self, field: str, content: str | list[InputPart] | None, *taken: str) -> None:
         """Add to a field of the message that :meth:`_last` returns."""
@@ -341,11 +379,11 @@ class _Chat:
     def _last(self, *taken: str) -> dict[str, Any]:
         """The model's current message, or a new one if it already has one of the fields ``taken``; but none begins
         between calls and their outputs."""
-        last = self.messages[-1] if self.messages else {"role": ""}
-        if last["role"] != "assistant" or ("tool_calls" not in last and any(last.get(field) for field in taken)):
-            self._called = set()
+        last, *results = self._groups[-1] if self._groups else [{"role": ""}]
+        spoken = "tool_calls" not in last and any(last.get(field) for field in taken)
+        if last["role"] != "assistant" or results or spoken:
             last = {"role": "assistant", "content": ""}
-            self.messages.append(last)
+            self._groups.append([last])
         return last
 
 

@@ -37,7 +37,7 @@ class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of a conversation. type: ``message`` (also if left out), ``function_call``, ``function_call_output``,
-    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, or
+    ``custom_tool_call``, ``custom_tool_call_output``, ``reasoning``, ``additional_tools``, ``compaction``, or
     ``item_reference`` for an output item of a stored response."""
 
     id: str | None = None
@@ -52,6 +52,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     input: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
     tools: list[FunctionTool] | None = None
 
 
@@ -147,10 +148,10 @@ class ResponseRequest(GenerationRequest, kw_only=True):
 
 
 class CompactRequest(msgspec.Struct, kw_only=True):
-    """``POST /v1/responses/compact``: the conversation, as in ``POST /v1/responses``. prompt_cache_key: accepted but
-    not needed."""
+    """``POST /v1/responses/compact``: the conversation, as in ``POST /v1/responses``. model: null for a server's only
+    one. prompt_cache_key: accepted but not needed."""
 
-    model: str | None = None
+    model: str | None
     input: str | list[InputItem] | None = None
     previous_response_id: str | None = None
     instructions: str | None = None
@@ -302,8 +303,8 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class Compaction(msgspec.Struct, kw_only=True):
-    """``POST /v1/responses/compact``: the items to continue with. usage: input_tokens is the length of the given
-    ones."""
+    """``POST /v1/responses/compact``: the items to continue with: the user's messages, and a ``compaction`` of all.
+    usage: input_tokens is the length of the given ones."""
 
     id: str
     object: str = "response.compaction"

@@ -1,5 +1,6 @@
-"""The log for people: how speculation went, every 10 seconds in which something was drafted, and a warning if it costs
-time or other programs keep the machine busy. Programs read ``/metrics``, which has acceptance by depth and more.
+"""The log for people: how speculation went, every 10 seconds in which something was drafted, how far long prompts are
+read, and a warning if speculation costs time or other programs keep the machine busy. Programs read ``/metrics``, which
+has acceptance by depth and more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 10
 #: How often a warning is repeated while its cause lasts.
 WARN_EVERY_SECONDS = 300.0
+#: From when on it is said how far a prompt is read.
+LONG_SECONDS = 5.0
 #: A machine counts as busy if the engine waited for a core for this share of its steps' time.
 BUSY = 0.25
 log = logging.getLogger("foresay.speculation")
@@ -80,6 +83,7 @@ class Reporter:
             log.warning("%s%s", self._whose, window.unable)
             self._next_unable_warning = now + WARN_EVERY_SECONDS
         self._log_busy(window.crowded, now)
+        self._log_reading()
         if not window.drafts:
             return
         log.info("%s%s", self._whose, line(window))
@@ -110,6 +114,13 @@ class Reporter:
                 100 * crowded,
             )
             self._next_busy_warning = now + WARN_EVERY_SECONDS
+
+    def _log_reading(self) -> None:
+        """Log how far long prompts are read."""
+        for one in self._telemetry.progress:
+            if one.time_ms >= 1000 * LONG_SECONDS:
+                share, of = f"{one.processed / one.total:.0%}", f"{one.total:,} tokens ({one.cache:,} of them cached)"
+                log.info("%sReading a prompt: %s of %s after %.0f s", self._whose, share, of, one.time_ms / 1000)
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Report while the server runs."""

@@ -232,6 +232,7 @@ Requests
   histogram request_num_preemptions vllm = totals.request_num_preemptions: Times that a request had to give up its KV.
   gauge num_requests_running vllm = gauges.running: Requests that run.
   gauge num_requests_waiting vllm = gauges.waiting: Requests that wait for their turn.
+  gauge prompt_tokens_unread = gauges.unread: Tokens of the prompts of these requests that are still to be read.
   gauge num_requests_waiting_by_reason [reason] vllm keep=0 = own: The same by what they
     wait for, which is always room.
   gauge kv_cache_usage_perc vllm = gauges.kv_used: Share of the KV pages that running requests use; 1 is all of them.

@@ -31,13 +31,14 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class Gauges(msgspec.Struct, frozen=True):
-    """Current values: running and waiting requests, and the shares of the KV pages used by running requests and by
-    cached text."""
+    """Current values: running and waiting requests, the shares of the KV pages used by running requests and by
+    cached text, and tokens of their prompts that are still to be read."""
 
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
     kv_kept: float = 0.0
+    unread: int = 0
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +224,8 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One request, finished or running (``finish_reason`` None). cancelled and error are reasons too.
 
     request_id: the ``X-Request-Id`` of its HTTP request. prompt: the first words of its prompt, or of a conversation's
-    last message; None if its client wanted nothing stored. cached_tokens: of the prompt, found in the KV cache.
+    last message; None if its client wanted nothing stored. read_tokens: of the prompt, read so far. cached_tokens: of
+    the prompt, found in the KV cache.
     differs: where a long prompt differs from an earlier one, in words; empty if it does not. seed: reproduces the text;
     None before it is known. drafters: trees of each. Times as measured by the server, from the admission of the
     request; ``tokens_per_second`` of a finished one is the engine's, as in the response's ``metrics``.
@@ -236,6 +238,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     seed: int | None
     prompt_tokens: int
+    read_tokens: int
     cached_tokens: int
     differs: str
     output_tokens: int

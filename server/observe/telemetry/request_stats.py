@@ -12,6 +12,7 @@ from foresay.server.observe.telemetry.counts import Shapes
 from foresay.server.observe.telemetry.history import History
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.observe.telemetry.window import Window
+from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.trace import Statistics, StepTrace
@@ -72,6 +73,7 @@ class RequestStats:
         self.began = shared.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
+        self.read_tokens = 0 if self.leads else self.prompt_tokens
         self.cached_tokens = self.tokens = self.runs = self.drafts = 0
         self.drafted = self.accepted = self.discarded = 0
         self.drafters: dict[str, int] = {}
@@ -85,6 +87,27 @@ class RequestStats:
         self._whole = True
         self._shared = shared
         self._statistics: Statistics | None = None
+        self._reading_since, self._adopted = self.began, 0
+
+    def reads(self, read: int, cached: int, seconds: float) -> None:
+        """The engine has read ``read`` tokens of its prompt, and found ``cached`` of them. seconds: of this step."""
+        if not self.read_tokens:
+            self._reading_since = self._shared.clock() - seconds
+        if not self.runs:  # later, the text is read again after preemption
+            self.read_tokens, self._adopted = read, cached
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far its prompt is read."""
+        if not self.leads or not (self.read_tokens or self.runs):
+            return None
+        until = self._shared.clock() if self._first is None else self._first
+        return PromptProgress(
+            total=self.prompt_tokens,
+            cache=max(self._adopted, self.cached_tokens),
+            processed=self.prompt_tokens if self.runs else self.read_tokens,
+            time_ms=round(1000 * (until - self._reading_since), 3),
+        )
 
     @property
     def bytes(self) -> int:
@@ -191,6 +214,7 @@ class RequestStats:
         window.new_runs[run] = window.new_runs.get(run, 0) + 1
         if not self.runs and self.leads:
             window.prompt_tokens += self.prompt_tokens
+        self.read_tokens = self.prompt_tokens
         self.runs += 1
         self.tokens += kept
         if made != kept:
@@ -288,6 +312,16 @@ class Recent:
     def running(self) -> int:
         """Number of requests running or waiting, of all tenants."""
         return len(self._running)
+
+    @property
+    def unread(self) -> list[RequestStats]:
+        """Those of them whose prompts are not read to their ends, and not shared with others."""
+        return [stats for stats in self._running.values() if stats.leads and not stats.runs]
+
+    def reads(self, id: str, read: int, cached: int, seconds: float) -> None:
+        """A step has read on in the prompt of a request; unknown ones are no error."""
+        if (stats := self._running.get(id)) is not None:
+            stats.reads(read, cached, seconds)
 
     def of(self, tenant: str) -> list[RequestStats]:
         """Running and recent requests, the newest first."""

@@ -38,6 +38,7 @@ from foresay.server.observe.telemetry.report import (
 from foresay.server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
 from foresay.server.observe.telemetry.window import Verdict, Window, judged, summed
 from foresay.server.schemas.errors import ApiError
+from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import StepTrace
@@ -101,6 +102,8 @@ class Telemetry:
 
     def count(self, trace: StepTrace) -> None:
         """Count a step of an engine that requests do not go to: it does not affect the gauges."""
+        for id, (read, cached) in trace.reading.items():
+            self._recent.reads(id, read, cached, sum(trace.seconds.values()))
         if trace.aside:
             return
         shared = self._shared
@@ -151,12 +154,18 @@ class Telemetry:
     def gauges(self) -> Gauges:
         """The current gauges. Between steps the admitted requests are more current than the latest step."""
         present, last, info = self._recent.running, self._shared.step, self.engine.info
+        unread = sum(stats.prompt_tokens - stats.read_tokens for stats in self._recent.unread)
         if last is None or info is None or self.engine.status.state != "ready":
-            return Gauges(waiting=present + self.arriving)
+            return Gauges(waiting=present + self.arriving, unread=unread)
         room = info.kv_tokens / info.page_size
         waiting = max(present - info.max_seqs, min(last.waiting, present))
         used = min(1.0, last.pages / room) if present else 0.0
-        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room))
+        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room), unread)
+
+    @property
+    def progress(self) -> list[PromptProgress]:
+        """How far the prompts are that are being read."""
+        return [progress for stats in self._recent.unread if (progress := stats.progress) is not None]
 
     @property
     def plain_seconds(self) -> float:

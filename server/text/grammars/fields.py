@@ -191,21 +191,28 @@ async def wanted(request: GenerationRequest) -> Grammar | None:
 
     Raises :class:`InvalidRequest` naming the field. The engine finds out whether the grammar compiles.
     """
-    if request.response_format is None and request.structured_outputs is None:
+    kinds = (request.response_format, request.structured_outputs, request.json_schema, request.grammar or None)
+    if kinds == (None,) * len(kinds):
         return None
     return await asyncio.to_thread(grammar_of, request)
 
 
 def grammar_of(request: GenerationRequest) -> Grammar | None:
     """The grammar that a request needs; None if any text is allowed."""
-    first = of_format(request.response_format) if request.response_format is not None else None
-    second = of_outputs(request.structured_outputs) if request.structured_outputs is not None else None
-    if first is not None and second is not None:
-        raise InvalidRequest("structured_outputs", " and response_format cannot be combined")
-    grammar = first or second
-    if grammar is not None:
-        refuse_lengths(request, grammar.param)
-    return grammar
+    given = (
+        None if request.response_format is None else of_format(request.response_format),
+        None if request.structured_outputs is None else of_outputs(request.structured_outputs),
+        None if request.json_schema is None else json_grammar(request.json_schema, "json_schema"),
+        own_grammar(request.grammar, "grammar") if request.grammar else None,
+    )
+    found = [one for one in given if one is not None]
+    if not found:
+        return None
+    first, *others = (one.param.partition(".")[0] for one in found)
+    if others:
+        raise InvalidRequest(others[0], f" and {first} cannot be combined")
+    refuse_lengths(request, found[0].param)
+    return found[0]
 
 
 def refuse_lengths(request: GenerationRequest | SamplingParams, param: str) -> None:
@@ -265,7 +272,12 @@ def _of_kind(given: StructuredOutputs, kind: str) -> Grammar:
         check_bytes(given.choice, MOST_BYTES, param)
         return _grammar(choice_grammar(given.choice, param), param)
     assert given.grammar is not None, "one kind is given"
-    return _grammar(lark_grammar(_bounded(given.grammar, param, MOST_LARK_BYTES), param), param)
+    return own_grammar(given.grammar, param)
+
+
+def own_grammar(text: str, param: str) -> Grammar:
+    """The user's own grammar."""
+    return _grammar(lark_grammar(_bounded(text, param, MOST_LARK_BYTES), param), param)
 
 
 def json_grammar(schema: object, param: str, layout: Schema = ONE_LINE, closed: bool = False) -> Grammar:

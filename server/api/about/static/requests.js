@@ -32,8 +32,10 @@ function promptLines({ prompt, drafters, temperature, seed, differs }) {
   return [html("div", { class: "words" }, prompt ?? "(not kept)"), ...lines];
 }
 
-/** How long the prompt is, and how much of it did not have to be read again. */
-function readAndReused({ prompt_tokens, cached_tokens }) {
+/** How long the prompt is, and how much of it did not have to be read again; while it is read, how much of it is. */
+function readAndReused({ prompt_tokens, cached_tokens, read_tokens, finish_reason }) {
+  if (finish_reason === null && read_tokens < prompt_tokens)
+    return `${count(read_tokens)} of ${count(prompt_tokens)} read`;
   return count(prompt_tokens) + (cached_tokens ? ` (${count(cached_tokens)} reused)` : "");
 }
 
