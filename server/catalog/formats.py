@@ -41,14 +41,16 @@ class ToolFormat(msgspec.Struct, frozen=True):
     begins: the tag at which text ends and calls begin. ways: readers try them in this order; grammars use the first
     whose tags are all tokens, or else the last. signs: a template with one of these, or with ``begins`` if there are
     none, has this format. bare: calls may also begin the answer, without the tag; then only offered functions count as
-    calls. id: prefix and length of the ids of calls. wraps: tags around the answer's text, which are left out; one that
-    reasoning begins with may begin it again. ends: tags that end the answer, even if the checkpoint does not say so.
+    calls. alone: a call may also be all of the answer, without tags, perhaps in a fence. id: prefix and length of the
+    ids of calls. wraps: tags around the answer's text, which are left out; one that reasoning begins with may begin it
+    again. ends: tags that end the answer, even if the checkpoint does not say so.
     """
 
     begins: str = ""
     ways: tuple[Way, ...] = ()
     signs: tuple[str, ...] = ()
     bare: bool = False
+    alone: bool = False
     id: tuple[str, int] = ("call_", 24)
     wraps: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -92,7 +94,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": ToolFormat("<tool_call>", (Way(
         "<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>", between="\n",
         parameter="<parameter={key}>\n{value}\n</parameter>\n"),), signs=("<function=",)),
-    "hermes": ToolFormat("<tool_call>", (Way(f"<tool_call>\n{_OBJECT}\n</tool_call>", between="\n"),)),
+    "hermes": ToolFormat("<tool_call>", (Way(f"<tool_call>\n{_OBJECT}\n</tool_call>", between="\n"),), alone=True),
     "phi4_mini": ToolFormat("<|tool_call|>", (
         Way(f"<|tool_call|>{_OBJECT}<|/tool_call|>"),
         Way(_OBJECT, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
@@ -120,7 +122,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         signs=("<|python_tag|>", "Environment: ipython"), bare=True),
 }
 
-#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.formats`), between tokens.
+#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.channels`), between tokens.
 HARMONY = "harmony"
 CHANNELS = ToolFormat("<|channel|>", (Way(
     "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",

@@ -65,6 +65,10 @@ def call(index):
         ReasoningPart("Hm."), TextPart("Sure."), call(0), call(1)]),
     ("1 < 2 <|cal", [TextPart("1 < 2 <|cal")]),
     ("So <|call|>oops<|/call|> and", [TextPart("So <|call|>oops<|/call|> and")]),
+    ('<|call|>{"name": "f", "arguments": "{\\"a\\": 1}"}<|/call|>', [
+        ToolCallPart(index=0, id="id0", name="f", arguments='{"a": 1}')]),
+    ('So <|call|>{"name": "f", "arguments": "a"}<|/call|> and', [
+        TextPart('So <|call|>{"name": "f", "arguments": "a"}<|/call|> and')]),
     (f"{CALL}<|call|>" + '{"name": "get_wea', [call(0), TextPart('<|call|>{"name": "get_wea')]),
 ])  # fmt: skip
 def test_an_output_is_read_alike_in_one_piece_and_in_characters(text, parts):

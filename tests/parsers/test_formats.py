@@ -49,7 +49,6 @@ HERMES_BROKEN = {
     '<tool_call>{"arguments": {"a": 1}}</tool_call>': ['<tool_call>{"arguments": {"a": 1}}</tool_call>'],
     '<tool_call>{"name": "f", "arguments": 5}': ['<tool_call>{"name": "f", "arguments": 5}'],
     '<tool_call>{"name": "f" "arguments": {}}': ['<tool_call>{"name": "f" "arguments": {}}'],
-    '<tool_call>{"name": "\\x", "arguments": {}}': ['<tool_call>{"name": "\\x", "arguments": {}}'],
     '<tool_call>{"name": "", "arguments": {}}': ['<tool_call>{"name": "", "arguments": {}}'],
     # the second one is a call
     'So: <tool_call>{"name" <tool_call>{"name": "f", "arguments": {}}</tool_call>': [
@@ -57,16 +56,17 @@ HERMES_BROKEN = {
         ("f", "{}"),
     ],
     # it was a call already
-    '<tool_call>{"name": "f", "arguments": {"a": ]}}': [("f", '{"a": '), "]}}"],
+    '<tool_call>{"name": "f", "arguments": {"a": ]}}': [("f", "{}"), '"a": ]}}'],
     '<tool_call>{"name": "f", "arguments": {"a": 1}, oops}': [("f", '{"a": 1}'), "oops}"],
     # what takes so long to name its function is no call
     '<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}': ['<tool_call>{"x": "' + "y" * 2000 + '", "name": "f"}'],
 }
 HERMES_CUT = {
-    '<tool_call>{"name": "get_weather", "arguments": {"city": "Par': [("get_weather", '{"city": "Par')],
-    '<tool_call>{"name": "get_weather", "argu': [("get_weather", "")],
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "Par': [("get_weather", '{"city": "Par"}')],
+    '<tool_call>{"name": "get_weather", "argu': [("get_weather", "{}")],
     '<tool_call>{"name": "get_wea': ['<tool_call>{"name": "get_wea'],
-    '<tool_call>{"name": "f", "arguments": "{\\"a': [("f", '"{\\"a')],
+    '<tool_call>{"name": "f", "arguments": "{\\"a': [("f", "{}")],
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"b': [("f", '{"a": "b"}')],
     '<tool_call>{"arguments": {"a": 1': ['<tool_call>{"arguments": {"a": 1'],
     '<tool_call>{"name": "f", "arguments": {}}\n</tool': [("f", "{}")],
     "Well \n<tool_c": ["Well \n<tool_c"],
@@ -103,7 +103,7 @@ MISTRAL = {
     "[TOOL_CALLS] [] none": ["[TOOL_CALLS] [] none"],
     "[TOOL_CALLS] of it": ["[TOOL_CALLS] of it"],
     '[TOOL_CALLS][{"name": "f", "arguments": {}}, and': [("f", "{}"), ", and"],
-    '[TOOL_CALLS][{"name": "f", "arguments": {"a": "cu': [("f", '{"a": "cu')],
+    '[TOOL_CALLS][{"name": "f", "arguments": {"a": "cu': [("f", '{"a": "cu"}')],
     "[TOOL_CALLS]get_wea": ["[TOOL_CALLS]get_wea"],
 }
 
@@ -133,12 +133,12 @@ XML = {
     ],
     xml("unknown", days="3"): [("unknown", '{"days": "3"}')],
     "<tool_call>\n<function=f": ["<tool_call>\n<function=f"],
-    "<tool_call>\n<function=f>\n<parameter=ci": [("f", "")],
+    "<tool_call>\n<function=f>\n<parameter=ci": [("f", "{}")],
     '<tool_call>{"name": "f"}</tool_call>': ['<tool_call>{"name": "f"}</tool_call>'],
     "<tool_call><function=f>oops</tool_call>": ["<tool_call><function=f>oops</tool_call>"],
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar": [("get_weather", '{"city": "Par')],
-    "<tool_call>\n<function=get_weather>\n<parameter=days>\n1": [("get_weather", '{"days": 1')],
-    "<tool_call><function=f><parameter=a>x</parameter>oops": [("f", '{"a": "x"'), "oops"],
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar": [("get_weather", '{"city": "Par"}')],
+    "<tool_call>\n<function=get_weather>\n<parameter=days>\n1": [("get_weather", '{"days": 1}')],
+    "<tool_call><function=f><parameter=a>x</parameter>oops": [("f", '{"a": "x</parameter>oops"}')],
 }
 OUTPUTS = [
     *(("qwen3_coder", text, parts) for text, parts in XML.items()),
@@ -192,7 +192,7 @@ def test_a_marker_token_is_a_tag_and_its_spelling_too():
 def test_a_misplaced_marker_ends_a_call_and_stays_visible():
     special = {1: "[TOOL_CALLS]", 2: "[ARGS]"}
     parts = read("mistral", 'a\ue002b \ue001f\ue002{"a": \ue001f\ue002{}', special=special)
-    assert parts == parts_of(["a[ARGS]b", ("f", '{"a": '), ("f", "{}")])
+    assert parts == parts_of(["a[ARGS]b", ("f", "{}"), '"a":', ("f", "{}")])
 
 
 @pytest.mark.parametrize(

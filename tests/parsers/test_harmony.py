@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
 from foresay.server.catalog.formats import CHANNELS
-from foresay.server.text.parsers.formats import begun, messages
+from foresay.server.text.parsers.channels import begun, messages
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
@@ -66,8 +66,13 @@ CASES: dict[str, tuple[str, list[Part]]] = {
     ),
     "no arguments": (f"{CALL}<|call|>", [ToolCallPart(index=0, id="id0", name="get_weather", arguments="{}")]),
     "arguments that break off": (
-        f'{CALL}{{"ci', [ToolCallPart(index=0, id="id0", name="get_weather", arguments='{"ci')],
+        f'{CALL}{{"city": "Pa', [ToolCallPart(index=0, id="id0", name="get_weather", arguments='{"city": "Pa"}')],
     ),
+    "no arguments, and the tag ends the answer": (
+        CALL, [ToolCallPart(index=0, id="id0", name="get_weather", arguments="{}")],
+    ),
+    "more than arguments": (f'{CALL}{{"city": "Paris"}} so<|call|>', [MADE, TextPart("so")]),
+    "no object": (f"{CALL}Paris<|call|>", [TextPart("Paris")]),
     "behind a call nothing is read": (f'{CALL}{{"city": "Paris"}}<|call|><|start|>assistant{ANALYSIS}More', [MADE]),
     "no channel": ("<|message|>Hello<|return|>", [TextPart("Hello")]),
     "no tag at all": ("Hello", [TextPart("Hello")]),

@@ -44,8 +44,8 @@ CASES = {
         (SEED.format("<parameter=a>\nx\n</parameter>"), [("f", '{"a": "\\nx\\n"}')]),
         (SEED.format("<parameter=a>1 < 2 </par</parameter>"), [("f", '{"a": "1 < 2 </par"}')]),
         *texts("<seed:tool_call>get_weather</seed:tool_call>"),
-        (SEED.format("<parameter=a>x</parameter>o")[:-18], [("f", '{"a": "x"'), "o</function>"]),
-        ("<seed:tool_call><function=get_weather><parameter=city>Par", [("get_weather", '{"city": "Par')]),
+        (SEED.format("<parameter=a>x</parameter>o")[:-18], [("f", '{"a": "x</parameter>o"}')]),
+        ("<seed:tool_call><function=get_weather><parameter=city>Par", [("get_weather", '{"city": "Par"}')]),
     ],
     "minimax_m2": [
         (
@@ -55,7 +55,7 @@ CASES = {
         ),
         (MINIMAX.format('<parameter name="a">line\n</parameter>\n'), [("f", '{"a": "line\\n"}')]),
         *texts('<minimax:tool_call>\n<invoke name="f>\n</invoke>', "<minimax:tool_call></minimax:tool_call>"),
-        ('<minimax:tool_call><invoke name="f">\n<param', [("f", "")]),
+        ('<minimax:tool_call><invoke name="f">\n<param', [("f", "{}")]),
     ],
     "glm45": [
         (
@@ -72,7 +72,7 @@ CASES = {
         ("<tool_call>f<arg_key>a</arg_key><arg_value></arg_value></tool_call>", [("f", '{"a": ""}')]),
         *texts('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>not a call</tool_call>"),
         *texts("<tool_call>f<arg_key>a</arg_key>1</tool_call>"),
-        ("<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", [("get_weather", '{"days": 1')]),
+        ("<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", [("get_weather", '{"days": 1}')]),
     ],
     "phi4_mini": [
         (
@@ -85,7 +85,7 @@ CASES = {
             [("get_weather", PARIS), ("f", "{}")],
         ),
         *texts("<|tool_call|>f()<|/tool_call|>", "<|tool_call|>[]<|/tool_call|>"),
-        ('<|tool_call|>{"name": "f", "arguments": {"a', [("f", '{"a')]),
+        ('<|tool_call|>{"name": "f", "arguments": {"a', [("f", "{}")]),
     ],
     "granite3": [
         (
@@ -109,7 +109,7 @@ CASES = {
             [("get_weather", PARIS, "functions.get_weather:7")],
         ),
         *texts(KIMI.format(""), KIMI.format(ASKED.replace(":7", "")), KIMI.format(ASKED)[:70]),
-        (KIMI.format(ASKED).partition("ys")[0], [("get_weather", '{"city": "Paris", "da', "functions.get_weather:7")]),
+        (KIMI.format(ASKED).partition("ys")[0], [("get_weather", '{"city": "Paris"}', "functions.get_weather:7")]),
     ],
     "deepseek_v3": [
         (
@@ -130,7 +130,7 @@ CASES = {
             ["Ok.", ("get_weather", PARIS), ("f", "{}"), "Done."],
         ),
         *texts(V31.format("f{}"), V31.format("<｜tool▁call▁begin｜>f<｜tool▁sep｜>1<｜tool▁call▁end｜>")),
-        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [("f", '{"a": [1')]),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1', [("f", '{"a": [1]}')]),
     ],
     "cohere": [
         (
@@ -164,12 +164,12 @@ CASES = {
         ("<|tool_call>call:f{}<tool_call|>\n<|tool_response>response:f{", [("f", "{}")]),
         *texts("<|tool_call>f{}<tool_call|>", "<|tool_call>call:f[1]<tool_call|>", "<|tool_call>call:{}<tool_call|>"),
         *texts("<|tool_call>call:get_wea"),
-        (MARKED.format("a:"), [("f", '{"a": '), "}<tool_call|>"]),
-        (MARKED.format("a:[1")[:-1], [("f", '{"a": [1'), "}<tool_call|"]),
-        (MARKED.format('a:<|"|>x<|"|> b:1'), [("f", '{"a": "x"'), "b:1}<tool_call|>"]),
-        ("<|tool_call>call:f{a:1<tool_call|>", [("f", '{"a": 1')]),
-        ('<|tool_call>call:get_weather{city:<|"|>Par<', [("get_weather", '{"city": "Par<')]),
-        ("<|tool_call>call:get_weather{days:1", [("get_weather", '{"days": 1')]),
+        (MARKED.format("a:"), [("f", "{}"), "a:}<tool_call|>"]),
+        (MARKED.format("a:[1")[:-1], [("f", '{"a": [1]}'), "}<tool_call|"]),
+        (MARKED.format('a:<|"|>x<|"|> b:1'), [("f", '{"a": "x"}'), "b:1}<tool_call|>"]),
+        ("<|tool_call>call:f{a:1<tool_call|>", [("f", '{"a": 1}')]),
+        ('<|tool_call>call:get_weather{city:<|"|>Par<', [("get_weather", '{"city": "Par<"}')]),
+        ("<|tool_call>call:get_weather{days:1", [("get_weather", '{"days": 1}')]),
     ],
     "olmo3": [
         (
@@ -191,9 +191,9 @@ CASES = {
         *texts('<function_calls>f("Paris")</function_calls>'),
         *texts("<function_calls>f(1, a=2)</function_calls>"),
         *texts("<function_calls></function_calls>"),
-        ("<function_calls>f(a=[1)</function_calls>", [("f", '{"a": [1')]),
-        ('<function_calls>get_weather(city="Par', [("get_weather", '{"city": "Par')]),
-        ("<function_calls>f(days=1", [("f", '{"days": 1')]),
+        ("<function_calls>f(a=[1)</function_calls>", [("f", '{"a": [1]}')]),
+        ('<function_calls>get_weather(city="Par', [("get_weather", '{"city": "Par"}')]),
+        ("<function_calls>f(days=1", [("f", '{"days": 1}')]),
     ],
 }
 

@@ -46,6 +46,7 @@ def test_what_is_no_call_is_text_to_the_letter(family, text):
         assert text_of(parts) == text
     rest = iter(text)
     assert all(character in rest for character in text_of(parts)), "the text is what was written, in order"
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls_of(parts) if arguments)
 
 
 values = st.recursive(
@@ -98,7 +99,7 @@ def test_arguments_come_out_while_they_are_written(family):
     begin = text.index("xxx")
     so_far = partial(read, family.removesuffix("11"))
     for length in (begin, begin + 100, begin + 3999):
-        assert calls_of(so_far(text[:length])) == [("f", arguments[: length - text.index('{"text"')])]
+        assert calls_of(so_far(text[:length])) == [("f", arguments[: length - text.index('{"text"')] + '"}')]
 
 
 @settings(max_examples=150)

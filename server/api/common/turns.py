@@ -178,7 +178,9 @@ async def chat_choices(
         prompts=[prompt],
         field="messages",
         follows=continues,
-        parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text),
+        parser=partial(
+            chat_format.parser, offer=offer, opened=opened, prompt=text, free=grammar is None and not continues
+        ),
         grammar=grammar,
         predicted=predicted,
         warnings=chat.warnings,

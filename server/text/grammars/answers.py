@@ -1,5 +1,5 @@
 """The grammar of a whole chat answer: tool calls, the requested format, and the reasoning before both; or messages on
-channels (:mod:`foresay.server.text.parsers.formats`): the model may think, and say what it does, and then it calls, or
+channels (:mod:`foresay.server.text.parsers.channels`): the model may think, and say what it does, and then it calls, or
 answers in the requested form.
 
 Tool calls may be in any of the formats of :mod:`foresay.server.catalog.formats`. If parameters are between tags, those
@@ -25,7 +25,7 @@ from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.fields import bounded, guided, refuse_lengths, wanted
 from foresay.server.text.grammars.marked import Quote, argument_rules, literal, refuse
 from foresay.server.text.parsers.chat_format import ChatFormat
-from foresay.server.text.parsers.formats import is_text
+from foresay.server.text.parsers.parameters import is_text
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.request import Grammar

@@ -28,8 +28,10 @@ from foresay.server.catalog.formats import (
     ToolFormat,
 )
 from foresay.server.settings.config import ReasoningParser, ToolParser
-from foresay.server.text.parsers.formats import begun, messages, output
+from foresay.server.text.parsers.channels import begun, messages
+from foresay.server.text.parsers.formats import output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
+from foresay.server.text.parsers.script import Broken, object_of
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.errors import InvalidRequest, inside
 
@@ -113,7 +115,7 @@ class DeclaredParser:
     def _parsed(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
         try:
             return [part for event in events() for part in self._parts(event)]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (Broken, ValueError, TypeError, KeyError, AttributeError):
             self._lost = True
             return [TextPart(self._pending)] if self._pending else []
 
@@ -135,15 +137,16 @@ class DeclaredParser:
 
     def _calls(self, value: Any) -> list[Part]:
         """The calls of a region, or its text if none may be made."""
-        written, self._pending = self._pending, ""
-        if not self._may_call:
-            return [TextPart(written)]
         calls = value if isinstance(value, list) else [value]
-        return [self._call(call["function"]) for call in (calls if self._parallel else calls[:1])]
+        made: list[Part] = [TextPart(self._pending)]
+        if self._may_call:
+            made = [self._call(call["function"]) for call in (calls if self._parallel else calls[:1])]
+        self._pending = ""
+        return made
 
     def _call(self, function: Mapping[str, Any]) -> Part:
         arguments = function["arguments"]
-        text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+        text = object_of(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
         index, self._called, self.complete = self._called, self._called + 1, not self._parallel
         return ToolCallPart(index=index, id=self._identify(index), name=str(function["name"]), arguments=text)
 
@@ -224,12 +227,13 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
                 if message.role == "tool" and not self.words & {"tool", "tool_calls"}:
                     raise InvalidRequest("role", "this model's chat template does not support messages of role tool")
 
-    def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "") -> OutputParser:
-        """The parser of one answer. offer: the tools. opened: whether the prompt ends inside reasoning."""
+    def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "", free: bool = True) -> OutputParser:
+        """The parser of one answer. offer: the tools. opened: whether the prompt ends inside reasoning. free: whether
+        the answer is whole and held to no grammar, so that calls may lack tags."""
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
         form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
-        answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel)
+        answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel, free)
         if self.channels:
             script = partial(messages, begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)

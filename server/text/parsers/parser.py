@@ -1,15 +1,16 @@
 """The parser of one answer, driven by a script, and tool calls while they are read.
 
 A tool call is emitted as soon as its name is known and its arguments begin. From then on it stays a call, whatever
-follows; before that, it may still turn out to be text.
+follows; before that, it may still turn out to be text. Wherever it ends, its arguments are the JSON of an object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any
 
-from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, string, text_of, value
+from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, object_of, string, text_of, value
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 #: Models' names for the arguments.
@@ -72,7 +73,7 @@ class ParsedAnswer:
     """The output of a script: text, reasoning, and calls numbered in order.
 
     identify: gives call number i its id. offered: the offered functions by name, with the schemas of their arguments.
-    parallel: whether there may be more than one call.
+    parallel: whether there may be more than one call. free: whether calls of offered functions may lack tags.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class ParsedAnswer:
         identify: Callable[[int], str],
         offered: Mapping[str, Mapping[str, Any]] | None = None,
         parallel: bool = True,
+        free: bool = True,
     ) -> None:
         self.emitted: list[Part] = []
+        self.free = free
         self.thinking = self.heading = False
         self.offered = offered or {}
         self.calls = 0
@@ -128,7 +131,7 @@ class ParsedAnswer:
             pass
         except OutputOver:
             if call.name is not None:
-                call.begin()
+                call.close()
                 raise
         if not call.begun:
             reader.rewind()
@@ -136,48 +139,76 @@ class ParsedAnswer:
         self.calls += 1
         return True
 
+    def alone(self, reader: Reader, read: Callable[[Reader, Call], Script[None]]) -> Script[None]:
+        """Read a call with which the output ends. If there is more of it, or less, nothing is consumed."""
+        made: list[Part] = []
+        call = Call(self.calls, self._identify(self.calls), made.append, lambda: None, self.offered)
+        reader.mark(math.inf)
+        whole = False
+        try:
+            yield from read(reader, call)
+            whole = True
+            yield from reader.ahead()
+        except Broken:
+            pass
+        except OutputOver:
+            if whole:
+                self.emitted += made
+                raise
+        reader.rewind()
 
-def json_call(reader: Reader, call: Call, name: str) -> Script[None]:
-    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys ignored. name: the name's key."""
+
+def json_call(reader: Reader, call: Call, name: str, names: Collection[str] = ()) -> Script[None]:
+    """``{"name": ..., "arguments": {...}}``: the keys in any order, other keys ignored. name: the name's key. names: if
+    given, it has both keys and no others, and one of these names."""
     yield from reader.expect("{")
     following = ","
     while following == ",":
-        yield from _entry(reader, call, name)
+        yield from _entry(reader, call, name, names)
         following = yield from reader.solid()
-    if following != "}":
+    if following != "}" or (names and not call.given):
         reader.unread(following)
         raise Broken
     call.close()
 
 
-def _entry(reader: Reader, call: Call, name: str) -> Script[None]:
-    key = yield from string(reader)
+def _entry(reader: Reader, call: Call, name: str, names: Collection[str]) -> Script[None]:
+    key = yield from _one_of((name, *ARGUMENTS) if names else (), reader)
     yield from reader.expect(":")
     if key == name:
-        call.named((yield from string(reader)))
+        call.named((yield from _one_of(names, reader)))
     elif key in ARGUMENTS and not call.given:
         yield from arguments(reader, call)
     else:
         yield from value(reader, lambda _: None)
 
 
-def arguments(reader: Reader, call: Call) -> Script[None]:
-    """Arguments: an object, streamed; or an object inside a string; or null for none."""
+def _one_of(texts: Collection[str], reader: Reader) -> Script[str]:
+    """A string; if there are ``texts``, one of them."""
+    if not texts:
+        return (yield from string(reader))
+    return (yield from reader.one_of(tuple(f'"{text}"' for text in texts)))[1:-1]
+
+
+def arguments(reader: Reader, call: Call, mark: str = "") -> Script[None]:
+    """Arguments: an object, streamed; or an object inside a string; or null for none. mark: see :func:`value`."""
     first = yield from reader.ahead()
-    if first == "{":
-        yield from value(reader, call.write)
+    if first in ("{", mark and "("):
+        yield from value(reader, call.write, mark)
         return
     raw: list[str] = []
+    over = False
     try:
         yield from value(reader, raw.append)
     except OutputOver:
-        call.write("".join(raw))
-        raise
+        over = True
     text = "".join(raw)
-    if first == '"':
-        call.write(text_of(text) or text)
-    elif text != "null":
+    if first == '"' and text != '""':
+        call.write(object_of(text_of(text) or ""))
+    elif text not in ('""', "null") and not over:
         raise Broken
+    if over:
+        raise OutputOver
 
 
 class ScriptParser:

@@ -6,7 +6,10 @@ characters, and marker tokens as whole tags (``[TOOL_CALLS]``).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Generator
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -29,12 +32,14 @@ class Broken(Exception):
 
 
 class Reader:
-    """A script's input, with backtracking."""
+    """A script's input, with backtracking. text: all of it, if that is known."""
 
-    def __init__(self) -> None:
-        self._again: list[str] = []
-        self._tape: list[str] | None = None
-        self._over = False
+    def __init__(self, text: str | None = None) -> None:
+        self._again = list(reversed(text or ""))
+        self._tape: list[str] = []  # what was read since the first of the marks
+        self._marks: list[int] = []
+        self._longest: float = LONGEST_PRELUDE
+        self._over = text is not None
 
     def read(self) -> Script[str]:
         """The next atom. Raises :class:`OutputOver` if there is none."""
@@ -42,8 +47,8 @@ class Reader:
         if not atom:
             self._over = True
             raise OutputOver
-        if self._tape is not None:
-            if len(self._tape) == LONGEST_PRELUDE:
+        if self._marks:
+            if len(self._tape) >= self._longest:
                 self._again.append(atom)
                 raise Broken
             self._tape.append(atom)
@@ -63,6 +68,14 @@ class Reader:
             atom = yield from self.read()
             if not atom.isspace():
                 return atom
+
+    def white(self) -> Script[str]:
+        """The white space that follows."""
+        white = ""
+        while (atom := (yield from self.read())).isspace():
+            white += atom
+        self.unread(atom)
+        return white
 
     def ahead(self) -> Script[str]:
         """The next atom after white space, left unread."""
@@ -87,33 +100,55 @@ class Reader:
     def unread(self, *atoms: str) -> None:
         """Put these back, to be read again."""
         self._again.extend(reversed(atoms))
-        if self._tape is not None:
+        if self._marks:
             del self._tape[len(self._tape) - len(atoms) :]
 
-    def mark(self) -> None:
-        """Remember what is read from here on."""
-        self._tape = []
+    def mark(self, longest: float = LONGEST_PRELUDE) -> None:
+        """Remember what is read from here on. longest: how much of it may be read, if this is the only mark."""
+        if not self._marks:
+            self._longest = longest
+        self._marks.append(len(self._tape))
 
     def forget(self) -> None:
-        """Drop the mark."""
-        self._tape = None
+        """Drop the last mark."""
+        self._marks.pop()
+        if not self._marks:
+            self._tape.clear()
 
     def rewind(self) -> None:
-        """Back to the mark."""
-        assert self._tape is not None, "nothing was marked"
-        tape, self._tape = self._tape, None
-        self.unread(*tape)
+        """Back to the last mark, which is dropped."""
+        self.unread(*self._tape[self._marks[-1] :])
+        self.forget()
+
+    def whole(self, script: Script[T]) -> Script[T]:
+        """The result of ``script``; where it raises, nothing is consumed."""
+        self.mark()
+        try:
+            result = yield from script
+        except (Broken, OutputOver):
+            self.rewind()
+            raise
+        self.forget()
+        return result
+
+    def seen(self, script: Script[T], over: T) -> Script[T | None]:
+        """The result of ``script``, consuming nothing; None if it breaks off. over: the result if the output ends."""
+        self.mark(math.inf)
+        try:
+            return (yield from script)
+        except Broken:
+            return None
+        except OutputOver:
+            return over
+        finally:
+            self.rewind()
 
     def passed_over(self, tag: str, unless: tuple[type[Exception], ...] = (Broken,)) -> Script[bool]:
         """Skip white space and ``tag``, if that follows. unless: errors that mean that it does not."""
-        self.mark()
         try:
-            yield from self.expect(tag)
+            yield from self.whole(self.expect(tag))
         except unless:
-            self.rewind()
             return False
-        finally:
-            self.forget()
         return True
 
 
@@ -149,90 +184,176 @@ def _emit(emit: Callable[[str], None], text: str) -> None:
         emit(text)
 
 
-# -- reading JSON, or Python's literals, a character at a time ---------------------------------------------------------
-# Lenient inside a value: brackets must match and strings must end, the rest of JSON is passed on unchanged.
-# Python's literals are rewritten as JSON; of these only strings and brackets stream.
+# -- reading JSON, a character at a time -------------------------------------------------------------------------------
+# Valid JSON is passed on as it is. Read as well, and written as JSON: Python's literals, commas before a closing
+# bracket, bare keys and words, control characters in strings; and ``{city:<|"|>Paris<|"|>,days:3}``, as Gemma 4 writes,
+# where a string ends at its mark as it began, as a token or spelled, so that nothing has to be escaped in it.
+# Whatever ends a value, what was written of it is valid; only an unfinished key is left out.
 
 
 Write = Callable[[str], None]
 
-_CLOSERS = {"{": "}", "[": "]"}
+_CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_ESCAPES = frozenset('"\\/bfnrtu')
+#: Words end at these.
+_ENDS = ',{}[]()<"'
+#: No value begins with these.
+_NEVER = frozenset(",:=)]}>")
+_ESCAPE = re.compile(r"""\\(["\\/bfnrt]|u[0-9a-f]{0,4}(\\(u[0-9a-f]{0,4})?)?)""", re.IGNORECASE)
 
 
-def value(reader: Reader, write: Write, python: bool = False) -> Script[None]:
-    """One value, after white space; its JSON is streamed to ``write``. python: it is a Python literal."""
-    brackets = _CLOSERS | {"(": ")"} if python else _CLOSERS
+def value(reader: Reader, write: Write, mark: str = "") -> Script[None]:
+    """One value, after white space; its JSON is streamed to ``write``. mark: what is around strings in Gemma 4's
+    notation, in which round brackets are an object's."""
+    written = {"}": "}", "]": "]", ")": "}" if mark else "]"}
     closers: list[str] = []
-    held = ""  # in Python a comma may precede a closing bracket
-    yield from reader.ahead()
-    while True:
-        char = yield from reader.char()
-        if char in brackets:
-            closers.append(brackets[char])
-            write(held + ("[" if char == "(" else char))
-        elif char in brackets.values():
-            if not closers or char != closers.pop():
-                reader.unread(char)
-                raise Broken
-            write("]" if char == ")" else char)
-        elif char == '"' or (python and char == "'"):
-            write(held + '"')
-            yield from _quoted(reader, write, char, python)
-        elif closers and not python:
-            write(char)
-        elif closers and (char.isspace() or char in ",:"):
-            held += char
-            continue
-        else:
-            reader.unread(char)
-            write(held)
-            yield from _scalar(reader, write, python)
-        held = ""
-        if not closers:
-            return
-
-
-def _quoted(reader: Reader, write: Write, quote: str = '"', python: bool = False) -> Script[None]:
-    """The rest of a string, written in double quotes."""
-    while (char := (yield from reader.char())) != quote:
-        if char == "\\" and python:
-            char = yield from reader.char()
-            char = char if char == "'" else "\\" + char if char in _ESCAPES else "\\\\" + char
-        elif char == "\\":
-            write(char)
-            char = yield from reader.char()
-        elif char == '"':
-            char = '\\"'
-        write(char)
-    write('"')
-
-
-def _scalar(reader: Reader, write: Write, python: bool) -> Script[None]:
-    """A number, or a word such as true."""
-    word = ""
     try:
-        while (char := (yield from reader.char())).isalnum() or char in "+-.":
-            word += char
-    except OutputOver:
-        write(word)
+        while True:
+            first = (yield from reader.ahead()) in _CLOSERS
+            if first:
+                closers.append(_CLOSERS[(yield from reader.read())])
+                write("{" if written[closers[-1]] == "}" else "[")
+            else:
+                yield from _scalar(reader, write, mark)
+            while closers:
+                end = written[closers[-1]]
+                between, another = yield from reader.whole(_between(reader, closers[-1], end, first, mark))
+                write(between)
+                if another:
+                    break
+                closers.pop()
+                first = False
+            else:
+                return
+    except (Broken, OutputOver):
+        if closers:
+            write("".join(written[closer] for closer in reversed(closers)))
         raise
+
+
+def _between(reader: Reader, closer: str, end: str, first: bool, mark: str) -> Script[tuple[str, bool]]:
+    """What is before the next value inside brackets, a comma and a key; or their end. Returns which, too: whether there
+    is a value. first: it would be the first."""
+    before, after = (yield from reader.white()), ""
+    char = yield from reader.read()
+    comma = "," if char == "," and not first else ""
+    if comma:
+        after = yield from reader.white()
+        char = yield from reader.read()
+    if char == closer:
+        return ("" if mark else before + after) + end, False
     reader.unread(char)
+    if not first and not comma:
+        raise Broken
+    key = "" if end == "]" else (yield from _key(reader, mark, ":=" if closer == ")" else ":"))
+    yield from due(reader, mark)
+    return (comma and ", " if mark else before + comma + after) + key, True
+
+
+def due(reader: Reader, mark: str = "") -> Script[None]:
+    """Raise :class:`Broken` if no value can follow."""
+    first = yield from reader.ahead()
+    if first in _NEVER or (len(first) > 1 and first != mark):
+        raise Broken
+
+
+def _key(reader: Reader, mark: str, ends: str) -> Script[str]:
+    """A key as JSON, with what is between it and its value. ends: what may end it."""
+    key: list[str] = []
+    if (yield from reader.ahead()) in (mark, mark[:1], '"', "'"):
+        yield from _scalar(reader, key.append, mark)
+    else:
+        key.append(spelled((yield from _word(reader, key.append, _ENDS + ends))))
+    before = yield from reader.white()
+    if (char := (yield from reader.read())) not in ends:
+        reader.unread(char)
+        raise Broken
+    after = yield from reader.white()
+    return "".join(key) + (": " if mark else f"{before}:{after}")
+
+
+def _scalar(reader: Reader, write: Write, mark: str) -> Script[None]:
+    """A string, a number or a word."""
+    begin = yield from reader.ahead()
+    if begin in (mark, mark[:1]):
+        yield from _marked(reader, write, mark)
+    elif begin in ('"', "'"):
+        yield from _quoted(reader, write, (yield from reader.read()))
+    else:
+        write(meant((yield from _word(reader, write, _ENDS))))
+
+
+def _word(reader: Reader, write: Write, ends: str) -> Script[str]:
+    """The text before one of ``ends``, which is left unread. write: gets what there is if more is missing."""
+    text = ""
+    try:
+        while (char := (yield from reader.char())) not in ends:
+            text += char
+    except (OutputOver, Broken):
+        if text.strip():
+            write(meant(text.strip()))
+        raise
+    word = text.strip()
+    reader.unread(*text[len(text.rstrip()) :], char)
     if not word:
         raise Broken
-    write(meant(word) if python else word)
+    return word
+
+
+def _quoted(reader: Reader, write: Write, quote: str) -> Script[None]:
+    """The rest of a string, written in double quotes."""
+    write('"')
+    try:
+        while (char := (yield from reader.char())) != quote:
+            if char == "\\":
+                write((yield from _escape(reader)))
+            else:
+                write(spelled(char)[1:-1] if char == '"' or char < " " else char)
+    finally:
+        write('"')
+
+
+def _escape(reader: Reader) -> Script[str]:
+    """What a backslash escapes; one that escapes nothing is itself."""
+    escape = "\\"
+    while text_of(f'"{escape}"') is None:
+        char = yield from reader.char()
+        if not _ESCAPE.fullmatch(escape + char):
+            if escape + char == "\\'":
+                return "'"
+            reader.unread(char)
+            return spelled(escape)[1:-1]
+        escape += char
+    return escape
+
+
+def _marked(reader: Reader, write: Write, mark: str) -> Script[None]:
+    """A string between two marks. If they are tokens, their spelling is text."""
+    token = (yield from reader.ahead()) == mark
+    try:
+        yield from reader.expect(mark)
+    except (Broken, OutputOver):
+        write("null")
+        raise
+    write('"')
+    held = ""
+    try:
+        while held != mark and (atom := (yield from reader.char(mark))) != mark:
+            held += atom
+            spelling = next((at for at in range(len(held)) if mark.startswith(held[at:])), len(held))
+            certain = len(held) if token else spelling
+            write(spelled(held[:certain])[1:-1])
+            held = held[certain:]
+    finally:
+        write(f'{spelled("" if held == mark else held)[1:-1]}"')
 
 
 def string(reader: Reader) -> Script[str]:
     """The value of the next string, after white space."""
     yield from reader.expect('"')
-    raw = ['"']
-    yield from _quoted(reader, raw.append)
-    value = text_of("".join(raw))
-    if value is None:
-        raise Broken
-    return value
+    raw: list[str] = []
+    yield from _quoted(reader, raw.append, '"')
+    return text_of("".join(raw)) or ""
 
 
 def text_of(raw: str) -> str | None:
@@ -241,6 +362,18 @@ def text_of(raw: str) -> str | None:
         return msgspec.json.decode(raw, type=str)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
+
+
+def object_of(text: str) -> str:
+    """The JSON of the object that is all of ``text``; its end may be missing. Raises :class:`Broken` for all else."""
+    reader, written = Reader(text), list[str]()
+    try:
+        for _ in chain(value(reader, written.append), reader.ahead()):
+            raise AssertionError("all of the text is known")
+    except OutputOver:
+        if text.lstrip().startswith("{"):
+            return "".join(written)
+    raise Broken
 
 
 def meant(text: str) -> str:
@@ -256,110 +389,3 @@ def meant(text: str) -> str:
 def spelled(text: str) -> str:
     """``text`` as a JSON string."""
     return msgspec.json.encode(text).decode()
-
-
-# -- Gemma 4's notation ------------------------------------------------------------------------------------------------
-# ``{city:<|"|>Paris<|"|>,days:3}``, written as JSON. A string ends at its mark as it began: as a token, or spelled. So
-# nothing has to be escaped in it. Read as well: JSON's strings, words without marks, ``(city=..)``.
-
-
-_MARKED = {"{": ("{", "}"), "(": ("{", ")"), "[": ("[", "]")}
-_CLOSING = {")": "}"}
-
-
-def marked(reader: Reader, write: Write, mark: str) -> Script[None]:
-    """One object, after white space, with ``mark`` around its strings; its JSON is streamed to ``write``."""
-    if (yield from reader.ahead()) not in "{(":
-        raise Broken
-    closers: list[str] = []
-    while True:
-        bracket = yield from reader.ahead()
-        first = bracket in _MARKED
-        if first:
-            write(_MARKED[(yield from reader.read())][0])
-            closers.append(_MARKED[bracket][1])
-        else:
-            yield from _marked_scalar(reader, write, mark)
-        while not (yield from _goes_on(reader, write, mark, closers[-1], first)):
-            first = False
-            closers.pop()
-            if not closers:
-                return
-
-
-def _goes_on(reader: Reader, write: Write, mark: str, closer: str, first: bool) -> Script[bool]:
-    """Whether brackets have another value, whose comma and key are written; else they are closed. first: it would be
-    the first."""
-    char = yield from reader.solid()
-    if not first and char == ",":
-        char = yield from reader.solid()
-    elif not first and char != closer:
-        reader.unread(char)
-        raise Broken
-    if char == closer:
-        write(_CLOSING.get(closer, closer))
-        return False
-    reader.unread(char)
-    key = "" if closer == "]" else (yield from _key(reader, mark, ":=" if closer == ")" else ":"))
-    write(("" if first else ", ") + key)
-    return True
-
-
-def _key(reader: Reader, mark: str, ends: str) -> Script[str]:
-    """A key as JSON, up to one of ``ends``, which is read too."""
-    quoted: list[str] = []
-    if (yield from reader.ahead()) in (mark, mark[0], '"'):
-        yield from _marked_scalar(reader, quoted.append, mark)
-        name = text_of("".join(quoted)) or ""
-    else:
-        name = yield from _bare(reader, ends + ",{}[]()<")
-    end = yield from reader.solid()
-    if end not in ends:
-        reader.unread(end)
-        raise Broken
-    return f"{spelled(name)}: "
-
-
-def _marked_scalar(reader: Reader, write: Write, mark: str) -> Script[None]:
-    """A string, a number or a word."""
-    begin = yield from reader.ahead()
-    if begin in (mark, mark[0]):
-        yield from reader.expect(mark)
-        yield from _between(reader, write, mark, begin == mark)
-    elif begin == '"':
-        write((yield from reader.read()))
-        yield from _quoted(reader, write)
-    else:
-        write(meant((yield from _bare(reader, ",{}[]()<", write))))
-
-
-def _bare(reader: Reader, ends: str, write: Write = lambda _: None) -> Script[str]:
-    """The text before one of ``ends``, which is left unread. write: gets what there is if the output ends."""
-    text = ""
-    try:
-        while (char := (yield from reader.char())) not in ends:
-            text += char
-    except (OutputOver, Broken):
-        write(text)
-        raise
-    reader.unread(char)
-    if not text.strip():
-        raise Broken
-    return text.strip()
-
-
-def _between(reader: Reader, write: Write, mark: str, token: bool) -> Script[None]:
-    """The rest of a string up to ``mark``. token: the mark is a token, and its spelling is text."""
-    write('"')
-    held = ""
-    try:
-        while held != mark and (atom := (yield from reader.char(mark))) != mark:
-            held += atom
-            spelling = next((at for at in range(len(held)) if mark.startswith(held[at:])), len(held))
-            certain = len(held) if token else spelling
-            write(spelled(held[:certain])[1:-1])
-            held = held[certain:]
-    except OutputOver:
-        write(spelled(held)[1:-1])
-        raise
-    write(f'{spelled("" if held == mark else held)[1:-1]}"')
