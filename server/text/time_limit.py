@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 
 #: How long the interpreter's lock may be held after the limit: see :func:`interrupted_after`.
@@ -68,8 +68,9 @@ class _Watch(threading.Thread):
 
     def end(self, thread: int) -> None:
         with self._changed:
-            self._until.pop(thread, None)
-            _interrupt(thread, None)  # clears one that came at the last moment
+            if self._until.pop(thread, None) is None:
+                with suppress(TimeIsUp):  # one that came at the last moment
+                    _arrive()
 
     def run(self) -> None:
         with self._changed:
@@ -81,14 +82,13 @@ class _Watch(threading.Thread):
         left = {thread: until - time.clock_gettime(clock) for thread, (clock, until) in self._until.items()}
         for thread in [thread for thread, seconds in left.items() if seconds <= 0]:
             del self._until[thread], left[thread]
-            _interrupt(thread, TimeIsUp)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeIsUp))
         return max(_SHORTEST_LOOK, min(left.values())) if left else None
 
 
-def _interrupt(thread: int, error: type[BaseException] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
+def _arrive() -> None:
+    """An interruption of this thread arrives here, as wherever a function begins. To take it back would leave it
+    announced, and Python 3.11 then begins functions without end while it is profiled."""
 
 
 _WATCH = _Watch()

@@ -63,6 +63,32 @@ def test_what_holds_the_interpreters_lock_ends_the_process() -> None:
     assert 'File "<string>", line 16' in done.stderr
 
 
+IS_PROFILED = """
+import cProfile, itertools
+from foresay.server.text.time_limit import TimeIsUp, interrupted_after
+
+def limited(seconds, numbers):
+    with interrupted_after(seconds):
+        for number in numbers:
+            pass
+    return number
+
+profile = cProfile.Profile()
+assert profile.runcall(limited, 60, range(9)) == 8
+try:
+    limited(0.05, itertools.count())
+except TimeIsUp:
+    print(profile.runcall(limited, 60, range(9)))
+"""
+
+
+def test_it_may_be_profiled() -> None:
+    """Python 3.11 begins a function again and again under a profiler, while an interruption is announced that there is
+    not."""
+    done = subprocess.run([sys.executable, "-c", IS_PROFILED], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("8\n", "")
+
+
 IS_STOPPED = """
 import sys, time
 from foresay.server.text import time_limit
