@@ -23,7 +23,10 @@ from tests.parsers.families import family_tokenizer, written
 from tests.parsers.reading import SCHEMA, calls_of, parts_of, read, text_of
 from tests.server.scripted import served
 
-OFFERED = {"get_weather": SCHEMA, "write": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}}}}
+OFFERED: dict[str, dict[str, Any]] = {
+    "get_weather": SCHEMA,
+    "write": {"properties": {"path": {"type": "string"}, "text": {"type": "string"}}},
+}
 CALLS = (
     ("get_weather", {"city": "w1 w2", "days": 3141, "list": ["w3", {"w4": None}], "more": {"w5": "w6"}}),
     ("write", {"path": "w7", "text": 'w8 "w9" \\ w10\n\tw11 = {w12: [w13]}\n'}),

@@ -99,7 +99,8 @@ def test_a_call_cut_off_by_the_cap_finishes_with_length(family, tokenizer):
         choice, parts, _ = answer(tokenizer, [tokens[:length]], finish="length")
         assert choice.finish_reason == "length"
         for call in (part for part in parts if isinstance(part, ToolCallPart)):
-            assert ARGUMENTS.startswith(call.arguments.rstrip("\ufffd"))
+            city = json.loads(call.arguments).get("city", "")
+            assert "Paris é🦊".startswith(city.rstrip("\ufffd"))
 
 
 def test_a_stop_string_ends_the_answer_inside_of_a_call(tokenizer):
@@ -107,7 +108,7 @@ def test_a_stop_string_ends_the_answer_inside_of_a_call(tokenizer):
     for size in (1, 4, len(tokens)):
         runs = [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
         choice, parts, _ = answer(tokenizer, runs, stop=(' é🦊",',))
-        assert [part.arguments for part in parts if isinstance(part, ToolCallPart)] == ['{"city": "Paris']
+        assert [part.arguments for part in parts if isinstance(part, ToolCallPart)] == ['{"city": "Paris"}']
         assert choice.stop_reason == ' é🦊",'
 
 

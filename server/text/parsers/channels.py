@@ -67,8 +67,8 @@ def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
 def _message(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[str]:
     """A message, and the tag after it."""
     on, to = _ON.search(header), _FOR.search(header)
-    calls = to is not None and answer.offered and ("functions." in to[0] or to[1] in answer.offered)
-    if calls and (yield from answer.attempt(reader, partial(_channel_call, to[1]))):
+    name = to[1] if to is not None and ("functions." in to[0] or to[1] in answer.offered) else ""
+    if name and answer.offered and (yield from answer.attempt(reader, partial(_channel_call, name))):
         yield from reader.ahead()
     answer.thinking = thinks and on is not None and on[1] == "analysis"
     emit = answer.reasoning if answer.thinking else answer.text
