@@ -71,6 +71,7 @@ class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drafts: list[str] = []
     short: str = ""
     final_norm: str = ""
+    rarely_calls_tools: bool = False
     wheel: Wheel | None = None
 
 
@@ -99,14 +100,15 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
 
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A target. drafts: those that fit it, best first. short: a name that TARGET may also be, "" for none. final_norm:
-    the sha256 of its last norm's weight in fp32, by which its files are recognised. wheel: another source than the
-    hub."""
+    the sha256 of its last norm's weight in fp32, by which its files are recognised. rarely_calls_tools: unless it is
+    made to. wheel: another source than the hub."""
 
     id: str
     shape: KnownShape
     drafts: tuple[KnownDraft, ...] = ()
     short: str = ""
     final_norm: str = ""
+    rarely_calls_tools: bool = False
     wheel: Wheel | None = None
 
     @property
@@ -130,7 +132,9 @@ def known_targets() -> dict[str, KnownTarget]:
 def _target(file: _CatalogFile, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
     drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
-    return KnownTarget(id=id, shape=shape, drafts=drafts, short=one.short, final_norm=one.final_norm, wheel=one.wheel)
+    rarely = one.rarely_calls_tools
+    named = {"id": id, "short": one.short, "final_norm": one.final_norm, "wheel": one.wheel}
+    return KnownTarget(shape=shape, drafts=drafts, rarely_calls_tools=rarely, **named)
 
 
 def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:

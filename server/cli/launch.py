@@ -269,6 +269,9 @@ def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str,
             f"{name} does not suffice: {agent.title} needs {' and '.join(lacks)}. {_advice(agent, arguments.agent)}; "
             "--anyway starts it nevertheless"
         )
+    if agent.tools and known[name].get("rarely_calls_tools"):
+        words = f"{name} rarely calls tools, without which {agent.title} does little"
+        print(f"foresay launch: {words}. {_advice(agent, arguments.agent)}", file=sys.stderr)
     context = context or agent.tokens
     output = min(known[name].get("max_tokens", OUTPUT), context // PART)
     return {"url": url, "key": key, "model": name, "context": context, "output": output}

@@ -347,8 +347,8 @@ class UsualSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
 class ModelCard(msgspec.Struct, kw_only=True):
     """One entry of ``GET /v1/models``, with the fields of OpenAI, vLLM, Anthropic, llama.cpp and others. loaded: only
     if there are several models. max_model_len, also called context_length or max_input_tokens: left out if unknown, as
-    for a model that was never loaded. max_tokens: of an output, if the server limits it. sampling: left out until its
-    tokenizer is loaded."""
+    for a model that was never loaded. max_tokens: of an output, if the server limits it. rarely_calls_tools: only of
+    known models that do, unless they are made to. sampling: left out until its tokenizer is loaded."""
 
     id: str
     object: str = "model"
@@ -359,6 +359,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     context_length: int | UnsetType = UNSET
     max_input_tokens: int | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
+    rarely_calls_tools: bool | UnsetType = UNSET
     meta: dict[str, int] | UnsetType = UNSET
     loaded: bool | UnsetType = UNSET
     sampling: UsualSampling | UnsetType = UNSET

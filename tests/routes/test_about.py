@@ -64,3 +64,12 @@ async def test_load_counts_who_runs_and_who_waits(tokenizer):
         async with asyncio.timeout(180):
             while await answer(client, "/load") != (200, {"running": 0, "waiting": 0, "server_load": 0}):
                 await asyncio.sleep(0.01)
+
+
+async def test_known_models_that_rarely_call_tools_are_marked(tokenizer) -> None:
+    for target, marked in (("smollm2", True), ("Qwen/Qwen2.5-Coder-1.5B-Instruct", True), ("Qwen/Qwen3-8B", None)):
+        engine = ScriptedEngine([5])
+        engine.info = msgspec.structs.replace(INFO, target=target)
+        async with served(engine, tokenizer) as client:
+            card = await (await client.get("/v1/models/toy")).json()
+            assert card.get("rarely_calls_tools") is marked

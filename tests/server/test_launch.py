@@ -198,6 +198,15 @@ def test_a_server_that_does_not_suffice_is_not_used(agent, there, capfd, words, 
     assert message in capfd.readouterr().err
 
 
+def test_it_says_if_a_model_rarely_calls_tools(agent, there, capfd, monkeypatch) -> None:
+    """Once with, once without; the agent is started anyway."""
+    for rarely in (True, False):
+        monkeypatch.setitem(MODELS["data"][0], "rarely_calls_tools", rarely)
+        assert main(["launch", "claude"]) == 0
+        said = "coder rarely calls tools, without which Claude Code does little" in capfd.readouterr().err
+        assert said is rarely
+
+
 def test_the_agent_gets_a_server_that_is_there(agent, there, capfd, monkeypatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-other")
     monkeypatch.setenv("FORESAY_API_KEY", "k" * 16)

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 import foresay
 from foresay.server.api.about.dashboard import PAGE, served
 from foresay.server.api.common.route import Route, json_response
+from foresay.server.catalog.catalog import find_target
 from foresay.server.gateway.caller import CONTEXT, Caller
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.model import Model
@@ -236,7 +237,7 @@ def _usage(caller: Caller) -> KeyUsage:
 
 
 def _card(served: Models, entry: Model, name: str) -> ModelCard:
-    info, created = entry.info, served.server.created
+    info, created, known = entry.info, served.server.created, find_target(entry.target)
     longest = (entry.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
         id=name,
@@ -246,6 +247,7 @@ def _card(served: Models, entry: Model, name: str) -> ModelCard:
         context_length=longest,
         max_input_tokens=longest,
         max_tokens=entry.service.config.max_output_tokens or UNSET,
+        rarely_calls_tools=UNSET if known is None else known.rarely_calls_tools or UNSET,
         meta=UNSET if info is None else _meta(info),
         loaded=entry.loaded if served.several else msgspec.UNSET,
         sampling=_sampling(entry),

@@ -20,9 +20,11 @@ export class Settings {
     const field = ([name, , limits]) => [name, html("input", { type: "number", name, ...limits })];
     this.numbers = new Map(NUMBERS.map(field));
     this.line = html("span.sampling");
+    this.note = html("p.note", { hidden: true }, "This model rarely calls tools, unless tool_choice makes it.");
     this.element = html(
       "details.settings",
       html("summary", "Settings", this.line),
+      this.note,
       html("label", "System prompt", this.system),
       html(
         "div.numbers",
@@ -47,6 +49,7 @@ export class Settings {
   async learn(name) {
     const card = await (await ask(`v1/models/${encodeURIComponent(model() ?? name)}`)).json();
     this.usual = card.sampling ?? null;
+    this.note.hidden = !card.rarely_calls_tools;
     for (const name of ["temperature", "top_p"]) this.numbers.get(name).placeholder = this.usual?.[name] ?? "";
     this._tell();
   }
