@@ -104,10 +104,7 @@ class ProductKernel:
         self.rows, self.blocks, self.width, self.inner = kernel.counted(4), *(kernel.number(at) for at in (5, 6, 7))
         self.vectors = shape.block // LANES
         self.at_once = _SUMS // self.vectors if self.vectors > 1 else _ROWS  # rows
-        # Of gate and up first the gates. One code for both, in a loop, is half as long to compile.
-        self.turns, self.room = turns_of(shape.gated), self.at_once * shape.block
-        self.gates = kernel.array(F32, self.turns * self.room)
-        self.sums = kernel.at(self.gates, (self.turns - 1) * self.room, F32)
+        self.sums, self.gates = (kernel.array(F32, self.at_once * shape.block) for _ in range(2))
         self.head = kernel.constant(0)
 
     def write(self, most: int) -> Kernel:
@@ -166,8 +163,11 @@ class ProductKernel:
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
             left = k.smallest(end - row, self.at_once)
-            with k.loop(0, self.turns) as turn:
-                self._products(base + block * self.turns + turn, row, left, k.at(self.gates, turn * self.room, F32))
+            if turns_of(self.shape.gated) == 2:
+                with k.loop(0, 2) as turn:  # one code for gate and up: two take twice as long to compile
+                    self._products(base + block * 2 + turn, row, left, k.select(turn > 0, self.sums, self.gates))
+            else:
+                self._products(base + block, row, left, self.sums)
             with k.loop(0, left) as number, k.loop(0, self.vectors) as at:
                 self._store(number * self.shape.block + at * LANES, row + number, block * self.shape.block + at * LANES)
 
