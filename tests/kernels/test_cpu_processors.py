@@ -5,7 +5,6 @@ compile ends nothing. That they compute the same is shown where they are tested,
 
 from __future__ import annotations
 
-import gc
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,8 +39,8 @@ from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 #: A kernel: the function that writes it, and its constants.
 Asked = tuple[Compiled, tuple[Any, ...]]
 DTYPES = (torch.float32, torch.bfloat16)
-#: What takes most registers, or most text: whole numbers with a gate, of 4 and 8 bits; 4-bit floats.
-HEAVY = ("int4 zeros", "q4_k", "q6_k", "mxfp4")
+#: What takes most registers, or most text: whole numbers of 4 and 8 bits, with minimums and zeros.
+HEAVY = ("q4_k", "q5_k")
 
 
 @pytest.fixture
@@ -118,13 +117,22 @@ def uncompiled(processor: Processor, requests: list[Asked]) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("here", PROCESSORS, indirect=True)
+#: One of each kind; the others are for `make soak`.
+KINDS_OF = (
+    "haswell", "znver3", "alderlake", "skylake-avx512", "cascadelake", "znver4", "sapphirerapids", "neoverse-n1",
+)  # fmt: skip
+SOME = [name if name in KINDS_OF else pytest.param(name, marks=pytest.mark.soak) for name in PROCESSORS]
+
+
+@pytest.mark.parametrize("here", SOME, indirect=True)
 def test_the_largest_kernels_are_compiled_for_every_processor(here, monkeypatch) -> None:
     requests = [
         one for one in products(monkeypatch, HEAVY, ("silu",)) if one[1] and isinstance(one[1][0], ProductShape)
     ]
     largest = max(attentions(), key=lambda one: (one[2], one[3]))
-    requests = [one for one in requests if one[1][0].compute is not torch.float32]
+    requests = [
+        one for one in requests if one[1][0].compute in (torch.bfloat16, torch.int8) and one[1][0].out is torch.bfloat16
+    ]
     requests += [(attention._attention, largest), (candidates._deciding, (candidates.PIECE, True, True))]
     assert uncompiled(here, requests) == []
 
@@ -245,12 +253,21 @@ def answer(target: str = "bundled") -> tuple[list[int], Engine]:
     return tokens, engine
 
 
+class Unknown(Processor):
+    """A processor for which LLVM compiles next to nothing."""
+
+    def compiled(self, text: str) -> bytes:
+        if '@"plan_attention"' in text:  # where keys are is always computed by a kernel
+            return super().compiled(text)
+        raise CompilationFailed("error: register allocation failed")
+
+
 def test_where_llvm_compiles_nothing_torch_computes(monkeypatch, nothing_kept) -> None:
-    """The same text, and the banner says it in one line. Where keys are is computed by a kernel of its own, always."""
+    """The same text, and the banner says it in one line."""
     before, _ = answer()
-    failing(monkeypatch, lambda text: '@"plan_attention"' not in text)
-    for made in [each for each in gc.get_objects() if type(each) is Compiled]:
-        monkeypatch.setattr(made, "_made", {})
+    here = Processor.here()
+    unknown = Unknown(here.name, here.features)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: unknown))
     shutil.rmtree(kept.directory())
     after, engine = answer()
     assert after == before
