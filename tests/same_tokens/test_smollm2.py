@@ -23,6 +23,8 @@ from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.engine import Engine
 from foresay.spec.request import Grammar
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+from tests.kernels.emulated import emulation_of
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import assert_same, sampled, shape_of, whole
 from tests.same_tokens.witness import Job, Text, Witness, run
@@ -132,3 +134,28 @@ def test_in_company_and_again(engine, jobs, expected, drafter: str, activations:
             assert (texts[requests[-2].id].cached_tokens > 600) == bool(turn), "again, its prompt is found"
     finally:
         running.runner.drafter = running.drafter
+
+
+def witnessed(config: EngineConfig) -> Engine:
+    engine = build_engine(config)
+    engine.runner = Witness(engine.runner.verifier, engine.drafter)
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["haswell", "skylake-avx512", "cascadelake"])
+def test_other_processors_compute_the_same(smollm2, jobs, monkeypatch, name) -> None:
+    """The bits of all logits, with the kernels that are written for them, in fp32: of four bits, whole numbers are
+    multiplied."""
+    known_costs.give(monkeypatch)
+    config = EngineConfig(
+        target=str(smollm2), draft="eagle3", draft_tree="2,1", dtype="float32", kv_tokens=2048, max_model_len=512
+    )
+    asked = jobs("whole")[:2]
+    here = run(witnessed(config), asked)
+    made = emulation_of(name)
+    monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
+    engine = witnessed(config)
+    assert engine.info.exact and engine.info.activations == "int8" and not engine.info.warnings
+    for id, text in run(engine, asked).items():
+        assert (text.tokens, text.bits) == (here[id].tokens, here[id].bits)
