@@ -188,8 +188,8 @@ def reap(process: Process) -> int:
 log = logging.getLogger("foresay.engine")
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-#: Process names of a spare and an engine (`ps -o comm`).
-SPARE, ENGINE = b"foresay-spare", b"foresay-engine"
+#: Process names of a spare, an engine, and the compiler of an engine's kernels (`ps -o comm`).
+SPARE, ENGINE, COMPILER = b"foresay-spare", b"foresay-engine", b"foresay-llvm"
 
 
 class Spares:
@@ -215,6 +215,8 @@ class Spares:
         return self._forked() or self._started()
 
     def __enter__(self) -> Self:
+        if self._adopts:
+            signal.signal(signal.SIGCHLD, _reap_compilers)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -305,6 +307,15 @@ class Forked:
         with self._reaping:
             if self._returncode is None:
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def _reap_compilers(*_: object) -> None:
+    """An engine that is killed leaves its compiler to the server, which adopts it. It ends at once."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_bytes().strip() == COMPILER:
+                    os.waitpid(pid, os.WNOHANG)
 
 
 #: A child process.

@@ -49,7 +49,7 @@ def answer(tokenizer, runs, parallel=True, finish="stop", opened=False, **option
         parts, ids = parts + piece.parts, ids + piece.token_ids
         if piece.finish_at is not None:
             assert piece.finish_at == len(ids)
-            choice.take(Delta(id="r", tokens=[], finish_reason="stop"))
+            parts += choice.take(Delta(id="r", tokens=[], finish_reason="stop")).parts
             break
     return choice, joined(parts), ids
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -107,15 +108,16 @@ FIELDS: dict[str, set[str]] = {
 }
 
 
-def names_the_field(path: str, body: Any) -> bool:
-    """Whether an error says what it is about: a field of the body, the body, or the path.
+def names_the_field(path: str, body: Any, requested: str = "") -> bool:
+    """Whether an error says what it is about: a field of the body, the body, or the path. requested: what stood there
+    for the path's names.
 
     Ollama's errors are a sentence and nothing else; the field is in it.
     """
     error = body["error"]
     if isinstance(error, str):
         return any(word in error for word in ("body", path, *FIELDS.get(path, ())))
-    return bool(error.get("param")) or "body" in error["message"] or path in error["message"]
+    return bool(error.get("param")) or any(each in error["message"] for each in ("body", path, requested or path))
 
 
 class Judge:
@@ -130,7 +132,7 @@ class Judge:
         self.seen[case.path, response.status_code] += 1
         case.validate_response(response, checks=CHECKS)
         if 400 <= response.status_code < 500:
-            assert names_the_field(case.path, response.json()), response.text
+            assert names_the_field(case.path, response.json(), urlsplit(response.url).path), response.text
 
     def close(self) -> None:
         """Close the connection."""

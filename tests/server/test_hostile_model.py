@@ -128,7 +128,7 @@ def run(words: str, capsys: pytest.CaptureFixture[str], **places: object) -> tup
 
 
 def test_every_command_is_tried() -> None:
-    others = {"serve", "replay", "config", "deploy", "keys", "models", "pull", "reload", "version"}
+    others = {"serve", "config", "deploy", "keys", "models", "pull", "reload", "version"}
     others |= {"list", "ps", "stop", "rm", "launch"}
     assert {call.split()[0] for call in CALLS.values()} | others == set(COMMANDS)
 

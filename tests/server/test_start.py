@@ -167,3 +167,23 @@ def test_where_orphans_are_not_adopted_each_is_started_as_a_program(monkeypatch:
     with Spares() as spawning:
         spawning()
     assert given == [()]
+
+
+COMPILES = """
+import os, time
+from foresay.verifier.ops.kernels.cpu import compiler
+from foresay.verifier.ops.kernels.cpu.jit import Processor
+Processor.here().compiled("define void @f() {\\n ret void\\n}")
+print(compiler.compiled._child._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_of_an_engine_that_is_killed_no_compiler_stays() -> None:
+    """The server adopts it."""
+    with Spares(), subprocess.Popen([sys.executable, "-c", COMPILES], stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        compiler = Path(f"/proc/{int(engine.stdout.readline())}")
+        assert compiler.joinpath("comm").read_text().strip() == child.COMPILER.decode()
+        engine.kill()
+        until(lambda: not compiler.exists())

@@ -15,12 +15,15 @@ import time
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
 #: Seconds of processor time for one kernel. The largest takes two.
 SECONDS = 20
+#: The child's name (`ps -o comm`).
+NAME = "foresay-llvm"
 #: Seconds without work after which the child ends: an engine compiles at its start, and seldom later.
 _IDLE = 10.0
 
@@ -124,6 +127,7 @@ class _Child:
 
 def _serve(connection: Connection, seconds: int) -> None:
     """Compile what comes, until nothing does. seconds: of processor time for each."""
+    Path("/proc/self/comm").write_text(NAME)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(EOFError, OSError):  # the parent has ended
         while connection.poll(_IDLE):
