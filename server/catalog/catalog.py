@@ -132,9 +132,8 @@ def known_targets() -> dict[str, KnownTarget]:
 def _target(file: _CatalogFile, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
     drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
-    rarely = one.rarely_calls_tools
-    named = {"id": id, "short": one.short, "final_norm": one.final_norm, "wheel": one.wheel}
-    return KnownTarget(shape=shape, drafts=drafts, rarely_calls_tools=rarely, **named)
+    taken = {key: getattr(one, key) for key in ("short", "final_norm", "rarely_calls_tools", "wheel")}
+    return KnownTarget(id=id, shape=shape, drafts=drafts, **taken)
 
 
 def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:

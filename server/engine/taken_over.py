@@ -86,8 +86,8 @@ def _key(loading: LoadContext) -> str:
     with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
-    how = *how, loading.pool.windows is not None
-    return kept_weights.key_of(loading.target, loading.model, "kv", *how)
+    windows = loading.pool.windows is not None
+    return kept_weights.key_of(loading.target, loading.model, "kv", *how, windows)
 
 
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import requests
@@ -132,7 +132,8 @@ class Judge:
         self.seen[case.path, response.status_code] += 1
         case.validate_response(response, checks=CHECKS)
         if 400 <= response.status_code < 500:
-            assert names_the_field(case.path, response.json(), urlsplit(response.url).path), response.text
+            requested = unquote(urlsplit(response.request.url).path)
+            assert names_the_field(case.path, response.json(), requested), response.text
 
     def close(self) -> None:
         """Close the connection."""
