@@ -21,6 +21,7 @@ NAMES = {
     "quality": "what quantising costs in quality",
     "perplexity": "how likely a model finds a text",
     "soak": "random requests, kills and freezes, every answer compared",
+    "fetch": "real models for the others and for tests, from the hub or a package index",
     "inflate": "a small checkpoint, or heads of one, in a large shape",
     "readme": "the README's figures, from the newest records of peers",
 }

@@ -79,18 +79,20 @@ class _CatalogFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shapes: dict[str, KnownShape]
     heads: dict[str, _Head]
     draft_models: dict[str, str]
+    gguf_owners: list[str]
     targets: dict[str, _Target]
 
 
 class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
     """A draft for a target. parameters: number of its weights. numbers_per_token: kept in its KV cache. shape: of a
-    draft model."""
+    draft model. gguf: the hub id of its GGUF files, "" if none is known."""
 
     id: str
     kind: Kind
     parameters: int
     numbers_per_token: int
     shape: KnownShape | None = None
+    gguf: str = ""
 
     @property
     def setting(self) -> str:
@@ -101,7 +103,7 @@ class KnownDraft(msgspec.Struct, frozen=True, kw_only=True):
 class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A target. drafts: those that fit it, best first. short: a name that TARGET may also be, "" for none. final_norm:
     the sha256 of its last norm's weight in fp32, by which its files are recognised. rarely_calls_tools: unless it is
-    made to. wheel: another source than the hub."""
+    made to. wheel: another source than the hub. gguf: the hub id of its GGUF files, "" if none is known."""
 
     id: str
     shape: KnownShape
@@ -110,11 +112,17 @@ class KnownTarget(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: str = ""
     rarely_calls_tools: bool = False
     wheel: Wheel | None = None
+    gguf: str = ""
 
     @property
     def parameters(self) -> int:
         """The number of its weights."""
         return stored_parameters(self.shape.model())
+
+    def from_gguf(self) -> KnownTarget:
+        """The same by its GGUF files, and its drafts by theirs if they are known."""
+        drafts = (msgspec.structs.replace(draft, id=draft.gguf or draft.id) for draft in self.drafts)
+        return msgspec.structs.replace(self, id=self.gguf, drafts=tuple(drafts))
 
 
 #: msgspec inspects a class on first use, and crashes if two threads do that at once.
@@ -133,7 +141,11 @@ def _target(file: _CatalogFile, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
     drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
     taken = {key: getattr(one, key) for key in ("short", "final_norm", "rarely_calls_tools", "wheel")}
-    return KnownTarget(id=id, shape=shape, drafts=drafts, **taken)
+    return KnownTarget(id=id, shape=shape, drafts=drafts, gguf=_gguf(file, id), **taken)
+
+
+def _gguf(file: _CatalogFile, id: str) -> str:
+    return f"{id}-GGUF" if id.partition("/")[0] in file.gguf_owners else ""
 
 
 def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:
@@ -146,7 +158,9 @@ def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:
     shape = file.shapes[file.draft_models[id]]
     kept = numbers_per_token(shape.model())
     parameters = stored_parameters(shape.model())
-    return KnownDraft(id=id, kind="draft_model", parameters=parameters, numbers_per_token=kept, shape=shape)
+    return KnownDraft(
+        id=id, kind="draft_model", parameters=parameters, numbers_per_token=kept, shape=shape, gguf=_gguf(file, id)
+    )
 
 
 def _medusa(target: KnownShape, head: _Head) -> int:
@@ -170,11 +184,13 @@ def of_short_name(name: str) -> KnownTarget | None:
 
 
 def find_target(*names: str) -> KnownTarget | None:
-    """The target with one of these names: its hub id, the last part of it, or its short name; case is ignored."""
+    """The target with one of these names: its hub id, the last part of it, or its short name; case is ignored. By the
+    id of its GGUF files, with a file after a colon or without, it has their drafts."""
     by_id = {id.lower(): target for id, target in known_targets().items()}
     by_last = {last_part(id): target for id, target in known_targets().items()}
     by_id |= {target.short: target for target in known_targets().values() if target.short}
-    found = [by_id.get(name.lower()) or by_last.get(last_part(name)) for name in names]
+    by_last |= {last_part(target.gguf): target.from_gguf() for target in known_targets().values() if target.gguf}
+    found = [by_id.get(name.lower()) or by_last.get(last_part(name.partition(":")[0])) for name in names]
     return next((target for target in found if target is not None), None)
 
 

@@ -146,7 +146,8 @@ def flags(
         config = msgspec.structs.replace(EngineConfig(), **settings)
         if machine.planned(model, drafts, config) is not None:
             words = [] if draft is None else ["--draft", draft.setting]
-            words += [] if WEIGHTS[weights] is None else ["--quantize", str(WEIGHTS[weights])]
+            if (how := WEIGHTS[weights]) is not None and target.id != target.gguf:  # such files have few bits already
+                words += ["--quantize", how]
             named = {f"--{name.replace('_', '-')}": str(tokens) for name, tokens in settings.items()}
             return [*words, *(word for flag in named.items() for word in flag)]
     return None

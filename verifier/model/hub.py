@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.gguf.file import LINK, chosen, first_of, parts_of
+from foresay.verifier.model.gguf.file import LINK, chosen, first_of, first_parts, parts_of
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def resolve(
     name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
 ) -> Path:
     """The directory of the model ``name_or_path``: itself, or the cached snapshot of the hub repository; for a GGUF
-    file, the directory made from it. One of a repository's GGUF files is chosen after a colon (``OWNER/NAME:Q4_K_M``).
+    file, the directory made from it. One of a repository's GGUF files is chosen after a colon (``OWNER/NAME:Q4_K_M``);
+    without one it is what is here, else ``Q4_K_M`` if there are several.
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
     besides those of a model. flag: the flag's name in messages. Raises ModelNotFound, which says what was tried and
@@ -149,7 +150,7 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
     """A GGUF file of a repository, with all of its parts; downloaded, if they are not in the snapshot."""
     from huggingface_hub import HfApi
 
-    if wanted and (there := _whole_gguf(snapshot, wanted)) is not None:
+    if (there := _whole_gguf(snapshot, wanted)) is not None:
         return there
     try:
         names = HfApi().list_repo_files(repository, revision=revision)
@@ -161,6 +162,16 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
     if file is None:
         raise ModelNotFound("has no GGUF file")
     return _snapshot(repository, revision, [one.as_posix() for one in parts_of(Path(file))]) / file
+
+
+def gguf_files(repository: str) -> list[str]:
+    """The GGUF files that a repository has on the hub, each by its first part; none if the hub does not answer."""
+    from huggingface_hub import HfApi
+
+    try:
+        return first_parts(HfApi().list_repo_files(repository))
+    except Exception:  # of any kind, from its HTTP library
+        return []
 
 
 def _cached_snapshot(repository: str) -> Path | None:

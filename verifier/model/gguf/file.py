@@ -29,6 +29,8 @@ from foresay.verifier.model.errors import ModelNotFound, WeightsError
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 #: The file's name in a directory made from it.
 LINK = "model.gguf"
+#: Of several files, if none is named: small, and close to the original in quality.
+DEFAULT = "Q4_K_M"
 #: Files of a vision encoder, which are not read.
 _PROJECTOR = "mmproj"
 
@@ -46,16 +48,23 @@ def parts_of(file: Path) -> tuple[Path, ...]:
     return tuple(file.with_name(_PART.sub(rf"-{number:05}-of-\1", file.name)) for number in range(1, int(found[1]) + 1))
 
 
+def first_parts(names: Iterable[str]) -> list[str]:
+    """The model's GGUF files among these, each by its first part."""
+    return sorted({first_of(name) for name in names if name.endswith(".gguf") and _PROJECTOR not in name.lower()})
+
+
 def chosen(names: Iterable[str], wanted: str) -> str | None:
-    """The first part of the wanted file: by its name, or by a word in it, such as ``Q4_K_M``; "" for the only one. None
-    if there is no GGUF file at all. Raises ModelNotFound if none matches, or several do.
+    """The first part of the wanted file: by its name, or by a word in it, such as ``Q4_K_M``; "" for the only one, or
+    ``DEFAULT`` of several. None if there is no GGUF file at all. Raises ModelNotFound if none matches, or several do.
     """
-    files = sorted({first_of(name) for name in names if name.endswith(".gguf") and _PROJECTOR not in name.lower()})
+    files = first_parts(names)
     if not files:
         return None
-    word = re.compile(rf"(?<![a-z0-9]){re.escape(wanted.lower())}(?![a-z0-9_])")
+    word = re.compile(rf"(?<![a-z0-9]){re.escape((wanted or DEFAULT).lower())}(?![a-z0-9_])")
     found = [name for name in files if first_of(wanted) == name]
-    found = found or [name for name in files if not wanted or word.search(_PART.sub("", name.lower()))]
+    found = found or [name for name in files if word.search(_PART.sub("", name.lower()))]
+    if not wanted and (len(files) == 1 or not found):
+        found = files
     if len(found) != 1:
         what = "several GGUF files" if found or not wanted else f"no GGUF file called {wanted}"
         raise ModelNotFound(
