@@ -58,8 +58,8 @@ class Terminal:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        for folder in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-            self.environment.pop(folder, None)
+        for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MAKEFLAGS", "MFLAGS"):  # make's own: its ARGS, if it runs us
+            self.environment.pop(name, None)
         self.server: subprocess.Popen[bytes] | None = None
 
     def run(self, command: str) -> str:

@@ -268,7 +268,7 @@ def test_where_llvm_compiles_nothing_torch_computes(monkeypatch, nothing_kept) -
     here = Processor.here()
     unknown = Unknown(here.name, here.features)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: unknown))
-    shutil.rmtree(kept.directory())
+    shutil.rmtree(kept.directory(), ignore_errors=True)  # it is not there if other tests compiled what is needed
     after, engine = answer()
     assert after == before
     assert engine.info.warnings == (
