@@ -46,6 +46,7 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import BatchSlot, StepState
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.forward import forward
 from foresay.verifier.model_runner import ModelRunner, go_on
 from foresay.verifier.ops.trees import known_tokens, move_paths
@@ -60,7 +61,8 @@ class DraftModelDrafter(TreeDrafter):
     """Drafts with a :class:`~foresay.verifier.model_runner.ModelRunner`.
 
     If its vocabulary differs from the target's: read: int64[V], the model's id of each of the target's tokens;
-    token_ids: int64[V'], the target's id of each of its logits. None if they are the same.
+    token_ids: int64[V'], the target's id of each of its logits. None if they are the same. vocabulary: the tokens that
+    it drafts, if not all.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class DraftModelDrafter(TreeDrafter):
         name: str = DRAFT_MODEL,
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         device = model.store.device
         super().__init__(name, dynamic, device, model.store.pool, token_ids)
-        self.model = model
+        self.model, self.vocabulary = model, vocabulary
+        self._cut = model.decoder if vocabulary is None else vocabulary.cut(model.decoder)
         self._read, self._known = read, model.vocab_size if read is None else len(read)
         self._read_there = None if read is None else read.to(device)
 
@@ -91,7 +95,7 @@ class DraftModelDrafter(TreeDrafter):
 
     def logits(self, rows: StaticRows) -> Tensor:
         """fp32[W, V']: the logits of static rows."""
-        return forward(self.model.decoder, rows, self.model.store)[0]
+        return forward(self._cut if self.narrow else self.model.decoder, rows, self.model.store)[0]
 
     def known(self, tokens: Tensor) -> Tensor:
         """The tokens as ids of this model."""
@@ -146,10 +150,10 @@ class DraftModelDrafter(TreeDrafter):
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Keep the rows of the accepted nodes that were expanded; update the calibration."""
-        g = self._grown.pop(sequence.id, None)
+        g = self._grown.get(sequence.id)
+        super().committed(sequence, path)
         if g is None:
             return
-        g.learn(path)
         table, rows = sequence.table, g.rows_of(path)
         base = table.length - len(path)
         jumped = [(row, depth) for depth, row in enumerate(rows) if row != depth]
@@ -172,8 +176,9 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         name: str = DRAFT_MODEL,
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        super().__init__(model, dynamic, name, read, token_ids)
+        super().__init__(model, dynamic, name, read, token_ids, vocabulary)
         assert model.store.states is not None, "its layers are recurrent"
         self._store: StateStore = model.store.states
         self._texts: dict[str, TextState] = {}

@@ -37,7 +37,7 @@ from torch import Tensor
 from foresay.drafters.growth import Growth, below
 from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.names import EAGLE, EAGLE3, MTP, PEAGLE
+from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -45,6 +45,7 @@ from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import kv_shapes
 
 log = logging.getLogger("foresay.drafters")
@@ -54,19 +55,27 @@ _CATCH_UP_ROWS = 256
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts with a head. Owns the store of its keys and values. kv: their dtype; None: as computed."""
+    """Drafts with a head. Owns the store of its keys and values. kv: their dtype; None: as computed. vocabulary: the
+    tokens that it drafts, if not all."""
 
     first = 1
 
     def __init__(
-        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = "", kv: torch.dtype | None = None
+        self,
+        head: EagleHead,
+        pool: PagePool,
+        dynamic: bool = True,
+        name: str = "",
+        kv: torch.dtype | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         layer, device = head.layer, head.device
         name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         needs, width = head.config.needs, layer.hidden_size
         super().__init__(name, dynamic, pool, needs, width, head.dtype, device, head.token_ids)
         self.store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
-        self.head = head
+        self.head, self.vocabulary = head, vocabulary
+        self._cut = head if vocabulary is None else head.drafting(vocabulary)
         self._warned = False
 
     def fuse(self, features: Features) -> Tensor:
@@ -134,7 +143,12 @@ class EagleDrafter(FeatureDrafter):
 
     def run(self, rows: StaticRows, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and states of static rows."""
-        return self.head.paged(rows, hidden, self.store)
+        return self.now.paged(rows, hidden, self.store)
+
+    @property
+    def now(self) -> EagleHead:
+        """The head, with logits of the tokens that it drafts now."""
+        return self._cut if self.narrow else self.head
 
     def unread(self, sequence: SequenceState) -> int:
         """Tokens whose rows were not run, including the root."""
@@ -150,25 +164,7 @@ class EagleDrafter(FeatureDrafter):
 
 
 class MtpDrafter(EagleDrafter):
-    """Drafts with the MTP layer of the target's checkpoint, perhaps from a vocabulary of recent tokens."""
-
-    def __init__(
-        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = MTP, kv: torch.dtype | None = None
-    ) -> None:
-        super().__init__(head, pool, dynamic, name, kv)
-        self._counted: dict[str, int] = {}
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Committed tokens can be drafted from now on."""
-        super().committed(sequence, path)
-        if self.head.vocabulary is not None:
-            self.head.vocabulary.emitted(sequence.tokens[self._counted.get(sequence.id, 0) :])
-            self._counted[sequence.id] = len(sequence.tokens)
-
-    def finished(self, sequence: SequenceState) -> None:
-        """Also forget how much of the sequence was added to the vocabulary."""
-        super().finished(sequence)
-        self._counted.pop(sequence.id, None)
+    """Drafts with the MTP layer of the target's checkpoint."""
 
 
 class PEagleDrafter(EagleDrafter):
@@ -177,9 +173,15 @@ class PEagleDrafter(EagleDrafter):
     free = ahead = True
 
     def __init__(
-        self, head: EagleHead, pool: PagePool, dynamic: bool = True, name: str = PEAGLE, kv: torch.dtype | None = None
+        self,
+        head: EagleHead,
+        pool: PagePool,
+        dynamic: bool = True,
+        name: str = PEAGLE,
+        kv: torch.dtype | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        super().__init__(head, pool, dynamic, name, kv)
+        super().__init__(head, pool, dynamic, name, kv, vocabulary)
         self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}
 
     def limited(self, shape: TreeShape) -> TreeShape:
@@ -188,7 +190,7 @@ class PEagleDrafter(EagleDrafter):
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """The last rows of the text and the masks, in one pass. Its logits, level by level, are the levels' state."""
-        logits = self.head.logits(self.guesses(state, levels))
+        logits = self.now.logits(self.guesses(state, levels))
         return logits[: state.size], logits
 
     def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -336,10 +336,12 @@ class Growth:
 
 
 class Passes(Protocol):
-    """What a drafter with logits computes for a level. token_ids: see
-    :func:`foresay.verifier.ops.sample.sample_rows`."""
+    """What a drafter with logits computes for a level."""
 
-    token_ids: Tensor | None
+    @property
+    def token_ids(self) -> Tensor | None:
+        """See :func:`foresay.verifier.ops.sample.sample_rows`."""
+        ...
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
         """Logits below the roots, fp32[S, V'], and the state that the first of ``levels`` levels starts from."""

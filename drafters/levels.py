@@ -38,6 +38,7 @@ from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_b
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.kernels.cpu.launch import borrowed
 
@@ -104,12 +105,13 @@ class Levels:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What captured levels differ by besides their shape: how many sequences and pages they have room for, whether each
-    node has its own logits, and whether they may end early."""
+    node has its own logits, whether they may end early, and whether only some of the drafter's tokens have logits."""
 
     count: int
     pages: int
     apart: bool
     priced: bool
+    narrow: bool = False
 
 
 class TreeDrafter(ABC):
@@ -121,6 +123,7 @@ class TreeDrafter(ABC):
     windows: the window pages, if it reads layers that keep their rows in those.
     recurrent: whether it has recurrent layers. whole: whether captured steps of a device can draft with it; else these
     run in parts. beyond: pages past those of a text that its passes may write to.
+    vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now.
     chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
@@ -134,6 +137,8 @@ class TreeDrafter(ABC):
     whole: bool = True
     beyond: int = 0
     chains_apart: bool = False
+    vocabulary: DraftVocabulary | None = None
+    narrow: bool = False
 
     def __init__(
         self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
@@ -141,7 +146,7 @@ class TreeDrafter(ABC):
         """pool: its pages hold what the drafter computes or reads. token_ids: see
         :func:`foresay.verifier.ops.sample.sample_rows`."""
         self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
-        self.device, self.token_ids = device, None if token_ids is None else token_ids.to(device)
+        self.device, self._token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size, self._pages = pool.page_size, pool.num_pages
         self._levels: list[tuple[_Kind, Levels]] = []
         self._ahead = 0
@@ -149,6 +154,11 @@ class TreeDrafter(ABC):
         self._grown: dict[str, TreeBuilder] = {}
         #: How its levels are captured on a device; on a CPU they are recorded.
         self.capture: Capture = Eager
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """See :func:`foresay.verifier.ops.sample.sample_rows`."""
+        return self.vocabulary.token_ids if self.narrow and self.vocabulary is not None else self._token_ids
 
     @abstractmethod
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
@@ -221,16 +231,21 @@ class TreeDrafter(ABC):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence; those of one shape grow together."""
-        together: dict[tuple[TreeShape, bool, bool], list[int]] = {}
+        together: dict[tuple[TreeShape, bool, bool, bool], list[int]] = {}
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
                 apart = self.free and self._adjusts(grown.sequence) and by_path(grown.sequence)
-                together.setdefault((grown.shape, grown.shape.price is None, apart), []).append(index)
-        for (_, _, apart), members in together.items():
+                kind = grown.shape, grown.shape.price is None, apart, self._narrows(grown.sequence)
+                together.setdefault(kind, []).append(index)
+        for (_, _, apart, _), members in together.items():
             self._grow([growing[index] for index in members], apart)
         self._grown.update((grown.sequence.id, grown) for grown in growing if grown.depth)
         return [grown.tree(self.name) for grown in growing]
+
+    def _narrows(self, sequence: SequenceState) -> bool:
+        """Whether only the tokens of its vocabulary are drafted for a sequence."""
+        return self.vocabulary is not None and self.vocabulary.covers(sequence.id)
 
     def _below(self, sequence: SequenceState, shape: TreeShape) -> TreeBuilder:
         """A tree that is only a root."""
@@ -289,7 +304,9 @@ class TreeDrafter(ABC):
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
             for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
-                made = self._made(shape, vocab_size, _Kind(count, self._room(pages), apart, shape.price is not None))
+                narrow = self.vocabulary is not None
+                kind = _Kind(count, self._room(pages), apart, shape.price is not None, narrow)
+                made = self._made(shape, vocab_size, kind)
                 if all(made is not kept for _, kept in self._levels[: self._ahead]):
                     self._levels.insert(self._ahead, self._levels.pop())  # before those of requests that came meanwhile
                     self._ahead += 1
@@ -300,7 +317,7 @@ class TreeDrafter(ABC):
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: the rest is padding
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
-        kind = _Kind(count, pages, apart, first.shape.price is not None)
+        kind = _Kind(count, pages, apart, first.shape.price is not None, self._narrows(first.sequence))
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 
     def _room(self, pages: int) -> int:
@@ -309,6 +326,7 @@ class TreeDrafter(ABC):
 
     def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
         """The captured levels of a shape, or of a deeper one with the same first levels, which then ends early."""
+        self.narrow = kind.narrow
         for index, (other, made) in enumerate(self._levels):
             deeper = made.plan.shape
             begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
@@ -326,7 +344,9 @@ class TreeDrafter(ABC):
         return made
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Update the calibration."""
+        """Update the calibration, and the vocabulary."""
+        if self.vocabulary is not None:
+            self.vocabulary.said(sequence.id, sequence.tokens, sequence.prompt_length)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 
@@ -336,6 +356,8 @@ class TreeDrafter(ABC):
     def finished(self, sequence: SequenceState) -> None:
         """Forget what was proposed."""
         self._grown.pop(sequence.id, None)
+        if self.vocabulary is not None:
+            self.vocabulary.finished(sequence.id)
 
 
 def levels_ahead(shape: TreeShape) -> int:

@@ -25,11 +25,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from foresay.server.engine.parameters import AUTO_VOCAB, drafted
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.text.detokenize import Spelling
 from foresay.server.text.tokenizer import tokenizer_file, tokenizer_json
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
+from foresay.verifier.model.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +249,18 @@ def _stand_in(id: int, target: TokenTable, draft: TokenTable) -> int:
         return nothing
     ending = draft.ending_of(target.texts.get(id) or target.marks.get(id, "").encode())
     return nothing if ending is None else ending
+
+
+def drafted_tokens(head: Linear, setting: str, model: ModelConfig, ids: Tensor | None = None) -> DraftVocabulary | None:
+    """The tokens that a drafter with this output matrix drafts; None: all. setting: ``--draft-vocab``. model: its eos
+    tokens can be drafted from the start. ids: int64[V'], the target's id of each row. Raises CannotRun where fewer were
+    asked for than can be had."""
+    count, auto = drafted(head.out_features, setting), setting == AUTO_VOCAB
+    if count == head.out_features:
+        return None
+    if DraftVocabulary.can(head):
+        return DraftVocabulary(head, count, model.eos_token_ids, ids, adapts=auto)
+    if not auto:
+        fault = f"--draft-vocab {setting}: here a drafter has logits of all its {head.out_features:,} tokens"
+        raise CannotRun(f"{fault}, as on any GPU", "leave it out")
+    return None

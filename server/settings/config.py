@@ -59,7 +59,10 @@ LayerNumbers = Annotated[
     str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
 ]
 
-
+DraftVocab = Annotated[
+    str,
+    Meta(pattern=r"^(auto|full|[1-9][0-9]{2,6})$", extra={"expected": "auto, full, or a number of tokens from 100"}),
+]
 Replicas = Annotated[
     str, Meta(pattern=r"^[1-9][0-9]{0,3}(-[1-9][0-9]{0,3})?$", extra={"expected": 'a number such as 2, or "1-4"'})
 ]
@@ -96,6 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: Chain | None = None
     draft_tree: Shape | None = None
     draft_layers: LayerNumbers | None = None
+    draft_vocab: DraftVocab = "auto"
     draft_growth: Growth = "dynamic"
     draft_history: str | None = None
     max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4

@@ -1,20 +1,10 @@
 """The parts of heads over paged KV: an embedding, decoder layers with optional biases and norms, and an output
-matrix; or one for only the tokens that a head drafts, if that over all tokens would cost more than its layer.
-
-Those are the recent ones. A tokenizer's ids are in the order of its merges, that is, of frequency in its training text.
-So, apart from language and subject, the first ids are the likeliest. Tokens of prompts and answers replace the least
-recently used ones::
-
-    next to be replaced   ..  id 32,767  ..  id 0    the ends of texts    tokens used, the latest last
-
-The rows of the target's matrix for these tokens are copied, so that a product reads only them.
-"""
+matrix."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,13 +15,12 @@ from foresay.kvpaging import KVStore
 from foresay.spec.protocols import Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig, MarkovConfig
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.decoder import Decoder, PackedLayer
+from foresay.verifier.heads.vocabulary import DraftVocabulary
+from foresay.verifier.model.decoder import PackedLayer
 from foresay.verifier.model.forward import attention, experts
 from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.rope import RopeTable
-from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from foresay.verifier.ops.records import Norm
 from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
 
@@ -96,26 +85,22 @@ class HeadWeights:
 class PagedHead:
     """One head over paged KV. Owns its weights, except those shared with the target; the caller owns the store.
 
-    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations. vocabulary: the tokens
-    that it drafts, if those change.
+    vocab_size: how many tokens it can read, the target's. dtype: of weights and activations. output: its output matrix.
     """
-
-    vocabulary: DraftVocabulary | None = None
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
         self.config, self.layer = config, config.layer
         self.vocab_size, self.dtype, self.device = len(weights.embed), weights.embed.dtype, weights.embed.device
         self.token_ids, self.markov, self._finish = weights.token_ids, weights.markov, weights.finish
-        self._embed, self._norms, self._layers, self._head = weights.embed, weights.norms, weights.layers, weights.head
+        self._embed, self._norms, self._layers, self.output = weights.embed, weights.norms, weights.layers, weights.head
         self._fc = None if weights.fc is None else Linear(weights.fc, weights.fc_bias, weights.embed.dtype)
         self._last = self._norms.get("norm", self._norms.get("pre_lm_head_layernorm"))
         self._rope = RopeTable(self.layer.rope, self.layer.attention.turning, max_positions, self.device, self.dtype)
 
-    def drafting(self, vocabulary: DraftVocabulary | None) -> Self:
-        """The same head, with logits of only these tokens; None: of all."""
+    def drafting(self, vocabulary: DraftVocabulary) -> Self:
+        """The same head, with logits of only these tokens."""
         other = copy.copy(self)
-        if vocabulary is not None:
-            other.vocabulary, other.token_ids, other._head = vocabulary, vocabulary.token_ids, vocabulary.head
+        other.token_ids, other.output = vocabulary.token_ids, vocabulary.head
         return other
 
     def reading(self, layers: Sequence[int]) -> Self:
@@ -144,7 +129,7 @@ class PagedHead:
 
     def logits(self, normed: Tensor) -> Tensor:
         """fp32[W, V'], from the last norm's output."""
-        return finish_logits(self._head.wide(normed), *self._finish)
+        return finish_logits(self.output.wide(normed), *self._finish)
 
     def _walk(
         self, x: Tensor, mixed: Tensor, rows: StaticRows, store: KVStore, causal: StaticRows | None = None
@@ -171,58 +156,3 @@ class PagedHead:
                 into, back = layer.inner
                 mixed = add_norm(x, back.unfinished(into.gated(inner)), above)
         return mixed, x
-
-
-#: The size of the drafted vocabulary; a vocabulary of less than twice this size is drafted whole.
-DRAFTED = 1 << 15
-
-
-def drafted(target: ModelConfig) -> int:
-    """How many of the target's tokens are drafted: fewer than all only on a CPU with a float output matrix."""
-    floats = target.tie_word_embeddings or target.quantization is None
-    return DRAFTED if floats and target.vocab_size >= 2 * DRAFTED else target.vocab_size
-
-
-class DraftVocabulary:
-    """Some of a target's tokens on a CPU, with the output matrix for them.
-
-    token_ids: int64[N], the target's id of each. head: H to N.
-    """
-
-    def __init__(self, target: Decoder, count: int) -> None:
-        self._target = target
-        ends = [token for token in target.config.eos_token_ids if token >= count]
-        ids = [*range(count - len(ends)), *ends]
-        self.token_ids = torch.tensor(ids)
-        self.head = Linear(self._rows_of(self.token_ids), None, target.dtype)
-        packed, _ = self.head.packed
-        assert isinstance(packed, PackedFloats), "of floats, on a CPU"
-        self._packed, kept = packed, count - len(ends)
-        self._rows = OrderedDict((ids[row], row) for row in (*reversed(range(kept)), *range(kept, count)))
-
-    @classmethod
-    def of(cls, target: Decoder) -> DraftVocabulary | None:
-        """None if all tokens are drafted."""
-        count = drafted(target.config)
-        whole = count == target.config.vocab_size or target.device.type != "cpu"
-        return None if whole else cls(target, count)
-
-    def _rows_of(self, tokens: Tensor) -> Tensor:
-        """[N, H]: the rows of the target's output matrix for these tokens."""
-        packed, _ = self._target.head.packed
-        if isinstance(packed, PackedFloats):
-            return packed.rows(tokens)
-        return self._target.embedding[tokens]
-
-    def __contains__(self, token: int) -> bool:
-        """Whether it can be drafted now."""
-        return token in self._rows
-
-    def emitted(self, tokens: Iterable[int]) -> None:
-        """Tokens among these that are missing replace the least recently used ones."""
-        for token in tokens:
-            if token not in self._rows:
-                _, row = self._rows.popitem(last=False)
-                self._rows[token], self.token_ids[row] = row, token
-                self._packed.replace(row, self._rows_of(torch.tensor([token]))[0])
-            self._rows.move_to_end(token)

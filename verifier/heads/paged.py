@@ -71,7 +71,7 @@ class EagleHead(PagedHead):
         """The logits, fp32[W, V'], and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
         if not len(normed):
-            return normed.new_empty(0, self._head.out_features, dtype=torch.float32), state
+            return normed.new_empty(0, self.output.out_features, dtype=torch.float32), state
         return self.logits(normed), state
 
     @torch.inference_mode()

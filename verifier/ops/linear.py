@@ -17,7 +17,7 @@ Legend: R rows, K inner width, O outer width, P numbers of a piece, N = K / P pi
 from __future__ import annotations
 
 from math import gcd
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +56,16 @@ class PackedWeight(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads, without the bias."""
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether rows of this layout can be taken and replaced."""
+
+    def only(self, rows: Tensor) -> Self:
+        """Only these rows, int64[N], copied; of a weight without gate, bias and experts."""
+
+    def replace(self, rows: Tensor, other: Self, numbers: Tensor) -> None:
+        """Make these rows, int64[N], those with these numbers of another weight with the same layout, in place."""
 
     def plain(self) -> Tensor:
         """[O, K]: the dequantised weight."""

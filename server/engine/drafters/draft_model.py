@@ -12,8 +12,8 @@ from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafte
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
-from foresay.server.engine.parameters import model_bytes, quantized, token_bytes
-from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, overlap, translation
+from foresay.server.engine.parameters import drafted_bytes, model_bytes, quantized, token_bytes
+from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, drafted_tokens, overlap, translation
 from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
@@ -28,19 +28,22 @@ _LARGE = 0.5
 
 @dataclass(frozen=True)
 class DraftModel(FromFiles):
-    """:mod:`foresay.drafters.draft_model`. quantize: what its float weights become. kv_dtype: of its KV cache. between:
-    the translation between both vocabularies, once compared; None if they are the same."""
+    """:mod:`foresay.drafters.draft_model`. quantize: what its float weights become. kv_dtype: of its KV cache.
+    vocabulary: which tokens it drafts. between: the translation between both vocabularies, once compared; None if they
+    are the same."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter
-    only_one = "draft model"
+    only_one, cuts = "draft model", True
 
     between: Translation | None = None
     quantize: str | None = None
     kv_dtype: str = "auto"
+    vocabulary: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-quantize`` and ``--draft-kv-dtype``."""
-        return replace(self, quantize=config.draft_quantize, kv_dtype=config.draft_kv_dtype)
+        """With ``--draft-quantize``, ``--draft-kv-dtype`` and ``--draft-vocab``."""
+        quantize, kv_dtype = config.draft_quantize, config.draft_kv_dtype
+        return replace(self, quantize=quantize, kv_dtype=kv_dtype, vocabulary=config.draft_vocab)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -59,15 +62,17 @@ class DraftModel(FromFiles):
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Counted like the target's."""
-        return {DRAFT_MODEL: model_bytes(self.model, dtype, packed)}
+        copied = drafted_bytes(self.model, dtype, self.vocabulary) if packed else 0
+        return {DRAFT_MODEL: model_bytes(self.model, dtype, packed) + copied}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> DraftModelDrafter:
         dynamic, between = loading.config.draft_growth == "dynamic", self.between
         columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
         model.record(None)
+        vocabulary = drafted_tokens(model.decoder.head, self.vocabulary, self.model, ids)
         made = DraftModelDrafter if self.model.stack.recurrence is None else RecurrentDraftDrafter
-        return made(model, dynamic, read=read, token_ids=ids)
+        return made(model, dynamic, read=read, token_ids=ids, vocabulary=vocabulary)
 
     @property
     def remark(self) -> str:

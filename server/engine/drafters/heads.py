@@ -27,7 +27,8 @@ from foresay.server.engine.drafters.head import (
     share,
     tried,
 )
-from foresay.server.engine.parameters import item_bytes, token_bytes
+from foresay.server.engine.parameters import drafted, drafted_bytes, item_bytes, token_bytes
+from foresay.server.engine.vocabulary import drafted_tokens
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.server.settings.units import counted
@@ -37,10 +38,10 @@ from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGL
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.layer import DraftVocabulary, drafted
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_mtp, read_weights
+from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.predicting import mtp_layout
@@ -49,19 +50,20 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class LayeredHead(Head):
-    """layers: the target's layers whose inputs it reads, overriding its own configuration. kv_dtype: of its KV
-    cache."""
+    """layers: the target's layers whose inputs it reads, overriding its own configuration. kv_dtype: of its KV cache.
+    vocabulary: which tokens it drafts, as ``--draft-vocab`` says."""
 
     layered = True
 
     layers: tuple[int, ...] | None = None
     kv_dtype: str = "auto"
+    vocabulary: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-layers`` and ``--draft-kv-dtype``."""
+        """With ``--draft-layers``, ``--draft-kv-dtype`` and ``--draft-vocab``."""
         named = config.draft_layers
         layers = self.layers if named is None else tuple(map(int, named.split(",")))
-        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype)
+        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype, vocabulary=config.draft_vocab)
 
     def config(self, target: ModelConfig) -> HeadConfig:
         """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
@@ -205,6 +207,7 @@ class Eagle(LayeredHead):
 
     names: ClassVar[tuple[str, ...]] = (EAGLE, EAGLE3, PEAGLE)
     made: ClassVar[type] = EagleDrafter
+    cuts = True
     kind, trained = "eagle", EAGLE3
 
     def _store(self, drafter: Any) -> Any:
@@ -222,7 +225,15 @@ class Eagle(LayeredHead):
         config = self.config(decoder.config)
         head = EagleHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = EagleDrafter if config.mask is None else PEagleDrafter
-        return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
+        kv, vocabulary = KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target)
+        return made(head, pool, dynamic, kv=kv, vocabulary=vocabulary)
+
+    def _vocabulary(self, head: EagleHead, target: ModelRunner) -> DraftVocabulary | None:
+        return drafted_tokens(head.output, self.vocabulary, target.decoder.config, head.token_ids)
+
+    def tokens(self, config: HeadConfig) -> int:
+        """Of a large vocabulary, only tokens that were said lately."""
+        return drafted(config.draft_vocab, self.vocabulary)
 
     @staticmethod
     def levels(drafter: Any) -> int:
@@ -276,24 +287,15 @@ class Mtp(Eagle):
 
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Bytes of its tensors, all floats."""
-        layer = self.config(ModelConfig.from_directory(self.directory)).layer
-        own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
-        copied = drafted(layer) * layer.hidden_size if packed and drafted(layer) < layer.vocab_size else 0
-        return {"head": item_bytes(dtype) * (own + copied)}
-
-    def tokens(self, config: HeadConfig) -> int:
-        """Of a large vocabulary, only tokens that occurred lately."""
-        return drafted(config.layer)
-
-    def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
+        target = ModelConfig.from_directory(self.directory)
         layer = self.config(target).layer
-        return (replace(layer, vocab_size=drafted(layer)),)
+        own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
+        return {"head": item_bytes(dtype) * own + (drafted_bytes(target, dtype, self.vocabulary) if packed else 0)}
 
     def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
         """With stores on the pool's pages."""
         head = EagleHead(*read_mtp(self.directory, target.decoder), target.decoder.max_positions)
-        chosen = head.drafting(DraftVocabulary.of(target.decoder))
-        return MtpDrafter(chosen, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype))
+        return MtpDrafter(head, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note whether it exists and is complete."""

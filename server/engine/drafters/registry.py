@@ -97,7 +97,8 @@ def find(part: str) -> Entry:
 def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[Entry]:
     """The drafters that a setting names, models first, with the other settings applied.
 
-    Raises ConfigurationError for two of a kind that allows one, and for layers if none of them reads layers.
+    Raises ConfigurationError for two of a kind that allows one, for layers if none of them reads layers, and for a
+    number of tokens if none of them can do with fewer.
     """
     counts = Counter(one.only_one for one in found if one.only_one)
     for what, count in counts.items():
@@ -107,6 +108,10 @@ def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[En
         option = next((one.option for one in found if one.location), named_in(draft)[0])
         raise ConfigurationError(
             f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {option}"
+        )
+    if config.draft_vocab.isdecimal() and not any(one.cuts for one in found):
+        raise ConfigurationError(
+            f"--draft-vocab {config.draft_vocab}: is for draft models, EAGLE and MTP heads, but --draft is {draft}"
         )
     named = {one.option for one in found if not one.looks}
     return sorted((one.alongside(named).configured(config) for one in found), key=_order)

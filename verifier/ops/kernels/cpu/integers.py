@@ -20,6 +20,7 @@ Legend: R rows, K inner width, O outer width, G groups, B outputs of a block.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,15 @@ from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, QUARTERS, I
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import counted, room
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
-from foresay.verifier.ops.kernels.cpu.product import block_of, filled, from_turns, in_blocks, in_turns
+from foresay.verifier.ops.kernels.cpu.product import (
+    block_of,
+    filled,
+    from_turns,
+    in_blocks,
+    in_turns,
+    only_rows,
+    replace_rows,
+)
 from foresay.verifier.ops.kernels.cpu.values import LANES
 from foresay.verifier.ops.linear import piece_of, rounded_product
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix, packed
@@ -101,6 +110,27 @@ class PackedIntegers:
         added = packed_bias(bias, block, gated, experts)
         kind = weight.bits, inner, outer, gated, pairs
         return cls(data, scales, zeros, added, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
+
+    @property
+    def rows_apart(self) -> bool:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        return not self.pairs
+
+    def only(self, rows: Tensor) -> PackedIntegers:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        found: dict[str, Any] = {name: only_rows(blocks, rows) for name, blocks in self._blocks.items()}
+        return replace(self, outer=len(rows), **found)
+
+    def replace(self, rows: Tensor, other: PackedIntegers, numbers: Tensor) -> None:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        for blocks, source in zip(self._blocks.values(), other._blocks.values(), strict=True):
+            replace_rows(blocks, rows, source, numbers)
+
+    @property
+    def _blocks(self) -> dict[str, Tensor]:
+        """What has a part for each output."""
+        names = ("data", "scales", "zeros", "minimums", "steps", "minimum_steps")
+        return {name: blocks for name in names if (blocks := getattr(self, name)) is not None}
 
     def plain(self) -> Tensor:
         """fp32[O, K]: the dequantised weight."""

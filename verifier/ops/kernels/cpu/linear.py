@@ -9,7 +9,8 @@ Legend: R rows, K inner width, O outer width, B outputs of a block (:mod:`~fores
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from foresay.verifier.ops.kernels.cpu.product import (
     from_turns,
     in_blocks,
     in_turns,
+    only_rows,
+    replace_rows,
 )
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import Gate, turns_of
@@ -73,14 +76,15 @@ class PackedFloats:
 
         return from_turns(rows, self.data, self.gated, self.outer, self.experts)[:, : self.inner]
 
-    def rows(self, numbers: Tensor) -> Tensor:
-        """[N, K]: these rows of the weight, which must not be gated."""
-        return self.data[numbers // self.block, :, numbers % self.block].flatten(1)[:, : self.inner]
+    rows_apart: ClassVar = True
 
-    def replace(self, number: int, row: Tensor) -> None:
-        """Replace a row [K], in place."""
-        line = self.data[number // self.block, :, number % self.block]
-        line.copy_(functional.pad(row, (0, line.numel() - self.inner)).view(line.shape))
+    def only(self, rows: Tensor) -> PackedFloats:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        return replace(self, data=only_rows(self.data, rows), outer=len(rows))
+
+    def replace(self, rows: Tensor, other: PackedFloats, numbers: Tensor) -> None:
+        """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
+        replace_rows(self.data, rows, other.data, numbers)
 
     def rounded(self, x: Tensor) -> None:
         """Rows are not rounded."""

@@ -30,6 +30,8 @@ from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
 from foresay.verifier.ops.records import READING, SPANS, Gate, turns_of
 
+#: Integers that stand for numbers of so many bytes, of any dtype.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 #: Vectors of sums held at once with 32 wide registers, and rows otherwise; and more rows than either.
 _SUMS, _ROWS, MANY = 24, 6, 64
 
@@ -73,6 +75,23 @@ def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, ou
     turns, each = turns_of(gated), max(1, experts)
     halves = blocks.unflatten(0, (-1, turns)).unbind(1)
     return torch.cat([part(one)[: outer // turns // each] for half in halves for one in half.chunk(each)])
+
+
+def replace_rows(blocks: Tensor, rows: Tensor, source: Tensor, numbers: Tensor) -> None:
+    """Make these rows of a packed weight those of another, in place. blocks, source: [O / B, .., B, ..]. rows, numbers:
+    int64[N]."""
+    block, kind = blocks.shape[2], _BITS[blocks.dtype.itemsize]
+    found = source.view(kind)[numbers // block, :, numbers % block]
+    blocks.view(kind)[rows // block, :, rows % block] = found
+
+
+def only_rows(blocks: Tensor, rows: Tensor) -> Tensor:
+    """Only these rows of a packed weight, [O / B, .., B, ..]."""
+    made = blocks.new_empty((-(-len(rows) // blocks.shape[2]), *blocks.shape[1:]))
+    pages.advise(made)
+    made.view(torch.uint8).zero_()  # padding
+    replace_rows(made, torch.arange(len(rows)), blocks, rows)
+    return made
 
 
 def filled(rows: Tensor, block: int) -> Tensor:
