@@ -37,7 +37,7 @@ drafting
   draft_tree SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths
   draft_layers LAYERS: the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (as the head's
     files say)
-  draft_vocab: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto
+  draft_vocab N: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto
     is 32768 of a vocabulary of at least twice as many, or all in texts that say others; full is all
   draft_growth: dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; static: keep as
     many at each depth as the tree has there
