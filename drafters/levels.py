@@ -123,7 +123,8 @@ class TreeDrafter(ABC):
     windows: the window pages, if it reads layers that keep their rows in those.
     recurrent: whether it has recurrent layers. whole: whether captured steps of a device can draft with it; else these
     run in parts. beyond: pages past those of a text that its passes may write to.
-    vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now.
+    vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now, while levels of
+    that kind are made or grown.
     chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
@@ -277,6 +278,7 @@ class TreeDrafter(ABC):
                 grown.add(tokens[index], level, index)
             if all(grown.over for grown in growing):
                 break
+        self.narrow = False
         for sequence in sequences:
             self.began(sequence)
 
@@ -307,6 +309,7 @@ class TreeDrafter(ABC):
                 narrow = self.vocabulary is not None
                 kind = _Kind(count, self._room(pages), apart, shape.price is not None, narrow)
                 made = self._made(shape, vocab_size, kind)
+                self.narrow = False
                 if all(made is not kept for _, kept in self._levels[: self._ahead]):
                     self._levels.insert(self._ahead, self._levels.pop())  # before those of requests that came meanwhile
                     self._ahead += 1

@@ -66,7 +66,7 @@ def multiplies_bf16() -> bool:
     return any(map(Processor.here().has, _BF16))
 
 
-#: Tokens that ``--draft-vocab auto`` drafts, of a vocabulary of at least twice as many: two to four in a hundred tokens
+#: Tokens that ``--draft-vocab auto`` drafts, of a vocabulary of at least twice as many: one to four in a hundred tokens
 #: of an English text are then missing where they first occur (with Qwen2.5's tokenizer).
 AUTO_VOCAB, DRAFTED = "auto", 1 << 15
 #: State pages of a running text (its state, its mark and two spares), of a step that runs ahead of the host, and of

@@ -15,6 +15,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.vocabulary import drafted_tokens
 from foresay.server.settings.config import EngineConfig
+from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier.heads.vocabulary import MOST_MISSING, WINDOW, DraftVocabulary
 from foresay.verifier.model.linear import Linear
@@ -160,10 +161,10 @@ def narrowed(drafter: TreeDrafter, monkeypatch: pytest.MonkeyPatch) -> set[bool]
     return found
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["smollm", "qwen3_5"])
+def directory(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pair")
-    make_pair("smollm", root, torch.float32)
+    make_pair(request.param, root, torch.float32)
     for each in ("target", "draft"):
         write_tokenizer(root / each, 290)
     return root
@@ -184,6 +185,28 @@ def test_a_draft_model_with_fewer_tokens_changes_no_text(directory, few, vocab, 
     assert drafter.vocabulary is None or not drafter.vocabulary._texts, "texts are forgotten"
     if shape:
         assert used == {"auto": {True, False}, "100": {True}, "full": {False}}[vocab]
+
+
+@pytest.mark.parametrize("directory", ["smollm"], indirect=True)
+def test_a_draft_model_that_also_drafts_for_the_targets_copy(directory, few) -> None:
+    """Levels of its own are cut, those of the copy's rounds are not."""
+    draft = f"draft_model:{directory / 'draft'}"
+    engine = witnessed(build_engine(config(directory / "target", f"{draft},{draft} > self:int8", max_seqs=4)))
+    jobs = jobs_of(290, (9, 30, 17, 1, 40), 40)
+    expected = plain(load_decoder(directory / "target"), jobs)
+    for _ in range(3):
+        assert_same(expected, run(engine, jobs))
+
+
+@pytest.mark.parametrize("vocab", ["auto", "100"])
+@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
+def test_what_ships_with_the_bundled_target_drafts_fewer(few, kind, vocab) -> None:
+    target, draft = BUNDLED / "target", f"{kind}:{BUNDLED / kind.removesuffix('_model')}"
+    engine = witnessed(build_engine(config(target, draft, draft_vocab=vocab, draft_tree="3,2,1")))
+    vocabulary = drafter_of(engine, kind).vocabulary
+    assert vocabulary is not None and len(vocabulary.token_ids) == (64 if vocab == "auto" else 100)
+    jobs = jobs_of(4096, (9, 30, 17), 30)
+    assert_same(plain(load_decoder(target), jobs), run(engine, jobs))
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Some of a drafter's tokens, on a CPU, with the output matrix for only these.
 
-Of a draft model with 152,000 tokens the output matrix is a third of what a pass reads, and most of its rows are never
-drafted. Which rows are kept follows what is said::
+Of a draft model with 152,000 tokens the output matrix can be a third of what a pass reads, and most of its rows are
+never drafted. Which rows are kept follows what is said::
 
     at first     the first ids (tokenizers number byte pairs by how often they occur) and the ends of texts
     then         each committed token, of prompts too, replaces the least recently used one

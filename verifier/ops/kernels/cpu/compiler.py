@@ -127,7 +127,8 @@ class _Child:
 
 def _serve(connection: Connection, seconds: int) -> None:
     """Compile what comes, until nothing does. seconds: of processor time for each."""
-    Path("/proc/self/comm").write_text(NAME)
+    with suppress(OSError):  # a system without /proc
+        Path("/proc/self/comm").write_text(NAME)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(EOFError, OSError):  # the parent has ended
         while connection.poll(_IDLE):
