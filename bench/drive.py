@@ -294,8 +294,10 @@ def torchs_threads(count: int) -> Iterator[None]:
 
 
 def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:
-    """A few tokens through every engine: first calls allocate and compile."""
+    """A few tokens through every engine, and what it prepares while nobody asks: first calls allocate and compile."""
     for engine in engines:
+        while engine.prepare_one():
+            pass
         run(engine, request(prompt, 8, temperature=1.0))
 
 

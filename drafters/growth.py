@@ -38,8 +38,12 @@ from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import Above, Kept
+from foresay.verifier.ops.rows import join_columns
 from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
+from foresay.verifier.ops.trees import known_tokens
 
+#: More tokens than any vocabulary has.
+_ANY = 1 << 31
 #: A dynamic tree considers at least this many children of a node, if it has as many nodes. This costs little.
 _LEAST_LOOKED = 8
 
@@ -309,7 +313,8 @@ class Growth:
         plan, state = self.plan, self.state
         if plan.dynamic:
             return self._cut()
-        tokens = torch.cat([state.roots[:, None], *(level.tokens for level in self.levels)], dim=1).clamp(min=0)
+        tokens = join_columns(state.roots[:, None].contiguous(), *(level.tokens for level in self.levels))
+        tokens = known_tokens(tokens, _ANY)
         counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
         parents, words, depths = plan.whole
         if not plan.shape.is_chain:

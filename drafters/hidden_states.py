@@ -30,6 +30,8 @@ from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
+from foresay.verifier.ops.rows import put_rows, take_rows
+from foresay.verifier.ops.trees import rows_of_paths
 
 #: How many positions a recording has room for: those of a step, not those of a prompt.
 _RECORDED = (4, 16)
@@ -266,13 +268,10 @@ class TextStateDrafter(HiddenStateDrafter):
 
     def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
         """Store the features of the accepted path. What is stored after it is scratch, as its slots are."""
-        path, slots = (each[:, : levels + 1] for each in (taken.paths.paths, taken.slots))
-        order = torch.arange(state.size, device=path.device)[:, None]
-        rows = (path.clamp(min=0) + order * taken.slots.shape[1]).flatten()
-        positions = state.lengths.long()[:, None] + torch.arange(path.shape[1], device=path.device)
+        count = min(levels + 1, taken.slots.shape[1])
+        rows, positions, slots = rows_of_paths(taken.paths.paths, taken.slots, state.lengths, count)
         assert self.needs is not None, "it reads hidden states"
-        read = {name: taken.features[name].index_select(0, rows) for name in self.needs.names}
-        self.keep(read, positions.flatten(), slots.flatten())
+        self.keep({name: take_rows(taken.features[name], rows) for name in self.needs.names}, positions, slots)
 
 
 def _count(features: Features) -> int:
@@ -310,7 +309,7 @@ class FeatureDrafter(TextStateDrafter):
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         """Store the fused features."""
-        self.rows.index_copy_(0, slots, self.fuse(features))
+        put_rows(self.rows, slots, self.fuse(features))
 
     @property
     def rows(self) -> Tensor:
@@ -319,7 +318,7 @@ class FeatureDrafter(TextStateDrafter):
 
     def before(self, state: StepState, levels: int) -> Tensor:
         """[S * F, H]: the features for the tokens of the first pass, those of one position before."""
-        return self.rows.index_select(0, self.ends(state, levels).slots_before(state))
+        return take_rows(self.rows, self.ends(state, levels).slots_before(state))
 
 
 def marginal_logits(growth: Growth, logits: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -125,6 +125,7 @@ class TreeDrafter(ABC):
     run in parts. beyond: pages past those of a text that its passes may write to.
     vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now, while levels of
     that kind are made or grown.
+    staged: whether a CPU drafts in several calls, with the host in between.
     chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
@@ -137,6 +138,7 @@ class TreeDrafter(ABC):
     recurrent: bool = False
     whole: bool = True
     beyond: int = 0
+    staged: bool = False
     chains_apart: bool = False
     vocabulary: DraftVocabulary | None = None
     narrow: bool = False
@@ -237,14 +239,14 @@ class TreeDrafter(ABC):
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
                 apart = self.free and self._adjusts(grown.sequence) and by_path(grown.sequence)
-                kind = grown.shape, grown.shape.price is None, apart, self._narrows(grown.sequence)
+                kind = grown.shape, grown.shape.price is None, apart, self.narrows(grown.sequence)
                 together.setdefault(kind, []).append(index)
         for (_, _, apart, _), members in together.items():
             self._grow([growing[index] for index in members], apart)
         self._grown.update((grown.sequence.id, grown) for grown in growing if grown.depth)
         return [grown.tree(self.name) for grown in growing]
 
-    def _narrows(self, sequence: SequenceState) -> bool:
+    def narrows(self, sequence: SequenceState) -> bool:
         """Whether only the tokens of its vocabulary are drafted for a sequence."""
         return self.vocabulary is not None and self.vocabulary.covers(sequence.id)
 
@@ -320,7 +322,7 @@ class TreeDrafter(ABC):
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: the rest is padding
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
-        kind = _Kind(count, pages, apart, first.shape.price is not None, self._narrows(first.sequence))
+        kind = _Kind(count, pages, apart, first.shape.price is not None, self.narrows(first.sequence))
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 
     def _room(self, pages: int) -> int:
@@ -346,10 +348,14 @@ class TreeDrafter(ABC):
         self._levels.append((kind, made))
         return made
 
+    def said(self, sequence: SequenceState) -> None:
+        """Update the vocabulary."""
+        if self.vocabulary is not None:
+            self.vocabulary.said(sequence.id, sequence.tokens, sequence.prompt_length, sequence.private)
+
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Update the calibration, and the vocabulary."""
-        if self.vocabulary is not None:
-            self.vocabulary.said(sequence.id, sequence.tokens, sequence.prompt_length)
+        self.said(sequence)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from foresay.spec.names import together
 from foresay.spec.price import Bar, Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
+from foresay.spec.shape import WHOLE_CHAIN
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape, merge
 from foresay.verifier.graphs.buckets import MakeProposers
@@ -37,24 +39,39 @@ class Drafts:
     """Implements :class:`foresay.verifier.graphs.proposer.Proposer`, with the same passes and stores as outside
     captures.
 
-    vocab_size: the target's.
+    vocab_size: the target's. exact: whether it drafts only exactly its shape, since each row takes time, as on a CPU;
+    and only the drafter's vocabulary, if it has one.
     """
 
-    def __init__(self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int) -> None:
+    def __init__(
+        self, drafter: TreeDrafter, shape: TreeShape, sequences: int, vocab_size: int, exact: bool = False
+    ) -> None:
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.needs: FeatureRequest | None = drafter.needs
         self.readers: Sequence[KeepsFeatures] = _readers([drafter])
-        self.reach = drafter.reach(self.shape.levels)
-        columns = drafter.columns(vocab_size)
+        self.reach, self.exact = drafter.reach(self.shape.levels), exact
+        self._narrow = exact and drafter.vocabulary is not None
+        with self._narrowed():
+            columns = drafter.columns(vocab_size)
         self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
         self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
         self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
         self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
         self._grown: dict[str, TreeBuilder] = {}
 
+    @contextmanager
+    def _narrowed(self) -> Iterator[None]:
+        """What is recorded in the block drafts only the drafter's vocabulary, if this does."""
+        self.drafter.narrow = self._narrow
+        try:
+            yield
+        finally:
+            self.drafter.narrow = False
+
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
-        return self.grown(state).tree()
+        with self._narrowed():
+            return self.grown(state).tree()
 
     def grown(self, state: StepState) -> Growth:
         """Grow all levels."""
@@ -85,6 +102,9 @@ class Drafts:
     def reaches(self, scheduled: ScheduledSequence) -> bool:
         """The same for only this drafter's part of the plan."""
         shape = self._planned(scheduled)
+        if self.exact:
+            wide = self.drafter.narrows(scheduled.sequence) == self._narrow
+            return wide and shape.price is None and self.drafter.limited(shape) == self.shape
         if not shape.levels:
             return True
         levels = levels_ahead(shape)
@@ -99,6 +119,8 @@ class Drafts:
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Write how far each tree may grow, and the current calibration."""
+        if self.exact and self.shape.is_chain:
+            return
         calibration = self.drafter.calibration
         shapes = [self._planned(scheduled).limited(self.shape.levels) for scheduled in batch]
         kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
@@ -121,7 +143,10 @@ class Drafts:
         return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """Add the chances of a dynamic tree, which the calibration will learn from."""
+        """Add the chances of a chain or of a dynamic tree, which the calibration will learn from."""
+        if self.shape.is_chain:
+            chances = self.drafter.calibration.chain(kind_of(sequence.sampling), len(tree) - 1)
+            return replace(tree, chances=(1.0, *chances))
         if not more:
             return tree
         *parts, chosen = more
@@ -137,6 +162,7 @@ class Drafts:
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Set marks, and update the calibration."""
         self.drafter.collected(sequence, tree, path)
+        self.drafter.said(sequence)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
         else:
@@ -329,6 +355,24 @@ def by_plan(
         return [_read_along(proposer, [model for model, _ in models]) for proposer in proposers]
 
     return made
+
+
+def on_cpu(
+    models: Sequence[tuple[TreeDrafter, int]], vocab_size: int, pinned: TreeShape | None = None
+) -> list[Proposer]:
+    """The proposers of steps that a CPU records whole: of one text that drafts a chain. None if the host is needed for
+    a model's chains: others that draft for it would not be told what was committed. The rest as for :func:`by_plan`;
+    pinned: the shape of every draft."""
+    known = [model for model, _ in models]
+    if any(model.staged for model in known):
+        return []
+    shapes = [TreeShape.chain(levels) for levels in range(1, WHOLE_CHAIN + 1)] if pinned is None else [pinned]
+    return [
+        _read_along(Drafts(model, shape, 1, vocab_size, exact=True), known)
+        for model, most in models
+        for shape in shapes
+        if shape.is_chain and 0 < shape.levels <= most
+    ]
 
 
 def planned_shapes(most: int) -> list[TreeShape]:

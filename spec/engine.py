@@ -168,7 +168,7 @@ class Engine:
         return self.prefix is not None and self.prefix.keep_one()
 
     def prepare_one(self) -> bool:
-        """Do a piece of what more texts at once would wait for, tens of milliseconds; False if nothing is left."""
+        """Do a piece of what later texts would wait for, at most some tenths of a second; False if nothing is left."""
         return next(self._ahead, self) is not self
 
     def observe(self, observer: Observer) -> None:

@@ -117,6 +117,8 @@ class Template:
 MAX_NODES = 64
 #: Rows of prompts in one step, at most.
 MAX_CHUNK = 256
+#: A CPU records the steps of one text that drafts a chain of up to so many tokens; longer ones are rare.
+WHOLE_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)

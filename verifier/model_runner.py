@@ -32,7 +32,7 @@ from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AcceptedPaths
 from foresay.verifier.ops.recurrence import replay, replay_paths
-from foresay.verifier.ops.rows import take_rows
+from foresay.verifier.ops.rows import join_columns, take_rows
 from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
 
@@ -58,7 +58,7 @@ def verify(store: KVStore, rows: StaticRows, sampled: Tensor, batch: ForwardBatc
     no_depths = nodes  # nothing here reads them
     tree = DeviceTree(tokens, parents, words, no_depths, nodes, chain=False)
     paths = accept_and_move(store, tree, at_nodes, own, None, *windowed)
-    return torch.cat((paths.lengths[:, None], paths.paths, at_nodes), dim=1)
+    return join_columns(paths.lengths[:, None], paths.paths, at_nodes)
 
 
 def accept_and_move(

@@ -3,7 +3,7 @@ classes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -11,6 +11,7 @@ from itertools import chain
 import msgspec
 import torch
 
+from foresay.drafters.proposer import on_device
 from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
@@ -23,12 +24,13 @@ from foresay.server.engine.drafting import (
     capture_levels,
     capture_of,
     capture_passes,
+    record_steps,
     runner_of,
 )
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
 from foresay.server.engine.taken_over import Witness, opened
-from foresay.server.engine.vocabulary import tokenizer
+from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun, Resolved, choose_draft, short_name, target_directory
 from foresay.spec.engine import Engine
@@ -162,8 +164,11 @@ def _built(
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         report("taking over the previous engine's measurements")
     profile_run = ProfileRun(info, verifier, pool, costs, report, *_mixture(loading))
-    drafting, runner = _drafting(loading, verifier, drafters, profile_run, capture)
-    root, shape, budget = profile_run.root_seconds(runner), drafting.shape, drafting.budget
+    drafting, runner, recording = _drafting(loading, verifier, drafters, profile_run, capture)
+    for model in () if disk is None else map(on_device, drafters):  # after what was only measured
+        if model is not None and model.vocabulary is not None:
+            remember_tokens(model.vocabulary, loading.target, model.name)
+    root, shape, budget = profile_run.root_seconds(runner if capture else None), drafting.shape, drafting.budget
     info = msgspec.structs.replace(
         info,
         draft_shape=shape.widths,
@@ -193,6 +198,7 @@ def _built(
         crowded=threads.crowded,
         ahead=chain(
             () if disk is None else disk.touched(),
+            recording,
             () if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
         ),
     )
@@ -274,24 +280,27 @@ def _drafting(
     drafters: Sequence[Drafter],
     profile_run: ProfileRun,
     capture: Capture | None,
-) -> tuple[Drafting, StepRunner | None]:
-    """The drafting, by measured costs, and the step runner (None: the default). capture: a GPU's."""
+) -> tuple[Drafting, StepRunner, Iterator[None]]:
+    """The drafting, by measured costs, the step runner, and what may be recorded for it later. capture: a GPU's."""
     config, report, chunk = loading.config, loading.report, loading.device.chunk
     if capture is None:
-        drafting = Drafting.of(config, drafters, profile_run)
+        drafting = Drafting.of(config, drafters, profile_run, verifier)
         for _ in capture_levels(verifier, drafting, 1, 1, Eager):  # what the first request needs: a CPU records it
             pass
-        return drafting, None
+        runner, recording = record_steps(verifier, drafting)
+        next(recording, None)
+        return drafting, runner, recording
     report("compiling kernels")  # first: measurements must not include compilation
     shape = pinned(config)
     shapes = COMPILED if shape is None else (shape,)
     for member in [*drafters, None][: max(1, len(drafters))]:
         for each in shapes[:1] if member is None else shapes:
             profile_run.compile(member, each, config.max_seqs, chunk)
-    drafting = Drafting.of(config, drafters, profile_run)
+    drafting = Drafting.of(config, drafters, profile_run, verifier)
     for part in capture_levels(verifier, drafting, loading.length, config.max_seqs, capture):
         report("capturing drafts", part)
-    return drafting, runner_of(verifier, drafting, loading.length, config.max_seqs, chunk, capture, report)
+    runner = runner_of(verifier, drafting, loading.length, config.max_seqs, chunk, capture, report)
+    return drafting, runner, iter(())
 
 
 def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:

@@ -32,7 +32,7 @@ from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
-from foresay.spec.shape import MAX_CHUNK
+from foresay.spec.shape import MAX_CHUNK, WHOLE_CHAIN
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
@@ -107,6 +107,8 @@ class ProfileRun:
                 break
             engine.cancel("rehearsal")  # a short text takes few pages
             for shape in [shape for shape in shapes if shape in left]:
+                if runner is not None and shape.is_chain:  # a whole step is cheaper after one of its kind
+                    self._step(engine, shape, room)
                 spent = self._step(engine, shape, room) if shape in left else None
                 if spent is not None and turn:  # the first one warms up
                     times.setdefault(shape, []).append(spent)
@@ -306,23 +308,28 @@ class ProfileRun:
         forward.logits[:1].cpu()  # waits for the device
         return time.perf_counter() - begun, forward.woken
 
-    def draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
+    def draft_cost(
+        self, drafter: Drafter, most: int, whole: Callable[[], StepRunner | None] = lambda: None
+    ) -> DraftCost:
         """What a draft of this drafter costs: the first level, each further level of a tree, and each further row.
 
-        most: greatest depth that it can draft.
+        most: greatest depth that it can draft. whole: makes the runner whose steps with a chain of one and of
+        ``WHOLE_CHAIN`` tokens are whole, if there are such.
         """
         drafts = self._costs.drafts
         if drafter.name not in drafts:
             self._report("measuring what drafting costs")
-            drafts[drafter.name] = self._draft_cost(drafter, most)
+            drafts[drafter.name] = self._draft_cost(drafter, most, whole())
         return drafts[drafter.name]
 
-    def _draft_cost(self, drafter: Drafter, most: int) -> DraftCost:
+    def _draft_cost(self, drafter: Drafter, most: int, runner: StepRunner | None) -> DraftCost:
         one, tree = TreeShape.chain(1), DRAFTED.limited(most)
         # A dynamic tree that stops after one level: what it takes beyond a chain is the cost of deciding.
         opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
         apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
-        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))))
+        if runner is not None and most > 1:
+            apart = [TreeShape.chain(min(most, WHOLE_CHAIN))]
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))), runner=runner)
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         first, deep = took.get(one), took.get(tree)
         if first is None:  # no room to draft anything

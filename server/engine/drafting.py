@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from foresay.drafters.combined import CombinedDrafter, RoutedDrafter, configured, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.drafters.proposer import Drafts, by_plan, on_device
+from foresay.drafters.proposer import Drafts, by_plan, on_cpu, on_device
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.engine.parameters import pinned
+from foresay.server.engine.recorded import recorded
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
@@ -54,7 +55,9 @@ class Drafting:
     cost: CostModel
 
     @classmethod
-    def of(cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun) -> Drafting:
+    def of(
+        cls, config: EngineConfig, drafters: Sequence[Drafter], profile_run: ProfileRun, verifier: ModelRunner
+    ) -> Drafting:
         """Combine the drafters, with the measured cost of steps and, if there is a choice, of each drafter."""
         shape = pinned(config)
         if not drafters or (shape is not None and not shape.levels):
@@ -63,7 +66,7 @@ class Drafting:
         if shape is not None and len(drafters) < 2:
             drafter = RoutedDrafter(PredictionDrafter(cost), drafters[0] if drafters else None, shape)
             return cls(drafter, None, shape, cost)
-        members = [_member(drafter, profile_run) for drafter in drafters]
+        members = [_member(drafter, profile_run, verifier) for drafter in drafters]
         # First: a token that several propose is attributed to the request's prediction.
         budget = Budget([Member.looking(PredictionDrafter(), PREDICTED_LEVELS), *members], cost, shape)
         return cls(CombinedDrafter(budget), budget, budget.shape, cost)
@@ -78,12 +81,19 @@ class Drafting:
         return [(one.drafter, shape.limited(one.levels)) for one in members for shape in shapes]
 
 
-def _member(drafter: Drafter, profile_run: ProfileRun) -> Member:
+def _member(drafter: Drafter, profile_run: ProfileRun, verifier: ModelRunner) -> Member:
     entry = entry_of(drafter)
     if entry.looks:
         return Member.looking(drafter)
     levels = entry.levels(drafter)
-    return Member.model(drafter, profile_run.draft_cost(drafter, levels), levels)
+
+    def whole() -> StepRunner | None:
+        model = on_device(drafter)
+        proposers = [] if model is None or not model.whole else on_cpu([(model, levels)], verifier.vocab_size)
+        runner, recording = recorded(verifier, drafter, [*proposers[:1], *proposers[1:][-1:]])
+        return runner if sum(1 for _ in recording) else None
+
+    return Member.model(drafter, profile_run.draft_cost(drafter, levels, whole), levels)
 
 
 def capture_passes(
@@ -148,17 +158,34 @@ def runner_of(
 
 def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
     """The drafters in captured steps; None if the host is needed in between."""
-    budget, given, shape = drafting.budget, configured(drafting.drafter), drafting.shape
-    if budget is None:
-        drafter = on_device(given)
-        if drafter is not given or not (drafter is None or drafter.whole):
-            return None
-        return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
-    models = [(on_device(one.drafter), one.levels) for one in budget.members.values() if not one.looks]
-    known = [(model, levels) for model, levels in models if model is not None and model.whole]
-    if len(known) < len(models):
+    budget, shape = drafting.budget, drafting.shape
+    known = _models(drafting)
+    if known is None:
         return None
-    return by_plan(known, len(models) < len(budget.members), verifier, budget.pinned)
+    if budget is None:
+        drafter = known[0][0] if known else None
+        return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
+    return by_plan(known, len(known) < len(budget.members), verifier, budget.pinned)
+
+
+def _models(drafting: Drafting) -> list[tuple[TreeDrafter, int]] | None:
+    """The drafters with logits, and the most levels of each; None if one of the drafters that are no lookups is not
+    part of captured steps."""
+    budget, given = drafting.budget, configured(drafting.drafter)
+    if budget is None:
+        drafters = [] if given is None else [(given, drafting.shape.levels)]
+    else:
+        drafters = [(one.drafter, one.levels) for one in budget.members.values() if not one.looks]
+    found = [(on_device(drafter), levels) for drafter, levels in drafters]
+    known = [(model, levels) for model, levels in found if model is not None and model.whole]
+    return known if len(known) == len(found) else None
+
+
+def record_steps(verifier: ModelRunner, drafting: Drafting) -> tuple[StepRunner, Iterator[None]]:
+    """The step runner of a CPU, and what records its whole steps (:func:`recorded`)."""
+    budget, vocab_size = drafting.budget, verifier.vocab_size
+    proposers = on_cpu(_models(drafting) or [], vocab_size, drafting.shape if budget is None else budget.pinned)
+    return recorded(verifier, drafting.drafter, proposers)
 
 
 def _part(budget: Budget | None, step: SpeculativeStep) -> float:

@@ -37,7 +37,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.request import Footprint
-from foresay.spec.shape import MAX_CHUNK, MAX_NODES
+from foresay.spec.shape import MAX_CHUNK, MAX_NODES, WHOLE_CHAIN
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import Attention
@@ -259,7 +259,7 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
 def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence[DrafterShapes], dtype: str) -> int:
     """Bytes of a CPU's recordings once all are made: for each model the rows of its largest pass, with logits for tree
     nodes; and for each draft model the logits of its levels, for 1, 2, 4 .. sequences, twice: for fixed trees, and for
-    those that end early."""
+    those that end early; and its passes and the target's in the steps that are recorded whole."""
     shape, rows = pinned(config), wanted_rows(config)
     padded = 1 << (config.max_seqs - 1).bit_length()  # to the next power of two
     level_rows = 4 * padded * (_OPEN_ROWS if shape is None else shape.nodes)
@@ -267,7 +267,9 @@ def recorded_bytes(config: EngineConfig, target: ModelConfig, drafters: Sequence
     passes = _pass_bytes(target, dtype, MAX_CHUNK + rows, rows)
     passes += sum(_pass_bytes(model, dtype, MAX_CHUNK, config.max_seqs) for model in drafting)
     made = 2 * config.max_seqs.bit_length() * _ANY_PASS
-    return passes + sum(4 * level_rows * model.vocab_size + made for model in drafting)
+    steps, most = (WHOLE_CHAIN, WHOLE_CHAIN + 1) if shape is None else (int(shape.is_chain), shape.nodes)
+    whole = [steps * (_pass_bytes(target, dtype, most, most) + _pass_bytes(one, dtype, most, most)) for one in drafting]
+    return passes + sum(whole) + sum(4 * level_rows * model.vocab_size + made for model in drafting)
 
 
 def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:

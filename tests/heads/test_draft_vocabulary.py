@@ -13,15 +13,17 @@ from foresay.drafters.levels import TreeDrafter
 from foresay.server.engine import parameters
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import drafts
-from foresay.server.engine.vocabulary import drafted_tokens
+from foresay.server.engine.vocabulary import drafted_tokens, remember_tokens
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ConfigurationError
+from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.heads.vocabulary import MOST_MISSING, WINDOW, DraftVocabulary
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from tests.heads.mtp import Mtp
 from tests.kernels.emulated import emulation_of
+from tests.same_tokens.captured import run_freely
 from tests.same_tokens.models import make_pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, witnessed, write_tokenizer
@@ -62,6 +64,31 @@ def test_its_tokens_can_have_other_ids_in_the_target() -> None:
     assert after(drafted, 3, 1_004) == {*range(1_088, 1_150), 1_000, 1_004}
     x = floats()[:3]
     assert torch.equal(drafted.head.wide(x), Linear(floats()).wide(x)[:, 1_149 - drafted.token_ids])
+
+
+def test_a_later_server_begins_with_what_was_said(tmp_path: Path, monkeypatch) -> None:
+    """In order of their ids, and without what only a private text said; a shorter list has the first of them, and the
+    ends of texts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("foresay.verifier.heads.vocabulary._NEWS", 30)
+    drafted, later, shorter, other = (DraftVocabulary(Linear(floats()), count, [149]) for count in (80, 80, 30, 80))
+    remember_tokens(drafted, BUNDLED / "target", "mtp")
+    drafted.said("a", range(80, 140), 0)
+    drafted.said("b", [*range(140, 148), 5, 81], 0, private=True)
+    drafted.said("c", [145], 0)
+    drafted.finished("c")
+    remember_tokens(later, BUNDLED / "target", "mtp")
+    assert set(later.token_ids.tolist()) - set(range(80)) == {*range(80, 140), 145, 149}
+    assert 0 in after(later, *range(20, 75)) and 145 not in later, "the last ids go first"
+    remember_tokens(shorter, BUNDLED / "target", "mtp")
+    assert {0, 5, 149} <= set(shorter.token_ids.tolist())
+    for target, name in ((tmp_path, "mtp"), (BUNDLED / "target", "eagle3")):
+        remember_tokens(other, target, name)
+        assert set(other.token_ids.tolist()) == {*range(79), 149}, "other ids, or another drafter's"
+    (file,) = (tmp_path / "foresay" / "kernels").iterdir()
+    found = file.read_bytes()
+    later.finished("few are new")
+    assert file.read_bytes() == found
 
 
 def test_a_text_that_says_other_things_gets_the_whole_matrix() -> None:
@@ -207,6 +234,20 @@ def test_what_ships_with_the_bundled_target_drafts_fewer(few, kind, vocab) -> No
     assert vocabulary is not None and len(vocabulary.token_ids) == (64 if vocab == "auto" else 100)
     jobs = jobs_of(4096, (9, 30, 17), 30)
     assert_same(plain(load_decoder(target), jobs), run(engine, jobs))
+
+
+@pytest.mark.parametrize("vocab", ["auto", "100"])
+@pytest.mark.parametrize("kind", ["eagle3", "draft_model"])
+def test_steps_recorded_whole_draft_fewer(few, kind, vocab) -> None:
+    """Of texts that say other things all are drafted, in parts; what is said joins the list after steps of both."""
+    target, draft = BUNDLED / "target", f"{kind}:{BUNDLED / kind.removesuffix('_model')}"
+    engine = build_engine(config(target, draft, draft_vocab=vocab, draft_tokens=2, max_seqs=1))
+    jobs = jobs_of(4096, (9, 30, 17), 40)
+    texts = run_freely(engine, jobs)
+    assert_same(plain(load_decoder(target), jobs), texts)
+    assert isinstance(engine.runner, GraphStepRunner) and engine.runner.counts["launched"] > 4
+    vocabulary = drafter_of(engine, kind).vocabulary
+    assert vocabulary is not None and set(texts[jobs[-1].id].tokens) <= set(vocabulary.token_ids.tolist())
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------

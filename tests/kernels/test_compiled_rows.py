@@ -8,7 +8,17 @@ import torch
 from foresay.verifier.ops.kernels import rows
 from foresay.verifier.ops.launch import row_of, warps
 from foresay.verifier.ops.records import Norm, SplitKSums
-from foresay.verifier.ops.rows import embed, finish_logits, gate_heads, gate_inputs, layer_inputs, pair, take_both
+from foresay.verifier.ops.rows import (
+    embed,
+    finish_logits,
+    gate_heads,
+    gate_inputs,
+    join_columns,
+    layer_inputs,
+    pair,
+    put_rows,
+    take_both,
+)
 from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
@@ -50,11 +60,12 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     def call() -> None:
         tokens = of(6, dtype=torch.int64)
         take_both.launch(of(64, 128), of(64, 128), tokens)
+        put_rows.launch(of(64, 4096), tokens, join_columns.launch(of(6, 2048), of(6, 2048)))
         embed.launch(of(64, 4096), tokens, Norm(of(4096), 1e-5))
         pair.launch(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
 
     made = compile_launches(call, tmp_path, capability)
-    assert set(made) == {"both_rows", "embedded_rows", "paired_rows"}
+    assert set(made) == {"both_rows", "embedded_rows", "paired_rows", "put_rows", "taken_rows"}
     assert all(fits(each, registers=64) for each in made.values())
 
 

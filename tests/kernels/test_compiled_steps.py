@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foresay.verifier.ops.kernels import trees
-from foresay.verifier.ops.trees import accept_paths, advance, lay_out, report, text_ends
+from foresay.verifier.ops.trees import accept_paths, advance, lay_out, report, rows_of_paths, text_ends
 from tests.kernels.compiling import CAPABILITIES, compile_kernel, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -33,9 +33,10 @@ def test_lay_out_and_recent(capability, tmp_path) -> None:
         lay_out.launch(tables, 48, lengths, of(2, 60, dtype=torch.int32), of(2, 60), live)
         advance.launch(of(2, 100), lengths, of(2, 1), of(2, 6), of(2))
         text_ends.launch(of(2, 100), lengths, 6, 1)
+        rows_of_paths.launch(of(2, 60), of(2, 60), lengths, 5)
 
     made = compile_launches(call, tmp_path, capability)
-    assert set(made) == {"lay_out_rows", "advance_rows", "end_rows"}
+    assert set(made) == {"lay_out_rows", "advance_rows", "end_rows", "path_rows"}
     assert all(each.stack == 0 and each.registers <= 64 for each in made.values())
     ptx = made["advance_rows"].ptx
     assert "bar.sync" in ptx[ptx.rindex("ld.global") : ptx.index("st.global")], "all is read before any is written"

@@ -13,7 +13,7 @@ import pytest
 
 from foresay.drafters.combined import CombinedDrafter
 from foresay.drafters.levels import TreeDrafter
-from foresay.drafters.proposer import by_plan
+from foresay.drafters.proposer import by_plan, on_cpu
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.budget import CostModel
@@ -27,13 +27,15 @@ from foresay.spec.price import Price
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.buckets import buckets, sizes, widths
+from foresay.verifier.graphs.buckets import buckets, recorded_steps, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.runner import GraphStepRunner
+from tests.same_tokens import options
 from tests.same_tokens.captured import run_freely
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import Pair, info_of, paged
 from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.witness import Text
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 #: Of a plan that nobody weighed: a budget made it all the same.
@@ -86,18 +88,19 @@ def planned_engine(
     max_seqs: int,
     capture: Capture,
     with_copy: bool = False,
+    whole: bool = False,
 ) -> Engine:
-    """An engine whose budget plans so, with what a device captures for it."""
+    """An engine whose budget plans so, with what a device captures for it; or, ``whole``, with what a CPU records."""
     verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
     if with_copy:
         models = [*models, pair.copy(pool, dynamic=True)]
     members = [*(Member.model(model, cost) for model in models), Member.looking(SuffixDrafter(slice_seconds=math.inf))]
     budget, shape = Changing(members, max_seqs), TreeShape.chain(6)
     drafter, info = CombinedDrafter(budget), info_of(pair.target, pool, max_seqs, shape)
-    tables = widths(info.max_model_len + 2 * OPEN.nodes + 1, pool.page_size)
-    made = buckets(
-        verifier, by_plan([(model, 6) for model in models], True, verifier), capture, (sizes(max_seqs), tables)
-    )
+    tables, most = widths(info.max_model_len + 2 * OPEN.nodes + 1, pool.page_size), [(model, 6) for model in models]
+    made = buckets(verifier, by_plan(most, True, verifier), capture, (sizes(max_seqs), tables))
+    if whole:
+        made = iter([((1, pool.num_pages), list(recorded_steps(verifier, on_cpu(most, verifier.vocab_size))))])
     return Engine(
         info=info,
         pool=pool,
@@ -105,8 +108,18 @@ def planned_engine(
         verifier=verifier,
         drafter=drafter,
         scheduler=Scheduler(pool, None, shape, CostModel([1], [1.0]), max_seqs, 256, budget),
-        runner=GraphStepRunner(verifier, drafter, dict(made)),
+        runner=GraphStepRunner(verifier, drafter, dict(made), run_ahead=not whole),
     )
+
+
+def models_of(made: Pair, pool: PagePool, others: str, directory: Path) -> list[TreeDrafter]:
+    """A draft model, and heads."""
+    models: list[TreeDrafter] = [made.draft_model(pool, dynamic=True)]
+    for kind in ("eagle3", "medusa") if others == "heads" else ():
+        head = head_drafter(kind, directory / kind, made.target, "dynamic")(pool)
+        assert isinstance(head, TreeDrafter)
+        models.append(head)
+    return models
 
 
 @pytest.mark.parametrize(
@@ -115,12 +128,7 @@ def planned_engine(
 )
 def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, others, careful) -> None:
     made, pool = pair("llama2", layers=3), PagePool(65, 16)
-    models: list[TreeDrafter] = [made.draft_model(pool, dynamic=True)]
-    if others == "heads":
-        for kind in ("eagle3", "medusa"):
-            head = head_drafter(kind, tmp_path / kind, made.target, "dynamic")(pool)
-            assert isinstance(head, TreeDrafter)
-            models.append(head)
+    models = models_of(made, pool, others, tmp_path)
     engine = planned_engine(made, models, pool, max_seqs, recorded, with_copy=others == "copy")
     jobs = jobs_of(made.vocab_size, LENGTHS, 60, ("greedy", "cool", "warm"))
     texts = run_freely(engine, jobs, careful)
@@ -129,4 +137,35 @@ def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, oth
     assert isinstance(runner, GraphStepRunner) and isinstance(budget, Changing)
     assert all(budget.kinds[kind] for kind in ("none", "chain", "tree", "found", "both"))
     assert runner.counts["launched"] > 2 * runner.counts["parts"]
-    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 20
+    assert accepted(texts) > 20
+
+
+@pytest.mark.parametrize(
+    ("family", "others", "max_seqs", "careful"),
+    [
+        ("llama2", "", 1, True),
+        ("llama2", "heads", 1, False),
+        ("llama2", "heads", 3, True),
+        ("qwen2_window", "copy", 1, True),
+        ("qwen2_window", "heads", 1, True),
+    ],
+)
+def test_whole_steps_and_steps_in_parts_take_turns(pair, tmp_path: Path, family, others, max_seqs, careful) -> None:
+    """Only one text's chains of up to four are recorded whole, with exactly as many rows as are planned; all else is
+    run in parts, which find the drafter's state as the steps before left it, and the other way round."""
+    made, pool = pair(family, layers=3), PagePool(65, 16)
+    models = models_of(made, pool, others, tmp_path)
+    engine = planned_engine(made, models, pool, max_seqs, recorded, with_copy=others == "copy", whole=True)
+    jobs = jobs_of(made.vocab_size, LENGTHS, 60, ("greedy", "cool", "warm"))
+    jobs = [replace(job, arrives=25 * number) for number, job in enumerate(jobs)]
+    jobs += [replace(job, arrives=200) for group in options.jobs(made.vocab_size, 14).values() for job in group[::4]]
+    texts = run_freely(engine, jobs, careful)
+    assert_same(plain(made.target, jobs), texts)
+    runner = engine.runner
+    assert isinstance(runner, GraphStepRunner)
+    assert runner.counts["launched"] > 10 and runner.counts["parts"] > 20 and not runner.counts["dropped"]
+    assert accepted(texts) > 20
+
+
+def accepted(texts: dict[str, Text]) -> int:
+    return sum(text.statistics.accepted for text in texts.values() if text.statistics)

@@ -22,6 +22,7 @@ from foresay.spec.protocols import FeatureRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier import model_runner
+from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
 from tests.verifier.families import make
@@ -73,11 +74,15 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
         engine.add(Request(id=str(number), prompt=[n % 300 for n in range(5, 300 + number)], params=params))
     while engine.has_work:
         engine.step()
+    while engine.prepare_one():
+        pass
     verifier = engine.runner.verifier
     assert isinstance(verifier, ModelRunner)
     drafting = [made for made in map(on_device, members_of(engine.drafter).values()) if made is not None]
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
     held = verifier.recorded_bytes + sum(made.recorded_bytes for made in drafting) + sum(m.recorded_bytes for m in own)
+    buckets = engine.runner.buckets.values() if isinstance(engine.runner, GraphStepRunner) else ()
+    held += sum(step.recorded_bytes for steps in buckets for step in steps)
     assert 0 < held <= planned[-1] < 8 * held
     stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)

@@ -14,8 +14,9 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import MOST_CHILDREN
+from foresay.verifier.ops.rows import join_columns, put_rows
 from foresay.verifier.ops.sample import best_children, sample_rows
-from foresay.verifier.ops.trees import advance, lay_out, text_ends
+from foresay.verifier.ops.trees import advance, lay_out, rows_of_paths, text_ends
 from tests.kernels.children_cases import sampling_of
 
 KINDS: list[dict[str, Any]] = [
@@ -149,3 +150,23 @@ def test_the_ends_of_texts() -> None:
     assert later.tokens.tolist() == [[2, 3, 4, 5], [9, 9, 9, 9], [7, 7, 7, 7], [3, 4, 6, 6]]
     assert later.lengths.tolist() == [17, 1, 1, 1]
     assert later.roots.tolist() == [3, 4, 8, 14]
+
+
+def test_the_rows_of_paths() -> None:
+    """Of two texts of 9 and 30 tokens, the first of whose paths is over after two nodes."""
+    paths, slots = torch.tensor([[0, 2, -1, -1], [0, 1, 2, 3]]), torch.arange(100, 108).view(2, 4)
+    lengths = torch.tensor([9, 30], dtype=torch.int32)
+    rows, positions, own = rows_of_paths(paths, slots, lengths, 3)
+    assert rows.tolist() == [0, 2, 0, 4, 5, 6]
+    assert positions.tolist() == [9, 10, 11, 30, 31, 32]
+    assert own.tolist() == [100, 101, 102, 104, 105, 106]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_rows_side_by_side_and_put_where_they_belong(dtype) -> None:
+    wide = torch.arange(60).view(3, 20).to(dtype)
+    parts = [wide[:, at : at + width].contiguous() for at, width in ((0, 1), (1, 16), (17, 3))]
+    joined, table = join_columns(*parts), torch.zeros(5, 20, dtype=dtype)
+    assert torch.equal(joined, wide)
+    put_rows(table, torch.tensor([4, 0, 2]), joined)
+    assert torch.equal(table[[4, 0, 2]], wide) and not table[[1, 3]].any()

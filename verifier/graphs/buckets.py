@@ -16,7 +16,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import Raw, ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Sizes
-from foresay.verifier.graphs.capture import Arrival, Capture
+from foresay.verifier.graphs.capture import Arrival, Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.graphs.step import SpeculativeStep
@@ -138,6 +138,16 @@ def buckets(
             for step in steps:
                 step.capture(capture)
             yield (size, pages), steps
+
+
+def recorded_steps(model: ModelRunner, proposers: Sequence[Proposer]) -> Iterator[SpeculativeStep]:
+    """Record a step of one sequence with each of these, for a CPU."""
+    store, reach = model.store, max(2, *(proposer.reach for proposer in proposers))
+    state = StepState(1, store.pool.num_pages, store.pool.page_size, reach, store.device, store.windows)
+    for proposer in proposers:
+        step = SpeculativeStep(model, proposer, state, timed=True)
+        step.capture(recorded)
+        yield step
 
 
 def _prompt_batches(model: ModelRunner, pages: int, prompts: Mapping[int, Sequence[int]]) -> dict[int, ForwardBatch]:

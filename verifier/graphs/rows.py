@@ -102,6 +102,7 @@ class TextEnds:
     def __init__(self, sequences: int, count: int, first: int, device: torch.device) -> None:
         self.count, self._first = count, first
         self._numbers, self._words, self._depths = chain_words(sequences, count, device)
+        self._before = self._numbers - 1
 
     def rows(self, state: StepState, known: Callable[[Tensor], Tensor] | None = None, live: bool = False) -> StaticRows:
         """The rows; the roots' logits are requested. known: maps the text's tokens to the model's. live: see
@@ -112,8 +113,8 @@ class TextEnds:
 
     def slots_before(self, state: StepState) -> Tensor:
         """int64[S * F]: the slot of the token before each."""
-        before = text_ends(state.recent, state.lengths, self.count, self._first).lengths - 1
-        return lay_out(state.tables, state.page_size, before, self._depths, self._numbers, state.live)[1]
+        begins = text_ends(state.recent, state.lengths, self.count, self._first).lengths
+        return lay_out(state.tables, state.page_size, begins, self._depths, self._before, state.live)[1]
 
 
 def chain_words(sequences: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

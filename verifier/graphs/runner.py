@@ -70,21 +70,23 @@ class GraphStepRunner(StepRunner):
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
         texts = [scheduled for scheduled in batch if not scheduled.prefill]
         prompts = batch[len(texts) :]
-        launched = self._launched(texts, prompts)
+        launched = self._launched(texts, prompts, watch)
         if launched is None:
             self.rest()
             self._last = None
             self.counts["parts"] += 1
             return super().run(batch, watch)
-        watch.lap("propose")
+        if not launched.step.timed:
+            watch.lap("propose")
         self.counts["launched"] += 1
         if not prompts and self._may_run_ahead(launched):
-            self._ahead = self._launch(launched.step, launched.batch, 1)
+            self._ahead = self._launch(launched.step, launched.batch, watch, 1)
         read = [self._read(launched, prompt, None) for prompt in prompts if prompt.shape is None]
         outcome = launched.step.outcome(launched.arrival.wait())
         self.woken = outcome.woken
-        watch.lap("forward")
-        watch.share("forward", "propose", launched.step.drafting)
+        if not launched.step.timed:
+            watch.lap("forward")
+            watch.share("forward", "propose", launched.step.drafting)
         results = [*self._arrived(launched, texts, outcome), *read]
         results += [self._read(launched, prompt, outcome.first) for prompt in prompts if prompt.shape is not None]
         watch.lap("commit")
@@ -130,7 +132,9 @@ class GraphStepRunner(StepRunner):
             self.counts["dropped"] += 1
             self._ahead = self._last = None
 
-    def _launched(self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence]) -> Launched | None:
+    def _launched(
+        self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence], watch: Stopwatch
+    ) -> Launched | None:
         """Launch the step of this plan; None if it has to run in parts. prompts: sequences whose prompt is computed."""
         step, sequences = self._captured(batch, prompts), [scheduled.sequence for scheduled in batch]
         if step is None:
@@ -144,7 +148,7 @@ class GraphStepRunner(StepRunner):
         for prompt in prompts:
             assert step.prompt is not None, "one with room for it was chosen"
             step.prompt.write([rows_of(prompt, DraftTree.chain(prompt.sequence.tokens[-1:]))])
-        return self._begin(step, batch)
+        return self._begin(step, batch, watch)
 
     def _captured(self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence]) -> SpeculativeStep | None:
         """The step that can run this plan; None if none can."""
@@ -159,12 +163,12 @@ class GraphStepRunner(StepRunner):
     def _with_room(self, sequences: list[SequenceState]) -> Iterator[SpeculativeStep]:
         """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
         for (size, pages), steps in self.buckets.items():
-            rows = max(map(reach, steps))
+            rows = max(map(reach, steps), default=0)
             fits = len(sequences) <= size
             if fits and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
                 yield from steps
 
-    def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> Launched | None:
+    def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence], watch: Stopwatch) -> Launched | None:
         """Launch the step of a plan; inputs that the device does not have yet are written first."""
         sequences, state = [scheduled.sequence for scheduled in batch], step.state
         if not reserved(sequences, step.proposer.shape.nodes) or not step.proposer.prepare(sequences):
@@ -174,9 +178,11 @@ class GraphStepRunner(StepRunner):
             state.join(
                 [BatchSlot(s.table.pages, s.table.length, s.tokens, s.sampling, s.noise.seed) for s in sequences]
             )
-        return self._launch(step, batch)
+        return self._launch(step, batch, watch)
 
-    def _launch(self, step: SpeculativeStep, batch: list[ScheduledSequence], ahead: int = 0) -> Launched:
+    def _launch(
+        self, step: SpeculativeStep, batch: list[ScheduledSequence], watch: Stopwatch, ahead: int = 0
+    ) -> Launched:
         """ahead: steps before it whose outcome is not known yet."""
         tables = [scheduled.sequence.table for scheduled in batch]
         pages, lengths = [list(table.pages) for table in tables], [table.length for table in tables]
@@ -185,7 +191,7 @@ class GraphStepRunner(StepRunner):
         step.proposer.write(batch)
         raw = self._launch_with_stop(step, batch) if any(map(needs_stop, batch)) else ()
         if not raw:
-            step.launch()
+            step.run(watch)
         return Launched(step, batch, lengths, pages, step.fetched(), raw)
 
     def _launch_with_stop(self, step: SpeculativeStep, batch: list[ScheduledSequence]) -> list[Raw]:

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from foresay.spec.protocols import Features, Verified, mean_woken
 from foresay.spec.sample import BROKEN
+from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import ForwardBatch, StaticRows
-from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, unpacked, without_stops
+from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, recorded_bytes, unpacked, without_stops
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, followed_by, rows_of
 from foresay.verifier.graphs.state import StepState
@@ -76,7 +78,8 @@ class SpeculativeStep:
     V]; None where it is always launched whole. commits: whether accepted paths advance recurrent states. drafting:
     drafting's expected share of its time, since its end is not visible; 0 where it is not needed. prompt: the rows of a
     prompt that are computed in the same pass, written by the host before each launch, which many steps may share; None:
-    there are none. prompt_rows: for how many of them it is meant.
+    there are none. prompt_rows: for how many of them it is meant. timed: whether it runs while the host waits, part by
+    part, as on a CPU.
     """
 
     drafting: float = 0.0
@@ -90,8 +93,9 @@ class SpeculativeStep:
         commits: bool = True,
         prompt: ForwardBatch | None = None,
         prompt_rows: range = NO_PROMPT,
+        timed: bool = False,
     ) -> None:
-        self.model, self.proposer, self.state = model, proposer, state
+        self.model, self.proposer, self.state, self.timed = model, proposer, state, timed
         self.prompt, self.prompt_rows = prompt, prompt_rows
         self.logits, self._commits = logits, commits
         nodes, device = proposer.shape.nodes, state.device
@@ -104,7 +108,7 @@ class SpeculativeStep:
     def capture(self, capture: Capture) -> None:
         """Capture it: whole as ``launch``, and as ``stopping`` with a stop, unless that is None."""
         self.stopping = None if self.logits is None else capture(self.parts)
-        self.launch = capture(without_stops(self))
+        self.launch = capture(partial(self.parts, stops=False) if self.timed else without_stops(self))
 
     def __call__(self) -> None:
         """Launch it whole."""
@@ -115,6 +119,9 @@ class SpeculativeStep:
         """Launch it, with a stop after the pass or without."""
         with torch.inference_mode():
             tree = self.proposer.propose(self.state)
+        if self.timed:
+            yield
+        with torch.inference_mode():
             nodes = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths)
             rows = rows_of(self.state, nodes, live=self.state.states is not None, store=self.model.store)
             if self._mixed:  # rows behind a tree's last node wake no experts
@@ -125,11 +132,25 @@ class SpeculativeStep:
             self._woken = woken_of(spans)
             if stops:
                 logits = self._show(tree, logits)
-        if stops:
+        if stops or self.timed:
             yield
         with torch.inference_mode():
             self._verify(tree, rows, logits, features)
         yield
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Bytes that a recording of it holds."""
+        return recorded_bytes(self.launch)
+
+    def run(self, watch: Stopwatch) -> None:
+        """Launch it whole; a timed one has then run."""
+        if not self.timed:
+            self.launch()
+            return
+        for number, phase in enumerate(("propose", "forward", "draw")):
+            self.launch.run(number)
+            watch.lap(phase)
 
     def _show(self, tree: DeviceTree, logits: Tensor) -> Tensor:
         """Copy to where the host looks at the stop; returns the logits there."""
@@ -173,7 +194,7 @@ class SpeculativeStep:
 
     def fetched(self) -> Arrival:
         """Start to copy the outcome to the host, after the step itself."""
-        return fetched(self._whole)
+        return Arrival(self._whole, None) if self.timed else fetched(self._whole)
 
     def outcome(self, whole: Tensor) -> Outcome:
         """The outcome that arrived."""

@@ -22,7 +22,7 @@ from foresay.verifier.model.linear import Linear, Matrix
 from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.rope import RopeTable
 from foresay.verifier.ops.records import Norm
-from foresay.verifier.ops.rows import add_norm, finish_logits, norm, take_rows
+from foresay.verifier.ops.rows import add_norm, finish_logits, join_columns, norm, take_rows
 
 #: The factor and the cap of logits.
 Finish = tuple[float, float | None]
@@ -117,7 +117,7 @@ class PagedHead:
     def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         if "fc_norm" in self.config.flags:
             parts = [norm(part, self._norms[f"fc_norm.{index}"]) for index, part in enumerate(parts)]
-        fused = torch.cat(parts, dim=-1)
+        fused = join_columns(*parts)
         if "norm_before_fc" in self.config.flags:
             fused = norm(fused, self._norms["input_norm"])
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)

@@ -5,6 +5,7 @@ never drafted. Which rows are kept follows what is said::
 
     at first     the first ids (tokenizers number byte pairs by how often they occur) and the ends of texts
     then         each committed token, of prompts too, replaces the least recently used one
+    later        a server begins with the tokens of the one before
     a text       of which too many tokens were missing lately is drafted with the whole matrix
 
 The rows are copied in packed form, so a kept token has the bits that it has in the whole matrix. FR-Spec
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,9 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 
 #: The share of a text's tokens that may be missing, and over how many tokens it is a moving average.
-MOST_MISSING, WINDOW = 1 / 32, 128
+MOST_MISSING, WINDOW = 1 / 64, 128
+#: After so many new tokens they are kept for later servers.
+_NEWS = 256
 
 
 @dataclass(slots=True)
@@ -59,6 +62,14 @@ class DraftVocabulary:
         order = (*reversed(range(count - len(late))), *range(count - len(late), count))
         self._rows = OrderedDict((int(self.token_ids[row]), row) for row in order)
         self._texts: dict[str, _Text] = {}
+        self._private, self._news, self._ends = set[int](), 0, self.token_ids[count - len(late) :].tolist()
+        self._kept: Callable[[list[int]], None] | None = None
+
+    def remember(self, tokens: Iterable[int], keep: Callable[[list[int]], None]) -> None:
+        """Begin with the tokens of an earlier server, in order of their ids. keep: is called with the current ones, in
+        this order and without those of private texts, when a text ends and many are new."""
+        self._keep([*reversed([*tokens][: len(self._rows) - len(self._ends)]), *self._ends])
+        self._kept, self._news = keep, 0
 
     @staticmethod
     def can(whole: Linear) -> bool:
@@ -81,26 +92,35 @@ class DraftVocabulary:
         found = self._texts.get(text)
         return not self.adapts or found is None or found.missing <= MOST_MISSING
 
-    def said(self, text: str, tokens: Sequence[int], prompt: int) -> None:
-        """All tokens of a text so far; the first ``prompt`` ones were not the target's choice."""
+    def said(self, text: str, tokens: Sequence[int], prompt: int, private: bool = False) -> None:
+        """All tokens of a text so far; the first ``prompt`` ones were not the target's choice. private: whether nothing
+        of it may be written to disk."""
         known = self._texts.setdefault(text, _Text())
         for token in tokens[max(known.seen, prompt) :]:
             known.missing += ((token not in self._rows) - known.missing) / WINDOW
         fresh, known.seen = tokens[known.seen :], len(tokens)
-        self._keep(list(dict.fromkeys(reversed(fresh)))[: len(self._rows)][::-1])
+        if private:
+            self._private.update(set(fresh).difference(self._rows))
+        else:
+            self._private.difference_update(fresh)
+        self._news += self._keep(list(dict.fromkeys(reversed(fresh)))[: len(self._rows)][::-1])
 
     def finished(self, text: str) -> None:
         """Forget a text."""
         self._texts.pop(text, None)
+        self._private.intersection_update(self._rows)
+        if self._kept is not None and self._news >= _NEWS:
+            self._kept(sorted(set(self._rows) - self._private))
+            self._news = 0
 
     def _row(self, token: int) -> int | None:
         """A token's row of the whole matrix; None if it has none."""
         if self._of is None:
-            return token if token < self._whole.outer else None
+            return token if 0 <= token < self._whole.outer else None
         return self._of.get(token)
 
-    def _keep(self, tokens: Iterable[int]) -> None:
-        """Each token once, the last one last."""
+    def _keep(self, tokens: Iterable[int]) -> int:
+        """Each token once, the last one last; returns how many are new."""
         replaced: dict[int, int] = {}
         for token in tokens:
             if token not in self._rows:
@@ -111,3 +131,4 @@ class DraftVocabulary:
             self._rows.move_to_end(token)
         if replaced:
             self._packed.replace(torch.tensor([*replaced]), self._whole, torch.tensor([*replaced.values()]))
+        return len(replaced)

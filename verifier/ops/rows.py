@@ -43,7 +43,38 @@ def _copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
 def _taken(table: Tensor, indices: Tensor, rows: int, count: Tensor | None, placed: bool) -> Tensor:
     out, width = new((rows, *table.shape[1:]), table), table.shape[1:].numel()
     constants = {"PLACED": placed} | of_any_width(table, width)
-    launch("rows.taken_rows", (rows,), (table, indices, out, width), constants, count, rows=True)
+    launch("rows.taken_rows", (rows,), (table, indices, out, width, width, 0), constants, count, rows=True)
+    return out
+
+
+@op()
+def put_rows(table: Tensor, indices: Tensor, rows: Tensor) -> None:
+    """``table[indices] = rows``. table: [N, D], contiguous. indices: int64[R], of which only row 0, which is padding's,
+    may be there twice. rows: [R, D]."""
+    table.index_copy_(0, indices, rows)
+
+
+@put_rows.kernel
+def _put_rows(table: Tensor, indices: Tensor, rows: Tensor) -> None:
+    width = table.shape[1]
+    arguments = (table, indices, rows, width)
+    launch("rows.put_rows", (len(rows),), arguments, of_any_width(table, width), rows=True, num_warps=warps(width))
+
+
+@op()
+def join_columns(*parts: Tensor) -> Tensor:
+    """[R, sum of D]: rows side by side, [R, D] each, contiguous and of one dtype."""
+    return torch.cat(parts, dim=1)
+
+
+@join_columns.kernel
+def _join_columns(*parts: Tensor) -> Tensor:
+    rows, widths = len(parts[0]), [part.shape[1] for part in parts]
+    out = new((rows, sum(widths)), parts[0])
+    for number, (part, width) in enumerate(zip(parts, widths, strict=True)):
+        constants = {"PLACED": False} | of_any_width(part, width)
+        launch("rows.taken_rows", (rows,), (part, part, out, width, sum(widths), sum(widths[:number])), constants,
+               rows=True)  # fmt: skip
     return out
 
 

@@ -147,6 +147,30 @@ def real_parents(parents: Tensor, nodes: Tensor, no_parent: int) -> Tensor:
     return parents.where(torch.arange(parents.shape[1], device=nodes.device) < nodes[:, None], no_parent)
 
 
+@op()
+def rows_of_paths(paths: Tensor, slots: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For the first ``count`` entries of each path: the row of the node, or of the root after the path's end; the
+    position in the text; and the slot that the row was moved to.
+
+    paths, slots: int64[B, N], of a pass with N rows for each sequence. lengths: int32[B], of the texts before. Returns
+    int64[B * count] each.
+    """
+    order = torch.arange(len(paths), device=paths.device)[:, None]
+    positions = lengths.long()[:, None] + torch.arange(count, device=paths.device)
+    rows = paths[:, :count].clamp(min=0) + order * paths.shape[1]
+    return rows.flatten(), positions.flatten(), slots[:, :count].flatten()
+
+
+@rows_of_paths.kernel
+def _rows_of_paths(paths: Tensor, slots: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    total = len(paths) * count
+    rows, positions, own = (new((total,), paths) for _ in range(3))
+    together = 128 if on_triton(paths) else 1
+    arguments = (paths, slots, lengths, rows, positions, own, paths.shape[1], count, total)
+    launch("trees.path_rows", (-(-total // together),), arguments, {"ROWS": together})
+    return rows, positions, own
+
+
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 

@@ -95,13 +95,24 @@ def norm_rows(x, y, bias, weight, shift, scalar, out, R, eps, WIDTH: tl.constexp
         tl.store(out + start + columns, made, inside)
 
 
-@triton.jit(do_not_specialize=["width"])
-def taken_rows(table, indices, out, width, PLACED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
-    """Grid (R,): one row of a table; the one of the same number unless PLACED."""
+@triton.jit(do_not_specialize=["width", "stride", "first"])
+def taken_rows(table, indices, out, width, stride, first, PLACED: tl.constexpr, BLOCK: tl.constexpr,
+               CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R,): one row of a table, the one of the same number unless PLACED, to column ``first`` of a row of
+    ``stride``."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, index = columns < width, tl.load(indices + row) if PLACED else row
-    tl.store(out + row * width + columns, tl.load(table + index * width + columns, inside), inside)
+    tl.store(out + row * stride + first + columns, tl.load(table + index * width + columns, inside), inside)
+
+
+@triton.jit(do_not_specialize=["width"])
+def put_rows(table, indices, rows, width, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    """Grid (R,): a row to one of a table."""
+    wait_turn(CHAINED)
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside, index = columns < width, tl.load(indices + row)
+    tl.store(table + index * width + columns, tl.load(rows + row * width + columns, inside), inside)
 
 
 @triton.jit(do_not_specialize=["width", "taken"])

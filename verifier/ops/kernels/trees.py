@@ -107,6 +107,21 @@ def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NO
     tl.store(to + 1 + 3 * width + node, tl.load(sampled + at, inside, 0), inside)
 
 
+@triton.jit(do_not_specialize=["total", "width", "count"])
+def path_rows(paths, slots, lengths, rows, positions, own, width, count, total, ROWS: tl.constexpr,
+              CHAINED: tl.constexpr):  # fmt: skip
+    """ROWS of the first ``count`` nodes of each path."""
+    wait_turn(CHAINED)
+    number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside, sequence = number < total, number // count
+    at = sequence * width + number % count
+    node = tl.load(paths + at, inside, 0)
+    tl.store(rows + number, tl.where(node < 0, 0, node) + sequence * width, inside)
+    length = tl.load(lengths + sequence, inside, 0).to(tl.int64)
+    tl.store(positions + number, length + number % count, inside)
+    tl.store(own + number, tl.load(slots + at, inside, 0), inside)
+
+
 @triton.jit(do_not_specialize=["slots", "path_width"])
 def move_columns(
     keys,
