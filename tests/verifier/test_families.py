@@ -60,7 +60,11 @@ EVERY_KIND = [(kind, FP32) for kind in KINDS] + [
     ("nemotron_h_moe", FP32),
     ("falcon_h1", FP32),
     ("falcon_h1", BF16),
-    *((name, dtype) for name in ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe") for dtype in (FP32, BF16)),
+    *(
+        (name, dtype)
+        for name in ("qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe")
+        for dtype in (FP32, BF16)
+    ),
     ("deepseek_v3", FP32),
     ("glm4_moe_lite", BF16),
 ]

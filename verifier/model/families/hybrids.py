@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, listed, mlp, rms_norm, stack
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, only_sigmoids, shared_names, sparse
+from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, gated, only_sigmoids, shared_names, sparse
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.inner import MLP, Experts, Router
 from foresay.verifier.model.nodes import HeadNorm, Mixer, Stack
@@ -26,19 +26,12 @@ def qwen3_5(fields: Fields) -> Stack:
 
 def qwen3_5_moe(fields: Fields) -> Stack:
     """The mixtures."""
-    return _hybrid(fields, [_experts(fields)] * layer_count(fields))
+    return _hybrid(fields, [gated(fields)] * layer_count(fields))
 
 
 def qwen3_next(fields: Fields) -> Stack:
     """Files group the recurrence's inputs by key head; newer GGUF files only its rates."""
-    return _hybrid(fields, sparse(fields, _experts(fields)), (RATES,) if fields.flag(_APART, False) else (MIXED, RATES))
-
-
-def _experts(fields: Fields) -> Experts:
-    """The experts, with a shared one that has a gate."""
-    shared = MLP(fields.integer("shared_expert_intermediate_size"))
-    router = Router(normalised=fields.flag("norm_topk_prob", True))
-    return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
+    return _hybrid(fields, sparse(fields, gated(fields)), (RATES,) if fields.flag(_APART, False) else (MIXED, RATES))
 
 
 def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, ...] = ()) -> Stack:

@@ -62,9 +62,13 @@ def window_by_layer(fields: Fields) -> list[int | None]:
 
 def qwen2(fields: Fields) -> Stack:
     """Qwen 2: biases of queries, keys and values."""
+    return stack(fields, qwen2_attentions(fields), mlp(fields), rms_norm(fields))
+
+
+def qwen2_attentions(fields: Fields) -> list[Attention]:
+    """The attention of each of its layers."""
     rope = read_rope(fields)
-    own = [attention(fields, rope, window=seen, biases=(QKV,)) for seen in window_by_layer(fields)]
-    return stack(fields, own, mlp(fields), rms_norm(fields))
+    return [attention(fields, rope, window=seen, biases=(QKV,)) for seen in window_by_layer(fields)]
 
 
 def qwen3(fields: Fields) -> Stack:

@@ -19,7 +19,13 @@ from foresay.verifier.model.families.family import (
     stack,
     uniform_window,
 )
-from foresay.verifier.model.families.llama import MIXTRAL_ROUTER, granite_stack, granite_values, qwen3_attentions
+from foresay.verifier.model.families.llama import (
+    MIXTRAL_ROUTER,
+    granite_stack,
+    granite_values,
+    qwen2_attentions,
+    qwen3_attentions,
+)
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.inner import GGUF_STACKS, MLP, Experts, Router
 from foresay.verifier.model.latents import Latent
@@ -73,6 +79,20 @@ def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
     if not isinstance(only, list):
         raise fields.error(f"mlp_only_layers must be a list of layers, got {only!r}")
     return [inside if layer not in only and not (layer + 1) % step else dense for layer in range(layers)]
+
+
+def gated(fields: Fields, normalised: bool = True) -> Experts:
+    """The experts, with a shared one that has a gate. normalised: what an absent ``norm_topk_prob`` means."""
+    shared = MLP(fields.integer("shared_expert_intermediate_size"))
+    router = Router(normalised=fields.flag("norm_topk_prob", normalised))
+    return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
+
+
+def qwen2_moe(fields: Fields) -> Stack:
+    """Qwen 2's attention, with experts."""
+    if not fields.flag("qkv_bias", True):
+        raise fields.error("qkv_bias false is not supported: queries, keys and values have biases")
+    return stack(fields, qwen2_attentions(fields), sparse(fields, gated(fields, False)), rms_norm(fields))
 
 
 def qwen3_moe(fields: Fields) -> Stack:
@@ -175,6 +195,7 @@ def gpt_oss(fields: Fields) -> Stack:
 
 
 _QWEN = {"head_dim": 128, "num_key_value_heads": 4, "num_experts_per_tok": 8}
+_QWEN2 = {"num_experts": 60, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 5632}
 _OLMOE = {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8}
 _MIXTRAL = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2}
 _GLM = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts_per_tok": 8}
@@ -233,6 +254,7 @@ _MINIMAX_GGUF = Gguf("minimax-m2", _MINIMAX_NAMES, experts=True, values=lambda f
 _GRANITE_GGUF = Gguf("granitemoe", {"ffn_gate_inp": GRANITE_ROUTER}, True, experts=True, values=granite_values)
 
 MIXTURES = {
+    "Qwen2MoeForCausalLM": Family("Qwen1.5 and Qwen2 mixtures", qwen2_moe, _QWEN2),
     "Qwen3MoeForCausalLM": Family("Qwen3 and Qwen3-Coder mixtures", qwen3_moe, _QWEN, _QWEN_GGUF),
     "OlmoeForCausalLM": Family("OLMoE", olmoe, _OLMOE, Gguf("olmoe", experts=True)),
     "MixtralForCausalLM": Family("Mixtral", mixtral, _MIXTRAL, Gguf("llama", in_pairs=True, experts=True)),
