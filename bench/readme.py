@@ -21,22 +21,26 @@ Entry = dict[str, Any]
 
 
 def newest(directory: Path = RESULTS) -> list[tuple[str, Entry]]:
-    """The latest record of peers on several kinds of prompts, and the latest of requests at once, if there is one."""
+    """The latest record of peers on several kinds of prompts for each file that was served, the latest first; and the
+    latest of requests at once, if there is one."""
     found: dict[str, tuple[str, Entry]] = {}
-    for file in sorted([*directory.glob("*-peers.json"), *directory.glob("*-at_once.json")]):
+    for file in sorted([*directory.glob("*-peers.json"), *directory.glob("*-at_once.json")], reverse=True):
         entry = json.loads(file.read_text("utf-8"))
         if "at_once" in entry or len(entry.get("kinds", [])) > 2:
-            found[entry["bench"]] = file.name, entry
-    return [found[bench] for bench in ("peers", "at_once") if bench in found]
+            found.setdefault("" if "at_once" in entry else entry["target"], (file.name, entry))
+    return [*(one for target, one in found.items() if target), *(found[""] for _ in range("" in found))]
 
 
 def block(records: list[tuple[str, Entry]]) -> str:
     """The text for the README."""
-    (_, entry), *at_once = records
+    (_, entry), *others = records
     parts = [_conditions(entry), _speeds(entry), "\n".join(_verdicts(entry))]
-    parts += [_at_once(one) for _, one in at_once]
-    names = " and ".join(f"`bench/results/{name}`" for name, _ in records)
-    parts.append(f"Records: {names}; commands: [bench/README.md](bench/README.md).")
+    if peers := [one for _, one in others if "kinds" in one]:
+        parts.append(_beside(peers))
+    parts += [_at_once(one) for _, one in others if "at_once" in one]
+    names = ", ".join(f"`{name}`" for name, _ in records)
+    text = f"Records, in bench/results: {names}; commands: [bench/README.md](bench/README.md)."
+    parts.append(fill(text, 120, break_long_words=False, break_on_hyphens=False))
     return "\n\n".join(parts) + "\n"
 
 
@@ -87,16 +91,35 @@ def _verdicts(entry: Entry) -> list[str]:
         return _at_each(known)
 
     drafting = _at_each({at: one["auto_over"][NONE] for at, one in found.items() if NONE in one["auto_over"]})
+    ours = f" Drafts (`auto`) make ours another {drafting}." if drafting else ""
     lines = [
         f"- Decoding is {times('decoding')}.",
         f"- The first token comes {times('first token')}.",
         f"- A whole answer is {times('whole answer')}.",
-        f"- Without drafts on either side, decoding is {times('plain')}. Drafts (`auto`) make ours another {drafting}.",
+        f"- Without drafts on either side, decoding is {times('plain')}.{ours}",
     ]
     wrapped = [
         fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) for line in lines
     ]
     return ["Our fastest way beside the fastest of the others, with 95 % intervals over prompts:\n", *wrapped]
+
+
+def _beside(records: list[Entry]) -> str:
+    """The fastest ways of other models."""
+    rows = []
+    for entry in records:
+        found = entry["kinds"][TOGETHER]
+        pairs = [one["versus"]["decoding"] for one in found.values()]
+        speeds = [[one["ways"][way] for one in found.values()] for way in (NONE,)]
+        speeds += [
+            [one["ways"][pair[side]] for one, pair in zip(found.values(), pairs, strict=True)]
+            for side in ("ours", "theirs")
+        ]
+        cells = [" / ".join(f"{_median(figures):.0f}" for figures in each) for each in speeds]
+        rows.append([entry["target"], *cells, " / ".join(f"{pair['times']['ratio']:.2f}" for pair in pairs)])
+    columns = ["", NONE, "our fastest", "their fastest", "ours over theirs"]
+    text = "Other models, measured in the same way, on other machines of the kind (compare within a row):"
+    return f"{text}\n\n{markdown(columns, rows)}"
 
 
 def _at_each(times: dict[str, Entry]) -> str:
@@ -110,7 +133,8 @@ def _at_once(entry: Entry) -> str:
     counts = entry["at_once"]
     ways = _shown({way: speed["median"] for way, speed in list(counts.values())[-1].items()})
     rows = [[way, *(f"{found[way]['median']:.0f}" for found in counts.values())] for way in ways]
-    text = f"Tokens per second in total, by the number of requests at once ({entry['max_tokens']} tokens each):"
+    what = f"{entry['target']}, {entry['max_tokens']} tokens each"
+    text = f"Tokens per second in total, by the number of requests at once ({what}):"
     return f"{text}\n\n{markdown(['', *counts], rows)}"
 
 
