@@ -152,8 +152,9 @@ def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path
     kinds = {kind: {"0": found, "1": found} for kind in ("together", "chat", "editing")}
     entry = plain({**shape, "machine": machine, "llama.cpp": "1", "kinds": kinds})
     speeds = {way: figures["tokens_per_second"] for way, figures in entry["kinds"]["chat"]["0"]["ways"].items()}
-    at_once = {"bench": "at_once", "max_tokens": 8, "at_once": {"1": speeds, "8": speeds}}
-    for number, record in enumerate([entry, at_once, {**entry, "kinds": {"together": {}, "own": {}}}]):
+    at_once = {"bench": "at_once", "target": "w.gguf", "max_tokens": 8, "at_once": {"1": speeds, "8": speeds}}
+    older = {**entry, "target": "other.gguf"}
+    for number, record in enumerate([older, entry, at_once, {**entry, "kinds": {"together": {}, "own": {}}}]):
         (tmp_path / f"{number}-{record['bench']}.json").write_text(json.dumps(record))
     text = readme.block(readme.newest(tmp_path))
     assert "| llama.cpp A plain | 50 / 50 | 50 / 50 | 50 / 50 |" in text and "B plain |" not in text
@@ -164,4 +165,5 @@ def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path
         text.count("\n- ") == 4
         and "(`auto`) make ours another 3.00 (3.00 to 3.00) times as fast at T = 0, 3.00" in text
     )
-    assert "0-peers.json" in text and "1-at_once.json" in text, "the newest of several kinds of prompts"
+    assert "0-peers.json" in text and "1-peers.json" in text and "2-at_once.json" in text, "the newest of several kinds"
+    assert "| other.gguf | 100 / 100 | 300 / 300 | 75 / 75 | 4.00 / 4.00 |" in text and "| w.gguf |" not in text

@@ -146,7 +146,7 @@ def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, oth
         ("llama2", "", 1, True),
         ("llama2", "heads", 1, False),
         ("llama2", "heads", 3, True),
-        ("qwen2_window", "copy", 1, True),
+        ("qwen2_window", "", 1, True),
         ("qwen2_window", "heads", 1, True),
     ],
 )
@@ -155,7 +155,7 @@ def test_whole_steps_and_steps_in_parts_take_turns(pair, tmp_path: Path, family,
     run in parts, which find the drafter's state as the steps before left it, and the other way round."""
     made, pool = pair(family, layers=3), PagePool(65, 16)
     models = models_of(made, pool, others, tmp_path)
-    engine = planned_engine(made, models, pool, max_seqs, recorded, with_copy=others == "copy", whole=True)
+    engine = planned_engine(made, models, pool, max_seqs, recorded, whole=True)
     jobs = jobs_of(made.vocab_size, LENGTHS, 60, ("greedy", "cool", "warm"))
     jobs = [replace(job, arrives=25 * number) for number, job in enumerate(jobs)]
     jobs += [replace(job, arrives=200) for group in options.jobs(made.vocab_size, 14).values() for job in group[::4]]
@@ -165,6 +165,14 @@ def test_whole_steps_and_steps_in_parts_take_turns(pair, tmp_path: Path, family,
     assert isinstance(runner, GraphStepRunner)
     assert runner.counts["launched"] > 10 and runner.counts["parts"] > 20 and not runner.counts["dropped"]
     assert accepted(texts) > 20
+
+
+def test_beside_the_targets_copy_no_step_is_recorded_whole(pair) -> None:
+    """A drafter may propose for it, and would not be told what such a step committed."""
+    made, pool = pair("llama2", layers=3), PagePool(65, 16)
+    models: list[tuple[TreeDrafter, int]] = [(made.draft_model(pool, dynamic=True), 6)]
+    assert [each.shape.levels for each in on_cpu(models, made.vocab_size)] == [1, 2, 3, 4]
+    assert not on_cpu([*models, (made.copy(pool, dynamic=True), 6)], made.vocab_size)
 
 
 def accepted(texts: dict[str, Text]) -> int:
