@@ -117,7 +117,7 @@ class PagedHead:
     def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         if "fc_norm" in self.config.flags:
             parts = [norm(part, self._norms[f"fc_norm.{index}"]) for index, part in enumerate(parts)]
-        fused = join_columns(*parts)
+        fused = join_columns(*(part.contiguous() for part in parts))
         if "norm_before_fc" in self.config.flags:
             fused = norm(fused, self._norms["input_norm"])
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
