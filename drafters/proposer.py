@@ -103,8 +103,8 @@ class Drafts:
         """The same for only this drafter's part of the plan."""
         shape = self._planned(scheduled)
         if self.exact:
-            wide = self.drafter.narrows(scheduled.sequence) == self._narrow
-            return wide and shape.price is None and self.drafter.limited(shape) == self.shape
+            fits = self.drafter.narrows(scheduled.sequence) == self._narrow
+            return fits and shape.price is None and self.drafter.limited(shape) == self.shape
         if not shape.levels:
             return True
         levels = levels_ahead(shape)

@@ -13,7 +13,6 @@ from foresay.verifier.ops.rows import (
     finish_logits,
     gate_heads,
     gate_inputs,
-    join_columns,
     layer_inputs,
     pair,
     put_rows,
@@ -60,12 +59,12 @@ def test_what_a_pass_begins_with(capability, tmp_path) -> None:
     def call() -> None:
         tokens = of(6, dtype=torch.int64)
         take_both.launch(of(64, 128), of(64, 128), tokens)
-        put_rows.launch(of(64, 4096), tokens, join_columns.launch(of(6, 2048), of(6, 2048)))
+        put_rows.launch(of(64, 4096), tokens, of(6, 4096))
         embed.launch(of(64, 4096), tokens, Norm(of(4096), 1e-5))
         pair.launch(of(64, 4096), tokens, of(6, 4096), (of(4096), of(4096)), 1e-5, keep_normed=False)
 
     made = compile_launches(call, tmp_path, capability)
-    assert set(made) == {"both_rows", "embedded_rows", "paired_rows", "put_rows", "taken_rows"}
+    assert set(made) == {"both_rows", "embedded_rows", "paired_rows", "put_rows"}
     assert all(fits(each, registers=64) for each in made.values())
 
 
