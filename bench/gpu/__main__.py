@@ -1,4 +1,4 @@
-"""``python -m bench.gpu A|B``: one of the two calls on a machine with a GPU; ``bench/gpu/quarter_hour.sh`` starts it.
+"""``python -m bench.gpu A|B|C``: a call on a machine with a GPU; ``bench/gpu/quarter_hour.sh`` starts it.
 
 Every measurement is a line of ``lines.jsonl`` in the folder OUT. Exit code: 0 if everything ran and every check passed
 (the last line is then "done"); 1 if a check or a step failed; 2 for invalid arguments; 3 if a package or a GPU is
@@ -18,14 +18,14 @@ from typing import Any
 
 from bench.gpu import plan
 from bench.gpu.plan import GRACE, Step
-from bench.gpu.worker import ENDED, LEFT_OUT, Lines, Worker
+from bench.gpu.worker import ENDED, LEFT_OUT, ORDERLY, Lines, Worker
 
-#: The imports of all steps of either call, ours last.
+#: The imports of all steps of any call, ours last.
 NEEDED = (
     "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
     "numpy", "llvmlite", "prometheus_client", "rich", "pytest", "foresay.server.cli.main",
     "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
-    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")),
+    *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")), "bench.hybrids",
 )  # fmt: skip
 DONE, MISSING, UNKNOWN = 0, 3, "a GPU not asked yet"
 #: Seconds needed to begin a step; after which even a rehearsal's step counts as hanging.
@@ -35,10 +35,10 @@ LEAST, REHEARSED = 3.0, 600.0
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(prog="bench/gpu/quarter_hour.sh", description="What a GPU makes of Foresay.")
-    parser.add_argument("call", choices=tuple(plan.CALLS), help="A: steps of large models; B: kernels and commands")
+    parser.add_argument("call", choices=tuple(plan.CALLS), help="A: steps; B: kernels, commands; C: models")
     parser.add_argument("--plan", action="store_true", help="print the schedule and stop")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with small shapes: its figures mean nothing")
-    parser.add_argument("--only", nargs="+", metavar="STEP", default=[""], help="run the steps alone that begin so")
+    parser.add_argument("--only", nargs="+", metavar="STEP", default=[""], help="and the first ones: run no others")
     parser.add_argument("--spent", type=float, default=0.0, metavar="SECONDS", help="of the call, before this began")
     return parser.parse_args(given)
 
@@ -60,8 +60,7 @@ def main(given: list[str] | None = None) -> int:
     from bench.gpu import report, settings
     from bench.gpu.device import Device
 
-    first, *rest = plan.STEPS[args.call]
-    steps = [first, *(step for step in rest if step.name.startswith(tuple(args.only)))]
+    steps = plan.chosen(args.call, args.only)
     device, chosen = (Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full())
     Call(lines, device, chosen, math.inf if args.rehearse else plan.CALLS[args.call] - plan.REPORT).run(steps)
     if lines.card == UNKNOWN:
@@ -142,7 +141,7 @@ class Call:
         if step.alone:
             learn(self.lines)
         self.lines.write(step.name, "the step", outcome, ENDED)
-        return outcome in ("held", "failed")
+        return outcome in ORDERLY
 
     def _settle(self) -> None:
         """Wait for what runs in the background, and stop what takes too long."""

@@ -49,14 +49,17 @@ class Ground:
         assert count < pool.num_pages, "the store holds the context and the steps"
         longest = max(target.max_positions + 2 * proposer.shape.nodes + 1, count * pool.page_size)
         wide = next(pages for pages in widths(longest, pool.page_size) if pages >= count)
-        self.state = StepState(1, wide, pool.page_size, max(2, proposer.reach), target.store.device)
+        store, reach = target.store, max(2, proposer.reach)
+        self.state = StepState(1, wide, pool.page_size, reach, store.device, store.windows, store.states is not None)
         pages = (1 + torch.randperm(pool.num_pages - 1)[:count]).tolist()
         text = torch.randint(5, KNOWN_TOKENS, (self.state.recent.shape[1],)).tolist()
-        self._joined = BatchSlot(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0)
+        self._joined = BatchSlot(pages, context, text, SamplingParams(temperature=temperature, seed=1), 0, (1, 1))
 
     def reset(self) -> None:
-        """Back to the committed tokens it began with."""
+        """Back to the committed tokens it began with. Recurrent layers leave their states in other pages."""
         self.state.join([self._joined])
+        if self.state.states is not None:
+            self.state.write_tables([self._joined.pages], [self._joined.length], [(1, 2, 3)])
 
 
 class Steps:

@@ -39,17 +39,13 @@ def kernels(task: Task) -> None:
     for kind in ("qkv", "output", "gate_up", "down", "head"):
         those = matrices(bench, kind)
         for rows in (few, many):
-            x = _rows(task, those, rows)
+            x = torch.randn(rows, those[0].in_features, device=task.device.torch).to(task.device.dtype)
             error = task.take("error of a product", "", error_of, those[0], x, of=kind, rows=rows)
             task.check("a product is right", error is not None and error < WRONG, of=kind, rows=rows)
             task.take("product", "s", product, task, those, x, of=kind, rows=rows)
     first, *longer = task.settings.contexts
     for rows, context in ((few, first), (many, first), *((few, context) for context in longer)):
         task.take("attention", "s", attention, task, bench, rows, context, rows=rows, context=context)
-
-
-def _rows(task: Task, those: Sequence[Linear], rows: int) -> Tensor:
-    return torch.randn(rows, those[0].in_features, device=task.device.torch).to(task.device.dtype)
 
 
 def each(task: Task, calls: Sequence[Callable[[], object]]) -> float:

@@ -1,4 +1,4 @@
-"""The steps of the two calls, in order, and how long each may take: ``quarter_hour.sh A --plan`` prints it."""
+"""The steps of the three calls, in order, and how long each may take: ``quarter_hour.sh A --plan`` prints it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 #: Seconds of a call; of these for its report; and by how much a step may exceed its end.
-CALLS, REPORT, GRACE = {"A": 250, "B": 250}, 5, 5.0
+CALLS, REPORT, GRACE = {"A": 200, "B": 280, "C": 200}, 5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,15 @@ class Step:
     quiet: bool = False
 
 
-_FIRST = (
-    Step("card", "smoke:card", 8, alone=True),
-    Step("smoke", "smoke:smoke", 18, alone=True),
-    Step("bandwidth", "smoke:bandwidth", 4),
+#: Every call begins with these, and every part of one: they say how kernels are launched, and what a floor is.
+FIRST = (
+    Step("card", "smoke:card", 12, alone=True),
+    Step("smoke", "smoke:smoke", 6, alone=True),
+    Step("bandwidth", "smoke:bandwidth", 5),
 )
+#: Published models of which some layers are measured (:data:`bench.hybrids.STACKS`); small ones that write texts.
+_STACKS = ("Qwen3-30B-A3B", "gpt-oss", "GLM-4.7-Flash", "Qwen3.5-9B")
+_HYBRIDS = ("experts", "latents", "Gated DeltaNet", "Mamba-2")
 
 
 def _compile(*names: str) -> list[Step]:
@@ -37,32 +41,42 @@ def _compile(*names: str) -> list[Step]:
 
 STEPS = {
     "A": (
-        *_FIRST,
-        *_compile(
-            "8B passes", "8B steps", "1B passes", "1B steps", "8B prompts", "ablation 0", "ablation 1", "ablation 2"
-        ),
-        Step("same tokens", "steps:same", 70),
-        Step("8B passes", "steps:passes", 22, quiet=True),
-        Step("8B steps", "steps:whole", 23, quiet=True),
-        Step("1B passes", "steps:passes", 15, quiet=True),
-        Step("1B steps", "steps:whole", 20, quiet=True),
-        Step("8B prompts", "steps:prompts", 8, quiet=True),
-        Step("ablation", "steps:ablation", 28, quiet=True),
-        Step("profile", "profile:profile", 25, quiet=True),
+        *FIRST,
+        *_compile("8B passes", "8B steps", "1B passes", "1B steps", "8B prompts", *(f"ablation {n}" for n in range(3))),
+        Step("same tokens", "steps:same", 66),
+        Step("8B passes", "steps:passes", 20, quiet=True),
+        Step("8B steps", "steps:whole", 16, quiet=True),
+        Step("1B passes", "steps:passes", 13, quiet=True),
+        Step("1B steps", "steps:whole", 13, quiet=True),
+        Step("8B prompts", "steps:prompts", 4, quiet=True),
+        Step("ablation", "steps:ablation", 20, quiet=True),
+        Step("profile", "profile:profile", 20, quiet=True),
     ),
     "B": (
-        *_FIRST,
-        Step("kernel tests", "commands:kernel_tests", 70, background=True),
-        *(Step(f"generate {draft}", "commands:generate", 70, background=True) for draft in ("auto", "none")),
-        Step("hybrids", "bench.hybrids:same", 70, background=True),
-        *_compile("kernels"),
-        Step("built", "commands:built", 70, quiet=True),
+        *FIRST,
+        *(Step(f"hybrid {name}", "bench.hybrids:same", 140, background=True) for name in _HYBRIDS),
+        Step("kernel tests", "commands:kernel_tests", 140, background=True),
+        *(Step(f"generate {draft}", "commands:generate", 140, background=True) for draft in ("auto", "none")),
+        Step("built", "commands:built", 142, quiet=True),
         Step("serve", "commands:serve", 35, quiet=True),
         Step("auto and suffix", "profile:engines", 40, quiet=True),
-        Step("kernels", "kernels:kernels", 30, quiet=True),
         Step("bench", "commands:bench", 30, quiet=True),
     ),
+    "C": (
+        *FIRST,
+        *_compile("Qwen3-8B steps", "8B int8", "8B int4", *(f"stack {name}" for name in _STACKS), "kernels"),
+        Step("sanitizer", "commands:sanitized", 40),
+        Step("Qwen3-8B steps", "steps:whole", 45, quiet=True),
+        *(Step(f"8B {kind}", "steps:passes", 8, quiet=True) for kind in ("int8", "int4")),
+        *(Step(f"stack {name}", "bench.hybrids:stack", 9, quiet=True) for name in _STACKS),
+        Step("kernels", "kernels:kernels", 30, quiet=True),
+    ),
 }
+
+
+def chosen(call: str, names: Sequence[str]) -> list[Step]:
+    """The first steps of a call, and those further ones that begin with one of the names."""
+    return [*FIRST, *(step for step in STEPS[call][len(FIRST) :] if step.name.startswith(tuple(names)))]
 
 
 def ends(steps: Sequence[Step]) -> list[float]:
@@ -77,7 +91,7 @@ def total(call: str) -> float:
 
 
 def shown(call: str) -> str:
-    """The schedule of a call, and the sum of both."""
+    """The schedule of a call, and the sum of all."""
     rows = [f"call {call}, at most {CALLS[call]} s", " from    to  step"]
     for step, end in zip(STEPS[call], ends(STEPS[call]), strict=True):
         notes = ", ".join(word for word in ("background", "alone", "quiet") if getattr(step, word))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A quarter of an hour on a GPU, in two calls, each of which ends by itself (see bench/README.md):
+# A quarter of an hour on a GPU, in three calls, each of which ends by itself (see bench/README.md):
 #
-#     bench/gpu/quarter_hour.sh A|B [--rehearse] [--plan] [--only STEP ...]
+#     bench/gpu/quarter_hour.sh A|B|C [--rehearse] [--plan] [--only STEP ...]
 #
 # OUT      where lines.jsonl appears while it runs, and a log of what was said (default: gpu-results)
 # WHEELS   a folder of wheels that the machine lacks, installed beside the rest (default: .whl, if it is there)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, Lines, line_text
+from bench.gpu.worker import CHECK, ENDED, FAILED, LEFT_OUT, ORDERLY, Lines, line_text
 
 #: The rows of the table: the measurement of each; by card the result of the run before, and the goal.
 TABLE = Path(__file__).with_name("bars.json")
@@ -48,7 +48,7 @@ def finish(lines: Lines) -> int:
     those = lines.read()
     print(shown(those))
     bad = [line for line in those if line["unit"] == FAILED or (line["unit"] == CHECK and line["value"] is not True)]
-    bad += [line for line in those if line["unit"] == ENDED and line["value"] not in ("held", "failed")]
+    bad += [line for line in those if line["unit"] == ENDED and line["value"] not in ORDERLY]
     left_out = [line for line in those if line["unit"] == LEFT_OUT]
     for title, which in (("DID NOT HOLD", bad), ("LEFT OUT", left_out)):
         for line in which:

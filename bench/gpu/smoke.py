@@ -142,6 +142,5 @@ def bandwidth(task: Task) -> None:
             launch = partial(read_stream[(programs,)], buffer, sums, size, BLOCK, num_warps=warps)
             readers[f"stream of {programs} x {warps} warps"] = launch
     found = {way: task.take("reads", "B/s", rate, call, way=way) or 0.0 for way, call in readers.items()}
-    task.take("copies, read and written", "B/s", rate, partial(buffer[: size // 2].copy_, buffer[size // 2 :]))
     best = max(found, key=lambda way: found[way])
     task.lines.write(task.name, "bandwidth", found[best], "B/s", way=best)

@@ -6,23 +6,23 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import chain
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
 from bench.drive import request, together
-from bench.engines import PUBLISHED, Bench, texts
+from bench.engines import PUBLISHED, PUBLISHED_DFLASH, PUBLISHED_INT8, Bench, Pair, texts
 from bench.gpu import plan
 from bench.gpu.drafting import Steps, rows_proposer
 from bench.gpu.worker import Task
-from bench.shapes import eagle_bytes, step_bytes
 from foresay.spec.names import DRAFT_MODEL, EAGLE3, NGRAM, NONE
 from foresay.spec.tree import TreeShape
 from foresay.verifier.ops.kernels.linear import Tile
 
 
 def bench_of(task: Task, name: str, random: bool = False) -> Bench:
-    """The "8B" or the "1B" of this process, made on first use. random: all of its weights."""
+    """A model of this process by its name, made on first use. random: all of its weights."""
     key, chosen = (name, random or task.settings.random), task.settings
     if key not in task.kept:
         task.kept[key] = Bench(task.device, chosen.pairs[name], chosen.positions, key[1])
@@ -37,8 +37,8 @@ def read(task: Task) -> float:
 
 def timed(task: Task, bench: Bench, rows: int, context: int, least: int = 3) -> dict[str, Any]:
     """A step of so many rows, over its floor. least: steps that are timed."""
-    steps = steps_of(task, bench, rows, context)
-    return over(task, bench, steps.timed(task.settings.patience, least), NONE, 0, context)
+    found = steps_of(task, bench, rows, context).timed(task.settings.patience, least)
+    return over(task, found, bench.read_by_step(NONE, 0, context, rows))
 
 
 def steps_of(task: Task, bench: Bench, rows: int, context: int) -> Steps:
@@ -46,56 +46,62 @@ def steps_of(task: Task, bench: Bench, rows: int, context: int) -> Steps:
     return Steps(task.device, bench.target, rows_proposer(rows, task.device.torch), context, task.settings.block)
 
 
-def over(task: Task, bench: Bench, found: dict[str, Any], drafter: str, levels: int, context: float) -> dict[str, Any]:
-    """The same with its floor, in seconds, and the ratio to it."""
-    item = task.device.dtype.itemsize
-    needed = step_bytes(bench.target.decoder.config, context, item)
-    if drafter == PUBLISHED:
-        needed += eagle_bytes(bench.pair.eagle, levels, context, item)
-    if drafter == DRAFT_MODEL:
-        needed += levels * step_bytes(bench.drafter(drafter).model.decoder.config, context, item)
+def over(task: Task, found: dict[str, Any], needed: float) -> dict[str, Any]:
+    """The same with its floor, in seconds, and the ratio to it. needed: bytes that it must read."""
     floor = needed / read(task)
     return found | {"floor": floor, "over_floor": found["value"] / floor}
 
 
-def passes(task: Task) -> None:
-    """Steps of many rows at a context of 1k, of one row at longer ones, and many of one row."""
-    name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
-    first, *longer = chosen.contexts
+def passes(task: Task, bench: Bench | None = None) -> None:
+    """Steps of some rows of the model in the step's name, or of this one. "... passes": also of many rows, of one row
+    at longer contexts, and many of one row."""
+    name, chosen, all_of_them = task.name.removesuffix(" passes"), task.settings, task.name.endswith(" passes")
+    bench, (first, *longer) = bench or bench_of(task, name, random=not all_of_them), chosen.contexts
+    sizes = [(rows, first) for rows in chosen.rows if rows <= 16 or all_of_them]
     found: dict[tuple[int, int], Any] = {}
-    for rows, context in (*((rows, first) for rows in chosen.rows), *((1, context) for context in longer)):
+    for rows, context in (*sizes, *((1, context) for context in longer if all_of_them)):
         made_with = {"model": name, "rows": rows, "context": context}
         found[rows, context] = task.take("pass", "s", timed, task, bench, rows, context, **made_with)
     most, far = max(chosen.rows), longer[-1]
-    one, many, long = found[1, first], found[most, first], found[1, far]
+    one, many, long = (found.get(size) for size in ((1, first), (most, first), (1, far)))
     if one and many:
         task.take("over one row", "times", lambda: many / one, model=name, rows=most)
     if one and long:
         task.take("a token of context", "ns", lambda: 1e9 * (long - one) / (far - first), model=name, to=far)
-    if chosen.steps:
+    if chosen.steps and all_of_them:
         task.take("steady", "s", timed, task, bench, 1, first, chosen.steps, model=name, rows=1, context=first)
 
 
 def whole(task: Task) -> None:
-    """Whole steps: plain, a chain of EAGLE-3's, one of a draft model's, a tree of it; at T = 0 and 1."""
-    name, chosen, bench = task.name[:2], task.settings, bench_of(task, task.name[:2])
-    context, (eagle, draft) = chosen.contexts[0], chosen.levels
+    """Whole steps, plain and with each drafter of the pair, at T = 0 and 1."""
+    name, chosen = task.name.removesuffix(" steps"), task.settings
+    bench, context = bench_of(task, name, random=chosen.pairs[name].dflash is not None), chosen.contexts[0]
 
     def step(drafter: str, shape: TreeShape, at: float) -> dict[str, Any]:
         proposer = bench.proposer(drafter, shape) or rows_proposer(1, task.device.torch)
         steps = Steps(task.device, bench.target, proposer, context, chosen.block, at)
-        return over(task, bench, steps.timed(chosen.patience), drafter, shape.levels, context)
+        needed = bench.read_by_step(drafter, shape.levels, context, shape.nodes)
+        return over(task, steps.timed(chosen.patience), needed)
 
-    ways = {NONE: [""], PUBLISHED: [",".join("1" * eagle)], DRAFT_MODEL: [",".join("1" * draft), chosen.tree]}
     found: dict[tuple[str, str, float], float] = {}
     for at in (0.0, 1.0):
-        for drafter, tree in ((drafter, tree) for drafter, trees in ways.items() for tree in trees):
+        for drafter, tree in drafts_of(task, bench.pair):
             shape = TreeShape.parse(tree) if tree else TreeShape()
             made_with = {"model": name, "drafter": drafter, "tree": tree, "temperature": at, "context": context}
             found[drafter, tree, at] = task.take("whole step", "s", step, drafter, shape, at, **made_with)
     cold, warm = (found[NONE, "", at] for at in (0.0, 1.0))
     if cold and warm:
         task.take("T = 1 over T = 0", "times", lambda: warm / cold, model=name)
+
+
+def drafts_of(task: Task, pair: Pair) -> list[tuple[str, str]]:
+    """The drafters and trees of whole steps: a chain of EAGLE-3's, one of a draft model's, a tree of it; or, beside a
+    DFlash head's block, chains of an EAGLE-3 head and of the same in int8."""
+    eagle, draft = (",".join("1" * levels) for levels in task.settings.levels)
+    if pair.dflash is None:
+        return [(NONE, ""), (PUBLISHED, eagle), (DRAFT_MODEL, draft), (DRAFT_MODEL, task.settings.tree)]
+    block = ",".join("1" * (pair.dflash.block - 1))
+    return [(NONE, ""), (PUBLISHED_DFLASH, block), (PUBLISHED, eagle), (PUBLISHED_INT8, eagle)]
 
 
 def prompts(task: Task) -> None:
@@ -122,6 +128,7 @@ SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
     ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 1, 4), 1),
     ("linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
     ("tree_attention", "DEPTH", (4,), 1), ("key_blocks", "SPLIT", (4, 16), 64),
+    ("tree_attention", "FINE_TILED", (4096,), 64), ("linear", "EARLY", (True,), 1),
 )  # fmt: skip
 
 
@@ -148,42 +155,46 @@ def ablation(task: Task) -> None:
         return {"value": found, "served": (before + after) / 2, "over": 2 * found / (before + after)}
 
     for module, constant, value, most in list(switched())[task.kept.get("switches", slice(None))]:
-        rows = min(most, task.settings.rows[-1])
-        name = f"{module.rpartition('.')[2]}.{constant}"
+        rows, name = min(most, task.settings.rows[-1]), f"{module.rpartition('.')[2]}.{constant}"
         task.take("switched", "s", tried, module, constant, value, rows, constant=name, to=str(value), rows=rows)
 
 
-#: What is compared with plain decoding in eager mode: the drafter, the tree, captured or not, requests at once.
-WAYS = (
-    (NONE, "", True, 1),
-    (DRAFT_MODEL, "1,1,1,1", True, 1),
-    (EAGLE3, "1,1,1,1,1", True, 1),
-    (DRAFT_MODEL, "3,2,1", True, 1),
-    (DRAFT_MODEL, "1,1,1,1", True, 3),
-    (NGRAM, "1,1,1,1", True, 1),
-    (DRAFT_MODEL, "3,2,1", False, 3),
+#: What is compared with plain decoding in eager mode: the drafter, the tree, captured or not, the texts in the order of
+#: their arrival, and after how many steps each arrives. Text 3 is long.
+Way = tuple[str, str, bool, tuple[int, ...], int]
+WAYS: tuple[Way, ...] = (
+    (NONE, "", True, (0,), 0),
+    (NONE, "", True, (3,), 0),
+    (DRAFT_MODEL, "1,1,1,1", True, (0,), 0),
+    (EAGLE3, "1,1,1,1,1", True, (0, 3), 8),
+    (DRAFT_MODEL, "3,2,1", True, (0,), 0),
+    (DRAFT_MODEL, "1,1,1,1", True, (0, 1, 2), 5),
+    (NGRAM, "1,1,1,1", True, (0,), 0),
+    (DRAFT_MODEL, "3,2,1", False, (0, 1, 2), 0),
 )
 
 
-def same(task: Task, bench: Bench | None = None, ways: Sequence[tuple[str, str, bool, int]] = WAYS, **of: str) -> None:
+def same(task: Task, bench: Bench | None = None, ways: Sequence[Way] = WAYS, **of: str) -> None:
     """The same tokens with any drafter and any kind of launch, alone or with other requests. of: for the lines."""
-    bench, prompts, tokens = bench or bench_of(task, "8B"), texts(3), task.settings.tokens
+    bench, tokens, prompts = bench or bench_of(task, "8B"), task.settings.tokens, texts(3)
+    prompts.append([*chain.from_iterable(prompts * 9)][: task.settings.long])
     longest = min(1024, task.settings.positions // 2)
 
-    def written(name: str, tree: str, graphs: bool, count: int) -> dict[str, Any]:
-        engine = bench.engine(name, tree, graphs, longest, count)
-        batches = ([request(text, tokens, at) for text in prompts[:count]] for at in (0.0, 1.0))
-        firsts = [together(engine, each)[0] for each in batches]
-        rates = [first.statistics.decode_tokens_per_second for first in firsts]
-        return {"value": [first.tokens for first in firsts], "tokens_per_second": rates}
+    def written(name: str, tree: str, graphs: bool, those: Sequence[int], apart: int) -> dict[str, Any]:
+        engine = bench.engine(name, tree, graphs, longest, len(those))
+        runs = [together(engine, [request(prompts[one], tokens, at) for one in those], apart) for at in (0.0, 1.0)]
+        rates = [first.statistics.decode_tokens_per_second for first, *_ in runs]
+        return {"value": [[one.tokens for one in each] for each in runs], "tokens_per_second": rates}
 
-    wanted = written(NONE, "", False, 1)["value"]
+    wanted = {text: written(NONE, "", False, (text,), 0)["value"] for text in {one for way in ways for one in way[3]}}
     for way in ways:
-        context = of | dict[str, Any](zip(("drafter", "tree", "captured", "requests"), way, strict=True))
-        found = task.take("answers", "tokens", written, *way, **context)
-        for at, mine, plain in zip((0.0, 1.0), found or (), wanted, strict=False):
-            differ = [place for place, pair in enumerate(zip(mine, plain, strict=True)) if len(set(pair)) > 1]
-            task.check("same tokens", not differ, temperature=at, differ_at=differ[:1], **context)
+        context = of | dict[str, Any](zip(("drafter", "tree", "captured", "texts", "apart"), way, strict=True))
+        for turn, found in enumerate(task.take("answers", "tokens", written, *way, **context) or ()):
+            for text, mine in zip(way[3], found, strict=True):
+                pairs = zip(mine, wanted[text][turn][0], strict=True)
+                differ = [place for place, pair in enumerate(pairs) if len(set(pair)) > 1]
+                made_with = context | {"temperature": float(turn), "text": text, "prompt": len(prompts[text])}
+                task.check("same tokens", not differ, differ_at=differ[:1], **made_with)
 
 
 def compile_ahead(task: Task) -> None:
@@ -194,6 +205,6 @@ def compile_ahead(task: Task) -> None:
     if task.settings.compiled and name not in task.settings.compiled:
         return
     function = next(step.function for steps in plan.STEPS.values() for step in steps if step.name == name)
-    chosen = task.settings.thin(9 if "steps" in name else 1)  # a head reads several layers
+    chosen = task.settings.thin(9 if "steps" in name else 1)  # heads read several layers
     inner = replace(task, name=name, settings=chosen, silent=True, kept={"switches": slice(part, None, 3)})
     task.check("compiled", inner.run(function) == "held", seconds=time.monotonic() - begun)

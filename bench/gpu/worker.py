@@ -29,8 +29,10 @@ from bench import plain
 COMMON = ("run", "card", "t", "step", "what", "value", "unit")
 #: ``unit`` of lines that measure nothing: something raised; was left out; a check that passed or not; how a step ended.
 FAILED, LEFT_OUT, CHECK, ENDED = "failed", "left out", "check", "outcome"
+#: How steps end whose process can run another one, and whose own lines say what did not hold.
+ORDERLY = ("held", "failed", "unfinished")
 #: In errors after which the GPU no longer responds in this process; Triton's are worded differently.
-_BROKEN = re.compile(r"CUDA error|Triton Error \[CUDA\]|device-side assert|CUBLAS_STATUS|cudaError")
+BROKEN = re.compile(r"CUDA error|Triton Error \[CUDA\]|device-side assert|CUBLAS_STATUS|cudaError")
 
 
 class Broken(RuntimeError):
@@ -84,7 +86,7 @@ def line_text(line: dict[str, Any]) -> str:
 @dataclass(slots=True)
 class Task:
     """The argument of a step. until: when it should have ended, by :func:`time.monotonic`. kept: results of this
-    process' steps for later ones. silent: only failures are written."""
+    process' steps for later ones. silent: only failures are written. missing: how much was left out."""
 
     name: str
     lines: Lines
@@ -94,13 +96,13 @@ class Task:
     kept: dict[Any, Any] = field(default_factory=dict)
     silent: bool = False
     failures: int = 0
+    missing: int = 0
 
     def take(self, what: str, unit: str, call: Callable[..., Any], *given: Any, **context: Any) -> Any:
         """One measurement: writes what ``call`` returns (of a dict ``value``, and the rest as context). None if there
         is no time for it, or it raised; Broken if the GPU no longer responds."""
         if time.monotonic() > self.until:
-            if not self.silent:
-                self.lines.write(self.name, what, "no time", LEFT_OUT, **context)
+            self.leave_out(what, **context)
             return None
         try:
             found = call(*given)
@@ -112,6 +114,12 @@ class Task:
             self.lines.write(self.name, what, **({"unit": unit} | context | more))
         self.device.free()  # a graph keeps its memory until it is collected
         return more["value"]
+
+    def leave_out(self, what: str, why: str = "no time", **context: Any) -> None:
+        """Write what was not done."""
+        if not self.silent:
+            self.missing += 1
+            self.lines.write(self.name, what, why, LEFT_OUT, **context)
 
     def check(self, what: str, good: bool, **context: Any) -> None:
         """Write a condition that has to hold."""
@@ -129,11 +137,11 @@ class Task:
             self.device.free()
         except Exception as worse:
             raise Broken(what) from worse
-        if _BROKEN.search(text):
+        if BROKEN.search(text):
             raise Broken(what) from error
 
     def run(self, function: str) -> str:
-        """Run ``module:function``; how it ended: "held", "failed", or "broken"."""
+        """Run ``module:function``; how it ended: "held", "failed", "unfinished" if something was left out, "broken"."""
         module, _, name = function.rpartition(":")
         with suppress(Broken):
             try:
@@ -142,7 +150,7 @@ class Task:
                 raise
             except Exception as error:
                 self.failed("the step", error)
-            return "failed" if self.failures else "held"
+            return "failed" if self.failures else "unfinished" if self.missing else "held"
         return "broken"
 
 

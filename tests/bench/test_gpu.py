@@ -12,16 +12,16 @@ from torch import Tensor
 
 from bench import made, shapes
 from bench.drive import request, together
-from bench.engines import PUBLISHED, Bench, texts
+from bench.engines import PUBLISHED, PUBLISHED_DFLASH, PUBLISHED_INT8, Bench, texts
 from bench.gpu import kernels, profile, settings, smoke
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, Steps, rows_proposer
 from bench.gpu.worker import Lines, Task
+from bench.hybrids import STACKS, hybrid_of
 from bench.made import BUNDLED, inflated, paged
 from bench.shapes import (
     EagleShape,
     ModelShape,
-    eagle_bytes,
     kv_bytes_per_token,
     step_bytes,
     weight_bytes,
@@ -67,7 +67,38 @@ def test_floors_by_hand() -> None:
     head = settings.full().pairs["8B"].eagle
     assert 2 * head.pass_weights == pytest.approx(0.749e9, rel=1e-3)
     assert 2 * head.step_weights == pytest.approx(0.1007e9, rel=1e-3)
-    assert eagle_bytes(head, 5, 1024) == 2 * (head.step_weights + 5 * (head.pass_weights + 2 * 8 * 128 * 1024))
+
+
+def test_what_a_step_reads_is_counted_where_it_is_read(bench: Bench) -> None:
+    """The target, and a head five times: bf16 is fp32 here, int8 has a scale of 16 bits for each 32 numbers, of which
+    rows of 400 are not made."""
+    plain, head = step_bytes(bench.target.decoder.config, 100, 4), TINY.pairs["8B"].eagle
+    assert bench.read_by_step("none", 0, 100) == plain
+    own, kept = head.step_weights + 5 * head.pass_weights, 5 * 100 * 2 * 2 * 64
+    assert bench.read_by_step(PUBLISHED, 5, 100) == plain + 4 * (own + kept)
+    whole = 5 * 288 * 400
+    assert bench.read_by_step(PUBLISHED_INT8, 5, 100) == plain + (own - whole) * (1 + 2 / 32) + 4 * (whole + kept)
+
+
+def test_what_a_block_reads(device: Device) -> None:
+    """z-lab's layout: features of as many layers as it has, mixed once, and the target's output matrix."""
+    bench, shape, rows = Bench(device, TINY.pairs["Qwen3-8B"], 512, True), shapes.TINY_DFLASH, 100
+    hidden, heads, groups, vocab = 320, 8 * 128, 2 * 128, 4500
+    layer = hidden * (2 * heads + 2 * groups + 3 * shape.inner)
+    read = shape.layers * (hidden * hidden + layer + rows * 2 * groups) + hidden * vocab
+    drafted, plain = bench.read_by_step(PUBLISHED_DFLASH, 3, rows, 4), bench.read_by_step("none", 0, rows, 4)
+    assert drafted == plain + 4 * read
+    proposer = bench.proposer(PUBLISHED_DFLASH, TreeShape.chain(3))
+    assert proposer is not None and proposer.shape.nodes == shape.block
+
+
+def test_a_mixture_reads_the_experts_that_rows_wake(device: Device) -> None:
+    """Of 8, two for each row, in four layers; MXFP4 takes 4.25 bits a number."""
+    fields = STACKS["gpt-oss"] | TINY.narrowed | {"num_experts_per_tok": 2}
+    made = hybrid_of(Task("", Lines(Path(), ""), 0.0, device, TINY), fields)
+    experts = 4 * 8 * 3 * 256 * 64 * 17 / 32
+    one, all_of_them = (made.read_by_step("none", 0, 0, rows) for rows in (1, 1000))
+    assert all_of_them - one == pytest.approx(0.75 * experts)
 
 
 def test_shapes_are_the_published_ones() -> None:
@@ -124,7 +155,8 @@ def test_a_head_of_a_published_shape_has_its_bytes(device, bench) -> None:
 def test_page_tables_are_as_wide_as_those_that_are_served(longest: int, context: int) -> None:
     """A text of 1k that grows is served by the tables for 4k: narrower ones would hide what is read of them."""
     pool, rows = PagePool(4000, 16), rows_proposer(1, torch.device("cpu"))
-    target: Any = SimpleNamespace(store=SimpleNamespace(pool=pool, device=torch.device("cpu")), max_positions=longest)
+    store = SimpleNamespace(pool=pool, device=torch.device("cpu"), windows=None, states=None)
+    target: Any = SimpleNamespace(store=store, max_positions=longest)
     served = widths(longest + 2 + 1, 16)
     width = Ground(target, rows, context, 50).state.tables.shape[1]
     assert width in served and width == min(wide for wide in served if wide * 16 >= context + 58)

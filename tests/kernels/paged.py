@@ -52,11 +52,14 @@ Layout = tuple[Tensor, Tensor, Tensor, AttentionMetadata, Tensor | None]
 
 
 def kept(keys: Tensor, values: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values, [slots, G, D], as a store of this dtype keeps them, and their scales; None: as they are."""
+    """Keys and values, [slots, G, D], as a store of this dtype keeps them, and their scales; None: as they are.
+
+    Quantised on the CPU: on CUDA torch divides by a number by multiplying with its reciprocal, so that some of what a
+    kernel reads would be a step from what its reference reads."""
     if dtype is None:
         return keys, values, None
-    (keys, of_keys), (values, of_values) = (quantized(part, dtype) for part in (keys, values))
-    return keys, values, torch.stack((of_keys, of_values), dim=1)
+    (one, of_keys), (other, of_values) = (quantized(part.cpu(), dtype) for part in (keys, values))
+    return one.to(keys.device), other.to(keys.device), torch.stack((of_keys, of_values), dim=1).to(keys.device)
 
 
 @dataclass

@@ -30,8 +30,12 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels import chain, linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability
+from foresay.verifier.ops.records import Norm, Rotation
+from foresay.verifier.ops.rows import add_norm
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
@@ -119,6 +123,23 @@ def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
                 step(target, rows, 1000 + rows, temperature)
     print(launches.variants)
     assert {name: launches.variants[name] for name in one_shape | sampled | laid_out} == one_shape | sampled | laid_out
+
+
+def test_norms_and_rotation_are_compiled_once_for_long_prompts_too() -> None:
+    """From 257 and 385 rows on one program adds up the segments of an 8B's products."""
+
+    def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+    output, qkv = (BlockedWeight.of(of(width, 4096)) for width in (4096, 6144))
+    with bound() as launches:
+        for rows in (1, 64, 257, 385, 512):
+            x, rotation = of(rows, 4096), Rotation(of(rows, 1, 128), of(rows, 1, 128))
+            add_norm.launch(x, linear.product(x, output, x.dtype), Norm(of(4096), 1e-5))
+            layer = of(1024, 8, 128), of(1024, 8, 128), None
+            rotate_and_store.launch(linear.product(x, qkv, x.dtype), rotation, layer, of(rows, dtype=torch.int64))
+    assert launches.kernels["norm_rows"] == launches.kernels["rotate_and_store_rows"] == 5
+    assert launches.variants["norm_rows"] == launches.variants["rotate_and_store_rows"] == 1
 
 
 @triton.jit

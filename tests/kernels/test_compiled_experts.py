@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.experts import expert_linear, mixed, route, sort_rows
+from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Routing
 from tests.combinations import pairwise
 from tests.kernels.compiling import CAPABILITIES, compile_launches
@@ -26,7 +27,7 @@ def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind", "rows", "capability"), pairwise([*SHAPES], ["floats", "int8"], [4, 2048], CAPABILITIES), ids=str
+    ("shape", "kind", "rows", "capability"), pairwise([*SHAPES], ["floats", "mxfp4"], [4, 2048], CAPABILITIES), ids=str
 )
 def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability, tmp_path) -> None:
     """The dense products'."""
@@ -36,8 +37,8 @@ def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability,
     def weight(outer: int, inner: int, gated: Gate = "") -> BlockedWeight:
         if kind == "floats":
             return BlockedWeight.of(of(outer, inner, dtype=torch.bfloat16), of(outer), gated, how.experts)
-        values = of(inner // 32, outer, 32, dtype=torch.uint8)
-        return BlockedWeight(values, "int8", 32, inner, gated, None, of(inner // 32, outer), experts=how.experts)
+        matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, E8M0, torch.device("meta"))
+        return BlockedWeight.of(matrix, None, gated, how.experts)
 
     def call() -> None:
         chosen, weights = route(logits, how, correction if how.sigmoid else None, None, of(rows, dtype=torch.int64))

@@ -9,7 +9,7 @@ import torch
 
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate
 from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import Compiled, compile_launches
@@ -34,6 +34,8 @@ def weight_of(kind: str, outer: int, inner: int, gated: Gate) -> BlockedWeight:
     """Without numbers; with a bias."""
     if kind == "q4_k":
         matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, torch.int8, META).with_steps(256, minimums=True)
+    elif kind == "mxfp4":
+        matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, E8M0, META)
     else:
         bits, group, symmetric, floats = KINDS[kind]
         matrix = QuantizedMatrix.empty(outer, inner, bits, group or inner, symmetric, torch.bfloat16, META, floats)
@@ -50,7 +52,7 @@ def compiled(
 
 @pytest.mark.parametrize(
     ("kind", "rows", "gated", "capability"),
-    pairwise([*KINDS, "q4_k"], [1, 64], ["", "silu", "gelu"], CAPABILITIES),
+    pairwise([*KINDS, "q4_k", "mxfp4"], [1, 64], ["", "silu", "gelu"], CAPABILITIES),
 )
 def test_halves_are_made_in_registers_and_multiplied_by_one_instruction(
     kind, rows, gated, capability, tmp_path

@@ -56,6 +56,7 @@ def test_heads_that_remember(shape, trees, capability, tmp_path) -> None:
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"convolve_rows", "remember_rows", "finish_rows", "replay_states", "replay_tails"}
     assert all(one.stack == 0 and one.registers <= 128 for one in made.values())
+    assert made["remember_rows"].ptx.count("bar.sync") < 8, "a row's sums are within a warp"
 
 
 @pytest.mark.parametrize("trees", [False, True])

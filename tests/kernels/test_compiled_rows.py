@@ -41,7 +41,7 @@ def fits(made: Compiled, registers: int) -> bool:
 def test_norm(shape, centred, capability, tmp_path) -> None:
     """Plain, or a layer norm with a bias in fp32."""
     width, share = shape
-    arguments = bf16("x", "y", "bias", "weight", "shift", "scalar", "out") | {"R": "i32", "eps": "fp32"}
+    arguments = bf16("x", "y", "bias", "weight", "shift", "scalar", "out") | {"apart": "i32", "eps": "fp32"}
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
     read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
     how = {"SHARE": share, "SCALED": share == 0.22, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
@@ -129,7 +129,8 @@ def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     stored."""
     dim, block, kind = heads
     arguments = bf16("bias", "cos", "signed_sin", "factor", "query_weight", "key_weight", "queries", "scales")
-    arguments |= {"qkv": "*fp32", "R": "i32", "slots": "*i64", "eps": "fp32", "keys": f"*{kept}", "values": f"*{kept}"}
+    arguments |= {"qkv": "*fp32", "apart": "i32", "slots": "*i64", "eps": "fp32"}
+    arguments |= dict.fromkeys(("keys", "values"), f"*{kept}")
     constants = {"QUERIES": 32, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
     constants |= {"ALIKE": kind == "valued", "VALUED": kind == "valued", "GROUPS": 0 if kind == "alone" else 8}
     constants |= {"WHOLE": kind == "whole", "AFTER": kind == "after", "FACTOR": kind != "each"}

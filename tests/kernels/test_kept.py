@@ -74,9 +74,9 @@ def times(factor: int) -> Kernel:
 def multiplied(factor: int) -> int:
     """By that kernel, as a process does that begins now."""
     numbers = torch.tensor([21, 0])
-    made = Compiled(times)
-    made.by_source = True
-    made(factor)(numbers[:1], numbers[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "unpatched", True)
+        Compiled(times)(factor)(numbers[:1], numbers[1:])
     return int(numbers[1])
 
 
@@ -197,16 +197,24 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
     assert len(list(folder.iterdir())) == min(most, 501)
 
 
-def test_an_engine_process_notes_the_sources_before_it_imports_them() -> None:
-    """Noted later, after an upgrade in place, they would be those of code that it does not run."""
-    code = """
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "from foresay.server.host import process; process._import()",
+        "from foresay.server.cli.__main__ import main; sys.argv[1:] = ['list']; main()",
+    ],
+    ids=["engine process", "command"],
+)
+def test_our_processes_note_the_sources_before_they_import_them(begin: str, folder: Path) -> None:
+    """Noted later, after an upgrade in place, they would be those of code that they do not run."""
+    code = f"""
 import sys
-from foresay.server.host import process
 from foresay.verifier.ops.kernels.cpu import kept
 known = []
-kept.sources = lambda: known.append({name for name in sys.modules if name.startswith("foresay.verifier")})
-process._import()
-print(known[0] & {"foresay.verifier.ops.kernels.cpu.launch", "foresay.verifier.ops.kernels.cpu.product"})
+kept.sources = lambda: known.append({{name for name in sys.modules if name.startswith("foresay.verifier")}})
+{begin}
+ours = {{"foresay.verifier.ops.kernels.cpu.launch", "foresay.verifier.ops.kernels.cpu.product"}}
+print(known[0] & ours, kept.unpatched)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert done.stdout.splitlines()[-1] == "set() True"

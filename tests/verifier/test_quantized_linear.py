@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.quantization import Scheme
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu import rounded
@@ -103,6 +104,32 @@ def test_rounded_activations_have_the_bits_of_the_contract(processor, dtype, kin
         exact = functional.linear(x.double(), matrix.plain().double(), offset.double())
         assert (found - exact).norm() < 0.01 * (exact - offset).norm()
         assert torch.equal(linear._packed.plain(), matrix.plain())
+
+
+@pytest.mark.parametrize("processor", ["here", "without AVX-512", "skylake-avx512"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [("q4_k", (0, 15)), ("int4", (-8, 7)), ("q6_k", (-32, 31)), ("int8 groups", (-128, 127)), ("nvfp4", (7, 15))],
+)
+def test_the_largest_sums_have_room(processor, kind, numbers) -> None:
+    """All numbers and all inputs are as large as they can be, of either sign."""
+    x = torch.tensor([3.0, -3.0]).repeat_interleave(64).view(2, 64)
+    for number in numbers:
+        matrix = matrix_of((64, 33), kind)
+        matrix.put(torch.full((33, 64), number, dtype=torch.int8))
+        linear = Linear(matrix, rounds=True)
+        with references():
+            whole = linear.wide(x)
+        assert torch.equal(linear.wide(x), whole)
+        assert torch.allclose(whole, x @ matrix.plain().T, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("least", "most", "bits"), [(-32, 31, 6), (-33, 31, 8), (-32, 32, 8), (0, 0, 6)])
+def test_numbers_that_fit_in_six_bits_take_six(least, most, bits) -> None:
+    matrix = matrix_of((64, 33), "q6_k")
+    matrix.put(torch.tensor([least, most], dtype=torch.int8).repeat(33, 32))
+    assert Linear(matrix, rounds=True).nbytes == 33 * (64 * bits // 8 + 64 // 16 + 2)
+    assert Linear(matrix).nbytes == 33 * (64 + 64 // 16 + 2)
 
 
 @pytest.mark.parametrize("gated", ["silu", "relu2"])
@@ -269,7 +296,7 @@ def matrix_bits(kind: str) -> int:
     return KINDS[kind][0]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED, "mxfp4"])
 def test_off_the_cpu_it_is_laid_out_for_a_gpu(kind) -> None:
     matrix, x = matrix_of((192, 96), kind), rows_of((192, 96), torch.float32, 9)
     with simulated():
@@ -279,8 +306,15 @@ def test_off_the_cpu_it_is_laid_out_for_a_gpu(kind) -> None:
     torch.testing.assert_close(product, Linear(matrix)(x))
 
 
+@pytest.mark.parametrize(("kind", "group", "each"), [("mxfp4", 32, 0.5 + 1 / 32), ("nvfp4", 16, 1 + 4 / 16)])
+def test_what_floats_of_four_bits_take_on_a_gpu(kind, group, each) -> None:
+    """MXFP4 what it takes in its file; NVFP4's numbers are whole ones of 8 bits there."""
+    scheme = Scheme(4, group, True, "", floats=True)
+    assert BlockedWeight.of(matrix_of((256, 96), kind)).nbytes == scheme.nbytes(96, 256) == 256 * 96 * each
+
+
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+@pytest.mark.parametrize("kind", [*KINDS, *STEPPED, "mxfp4", "nvfp4"])
 def test_a_weight_is_laid_out_as_it_is(kind, gated) -> None:
     """For a GPU: blocks that groups do not fill among them."""
     for shape in ((64, 64), (192, 34), (1216, 20)):

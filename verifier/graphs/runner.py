@@ -171,7 +171,9 @@ class GraphStepRunner(StepRunner):
     def _begin(self, step: SpeculativeStep, batch: list[ScheduledSequence], watch: Stopwatch) -> Launched | None:
         """Launch the step of a plan; inputs that the device does not have yet are written first."""
         sequences, state = [scheduled.sequence for scheduled in batch], step.state
-        if not reserved(sequences, step.proposer.shape.nodes) or not step.proposer.prepare(sequences):
+        if not reserved(sequences, step.proposer.shape.nodes):
+            return None
+        if not self._wall.ask(step.proposer.name, step.proposer.prepare, sequences):
             return None
         last = self._last
         if last is None or last.step.state is not state or not last.is_current(sequences):
@@ -242,7 +244,7 @@ class GraphStepRunner(StepRunner):
         raw = launched.raw[index] if launched.raw else None
         broken = _BROKEN if raw is None else lambda: why_nothing(sequence, raw()[0])
         result = self.emitted(scheduled, tree, verified, broken, captured=True)
-        proposer.collected(sequence, tree, result.rows)
+        self._wall.tell(proposer.name, proposer.collected, sequence, tree, result.rows)
         if raw is not None:
             self.look_at(scheduled, result, raw)
         return result

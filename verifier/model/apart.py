@@ -62,7 +62,7 @@ def laid_out(
     sizes, found, first = [min(rows, weight.shape[0] - at) for at in range(0, weight.shape[0], rows)], None, 0
     parts: Sequence[Tensor | QuantizedMatrix] = weight.split_with_sizes(sizes)
     for part, size in zip(parts, sizes, strict=True):
-        one = BlockedWeight.of(part if isinstance(part, Tensor) else part.whole())
+        one = BlockedWeight.of(part)
         found = _empty(one, weight.shape[0], away) if found is None else found
         for into, made, axis in _tensors(found, one):
             into.narrow(axis, first, size).copy_(made)

@@ -123,7 +123,7 @@ def _packed(
         if spills is not None and experts:
             return laid_out(kept, bias, gated, experts, spills)
         if weight.device.type != "cpu":
-            return BlockedWeight.of(kept.whole(), bias, gated, experts)
+            return BlockedWeight.of(kept, bias, gated, experts)
         return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
     if spills is not None and experts:
         return laid_out(weight.to(compute), bias, gated, experts, spills)

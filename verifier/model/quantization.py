@@ -90,10 +90,11 @@ class Scheme:
 
     def nbytes(self, outer: int, inner: int, packed: bool = False) -> int:
         """Bytes of a matrix: numbers, 16-bit scales (32-bit ones of blocks, which files may have), and zero points; or
-        8-bit scales, minimums, steps. packed: for a CPU, where multiples that are all one are left out.
+        8-bit scales, minimums, steps. packed: for a CPU, where multiples that are all one are left out (and numbers
+        of 8 bits that fit in 6 take these, which only the numbers show).
         """
         groups = inner // (self.group or inner)
-        if self.e2m1 and not packed:  # a GPU multiplies them as whole numbers of 8 bits
+        if self.e2m1 and not packed and self.group == 16:  # a GPU multiplies these as whole numbers of 8 bits
             return outer * (inner + 4 * groups)
         if self.span is not None and not self.e2m1:
             each, multiples = 2 if self.minimums else 1, 0 if packed and self.ones else groups

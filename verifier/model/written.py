@@ -232,18 +232,18 @@ def write_int8(tensors: Mapping[str, Tensor], values: Mapping[str, Any], out: Pa
     """Write float tensors (a head's) with all matrices in int8, with a scale for each group of 32 numbers: the layout
     ``int-quantized``. values: of their config.json."""
     out.mkdir(parents=True, exist_ok=True)
-    parts = (_int8(name, tensor) for name, tensor in tensors.items())
+    parts = (int8_parts(name, tensor) for name, tensor in tensors.items())
     save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
     scheme: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
     scheme |= {"config_groups": {"group_0": _group(Scheme(8, _GROUP, True, "int-quantized"), ["Linear"])}}
     (out / "config.json").write_text(json.dumps({**values, "quantization_config": scheme}, indent=2) + "\n")
 
 
-def _int8(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def int8_parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """A tensor unchanged, or the numbers and scales of a weight matrix."""
     if tensor.dim() != 2 or not tensor.is_floating_point() or tensor.shape[1] % _GROUP or "embed" in name:
         return {name: tensor}
     outer, inner = tensor.shape
-    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, torch.device("cpu"))
+    made = QuantizedMatrix.empty(outer, inner, 8, _GROUP, True, torch.bfloat16, tensor.device)
     made.fill(tensor)
     return {name: made.values, f"{name}_scale": made.scales}

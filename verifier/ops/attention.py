@@ -242,7 +242,7 @@ def _rotate(
     alike: bool = False,
 ) -> Tensor:
     """Launches the kernel. layer, slots: None where there are only queries."""
-    (product, bias), about = as_read(qkv)
+    (product, bias), apart, about = as_read(qkv)
     cos, signed_sin, factor = rotation
     keys, values, scales = layer or (product, product, None)
     groups, dim = (0, cos.shape[-1]) if layer is None else keys.shape[-2:]
@@ -257,7 +257,7 @@ def _rotate(
     stored = *as_stored(keys, values, scales), product if slots is None else slots
     launch(
         "rows.rotate_and_store_rows", (rows, -(-heads // together)),
-        (*read, *weights, query, *stored, rows, 0.0 if norms is None else norms.eps),
+        (*read, *weights, query, *stored, apart, 0.0 if norms is None else norms.eps),
         {
             "QUERIES": heads - 2 * groups, "GROUPS": groups, "DIM": dim, "HALF": dim // 2, "HEADS": together,
             "BLOCK": row_of(product, dim // 2)["BLOCK"], "NORM": norms is not None,

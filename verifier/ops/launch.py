@@ -91,12 +91,14 @@ def _written(
 # -- common arguments of kernels ---------------------------------------------------------------------------------------
 
 
-def as_read(product: Tensor | SplitKSums) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-    """A product as arguments of kernels that use ``product_at``: pointers, constants."""
+def as_read(product: Tensor | SplitKSums) -> tuple[tuple[Tensor, Tensor], int, dict[str, Any]]:
+    """A product as arguments of kernels that use ``product_at``: pointers, how far apart segments are, constants. Of
+    one weight only the second depends on the number of rows, so that a row's reader is one compilation for all."""
     if isinstance(product, Tensor):
-        return (product, product), {"SEGMENTS": 1, "BIAS": False}
-    sums, bias = product.sums, product.bias
-    return (sums, sums if bias is None else bias), {"SEGMENTS": len(sums), "BIAS": bias is not None}
+        return (product, product), 0, {"SEGMENTS": 1, "BIAS": False}
+    sums, bias, count = product.sums, product.bias, len(product.sums)
+    constants = {"SEGMENTS": product.segments or count, "BIAS": bias is not None}
+    return (sums, sums if bias is None else bias), sums.stride(0) if count > 1 else 0, constants
 
 
 def as_normed(how: Norm | None, otherwise: Tensor) -> tuple[tuple[Tensor, Tensor], float, dict[str, Any]]:

@@ -89,7 +89,7 @@ def packed_linear(
     has the same bits with any number of rows. count: int64[1], the number of rows, read when it runs (by CPU kernels;
     None: all).
     """
-    made = unfinished_linear(x, weight, dtype, count)
+    made = unfinished_linear(x, weight, dtype, count, finished=True)
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
@@ -111,14 +111,19 @@ def head_linear(
 
 
 def unfinished_linear(
-    x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, count: Tensor | None = None
+    x: Tensor,
+    weight: PackedWeight | BlockedWeight,
+    dtype: torch.dtype,
+    count: Tensor | None = None,
+    finished: bool = False,
 ) -> Tensor | SplitKSums:
-    """The same, except that a GPU leaves adding several segments, and then the gate too, to the next op."""
+    """The same, except that a GPU leaves adding several segments, and then the gate too, to the next op. finished:
+    only where it has to."""
     if isinstance(weight, BlockedWeight):
         if x.is_cuda:
             from foresay.verifier.ops.kernels import linear as kernels
 
-            return kernels.product(x, weight, dtype)
+            return kernels.product(x, weight, dtype, finished)
     elif compiled(x):
         return weight.product(x, dtype, count)
     if (whole := weight.rounded(x)) is not None:

@@ -30,11 +30,13 @@ def turns_of(gated: Gate) -> int:
 class SplitKSums:
     """A product [R, O] whose segments still have to be added: in order, then the bias; then it is rounded.
 
-    sums: fp32[segments, R, O]. bias: [O] or None.
+    sums: fp32[segments, R, O]; [1, R, O] if they were added already. bias: [O] or None. segments: how many the weight
+    is cut into; 0: as many as there are sums.
     """
 
     sums: Tensor
     bias: Tensor | None
+    segments: int = 0
 
     def finished(self, dtype: torch.dtype) -> Tensor:
         """[R, O]."""

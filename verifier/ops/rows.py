@@ -180,9 +180,9 @@ def _normed(
 ) -> Tensor:
     rows, width = x.shape
     out = x if how is None else new(x.shape, x)
-    (weights, eps, norming), (added, about) = as_normed(how, x), as_read(x if y is None else y)
+    (weights, eps, norming), (added, apart, about) = as_normed(how, x), as_read(x if y is None else y)
     launch(
-        "rows.norm_rows", (rows,), (x, *added, *weights, x if scalar is None else scalar, out, rows, eps),
+        "rows.norm_rows", (rows,), (x, *added, *weights, x if scalar is None else scalar, out, apart, eps),
         {"SHARE": share, "SCALED": scalar is not None} | row_of(x, width) | norming | about, count, rows=True,
         num_warps=warps(width),
     )  # fmt: skip
@@ -257,11 +257,11 @@ def gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None
 
 @gate_heads.kernel
 def _gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None) -> Tensor:
-    (product, bias), about = as_read(gate)
+    (product, bias), apart, about = as_read(gate)
     assert x.shape == product.shape[-2:], "each number has a gate"
     (rows, width), columns = x.shape, 1024 if on_triton(x) else 256  # a single row is shared among threads too
     launch(
-        "rows.gate_rows", (rows, -(-width // columns)), (x, product, bias, rows),
+        "rows.gate_rows", (rows, -(-width // columns)), (x, product, bias, apart),
         {"WIDTH": width, "COLUMNS": columns} | about, count, rows=True, enable_fp_fusion=False,
     )  # fmt: skip
     return x
@@ -305,12 +305,12 @@ def _layer_inputs(
     factors: tuple[float, float],
     count: Tensor | None = None,
 ) -> Tensor:
-    (made, bias), about = as_read(product)
+    (made, bias), apart, about = as_read(product)
     rows, width = len(tokens), len(how.weight)
     out, layers = new((rows, table.shape[1]), made, dtype), table.shape[1] // width
     constants = {"FACTOR": factors[0], "SCALE": factors[1], "HALF": _HALF, "LAYERS": layers}
     launch(
-        "rows.layer_input_rows", (rows, layers), (made, bias, table, tokens, how.weight, out, rows, how.eps),
+        "rows.layer_input_rows", (rows, layers), (made, bias, table, tokens, how.weight, out, apart, how.eps),
         constants | row_of(out, width) | about, count, rows=True, num_warps=warps(width), enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -331,11 +331,11 @@ def gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: T
 
 @gate_inputs.kernel
 def _gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: Tensor | None = None) -> Tensor:
-    (product, bias), about = as_read(gate)
+    (product, bias), apart, about = as_read(gate)
     rows, width = product.shape[-2:]
     out = new((rows, width), inputs)
     constants = {"STRIDE": inputs.shape[1]} | row_of(out, width) | about
-    arguments = (product, bias, inputs, out, rows, number * width)
+    arguments = (product, bias, inputs, out, apart, number * width)
     launch("rows.gated_input_rows", (rows,), arguments, constants, count, rows=True, enable_fp_fusion=False)
     return out
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from bench.gpu.worker import BROKEN
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The interpreter keeps bf16 as raw integers, and truncates where a GPU rounds. A GPU serves nothing in fp32: nothing is
@@ -104,6 +108,31 @@ if INTERPRETED:
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = _dot
+
+    def _shift(name: str) -> Any:
+        """Compilers may make anything of a shift by as many bits as there are, or more; numpy does not say so."""
+        shifted = getattr(interpreter.InterpreterBuilder, name)
+
+        def shift(self: Any, value: Any, count: Any) -> Any:
+            assert ((count.data >= 0) & (count.data < 8 * value.data.itemsize)).all(), "a shift by too many bits"
+            return shifted(self, value, count)
+
+        return shift
+
+    for _name in ("create_shl", "create_lshr", "create_ashr"):
+        setattr(interpreter.InterpreterBuilder, _name, _shift(_name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A process in which the GPU answers no more ends, since every later test would fail there: another of xdist's
+    goes on."""
+    report = yield
+    if report.failed and BROKEN.search(report.longreprtext):
+        print(report.longreprtext, file=sys.__stderr__)
+        print(f"{item.nodeid} FAILED  [ the GPU answers no more ]", file=sys.__stderr__, flush=True)
+        os._exit(1)
+    return report
 
 
 def noise(device: torch.device, *shape: int, dtype: torch.dtype) -> torch.Tensor:

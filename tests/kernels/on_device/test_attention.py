@@ -170,6 +170,15 @@ def test_more_than_one_split(length, whole_splits, device) -> None:
     check(bench, [bench.sequence(length, 5)], whole_splits=whole_splits)
 
 
+def test_rows_of_several_tiles_have_the_same_bits_block_by_block(device, monkeypatch) -> None:
+    bench = Bench(1, 3, 64, 16, EXACT, device)
+    tree = bench.sequence(580, 30)
+    by_splits = run(bench, [tree])
+    monkeypatch.setattr(kernels, "FINE_TILED", 1024)
+    assert kernels.most_partials(30, 3, 1, 640) == 30 * 3 * (10 + kernels.TAILS)
+    assert torch.equal(run(bench, [tree]), by_splits)
+
+
 @pytest.mark.parametrize("window", [1, 20, 100])
 @pytest.mark.parametrize("chain", [False, True], ids=["trees", "chunks"])
 def test_a_sliding_window(window, chain, device) -> None:

@@ -86,7 +86,7 @@ def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype,
     monkeypatch.setattr(blocked, "_PROGRAMS", 4)
     turns, how = turns_of(gated), Routing(EXPERTS, 2)
     weight, bias = weight_of("fp32" if form == "floats" else form, turns), noise(turns * EXPERTS * OUTER, seed=3)
-    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight.whole()
+    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight
     mixture = BlockedWeight.of(weight.to(device), bias.to(device), gated, EXPERTS)
     x, alone = noise(20, INNER, seed=4).to(device, dtype), []
     for number in range(EXPERTS):
@@ -109,7 +109,7 @@ def test_experts_in_host_memory_have_the_same_bits(form, device) -> None:
     page-locked tensors (backends/nvidia/driver.c, extractPointer: cuPointerGetAttribute)."""
     dtype = DTYPES[1]
     weight = weight_of("fp32" if form == "floats" else form, 2)
-    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight.whole()
+    weight = weight.to(dtype) if isinstance(weight, Tensor) else weight
     near = BlockedWeight.of(weight.to(device), None, "silu", EXPERTS)
     data = {name: getattr(near, name) for name in ("values", "scales", "offsets", "steps")}
     host = {name: one.cpu() for name, one in data.items() if one is not None}

@@ -95,6 +95,9 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
         patched.setattr(linear, "ENOUGH", 1)
         assert torch.equal(linear.linear(x, weight, bias), product), "one program adds up all segments"
         assert torch.equal(linear.gated_linear(x, weight, bias), gated)
+        patched.setattr(linear, "ENOUGH", 1000)
+        patched.setattr(linear, "EARLY", True)
+        assert torch.equal(linear.linear(x, weight, bias), product), "the first block is loaded before"
     for rows in (slice(0, 1), slice(0, 16), slice(17, 19), slice(11, 40), slice(3, 67), slice(69, 70)):
         part = x[rows].clone()
         assert torch.equal(linear.linear(part, weight, bias), product[rows])

@@ -10,15 +10,15 @@ from torch.nn import functional
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.linear import _applied, head_linear, unfinished_linear
-from foresay.verifier.ops.quantized import QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
 from tests.combinations import alternating, pairwise
 from tests.kernels.on_device.conftest import DTYPES, EXACT
 from tests.verifier.quantized_weights import KINDS, STEPPED, matrix_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")]
 #: One of each way through the kernel.
-SOME = ["int8", "int4", "int4 zeros", "fp8 groups", "q4_k"]
+SOME = ["int8", "int4", "int4 zeros", "fp8 groups", "q4_k", "mxfp4"]
 #: Inner and outer width, programs wanted, and a dtype of activations: whole blocks and tiles, neither; wide enough for
 #: one segment or two.
 CASES = [
@@ -40,7 +40,7 @@ def meant(x: Tensor, weight: BlockedWeight) -> Tensor:
     return functional.linear(x.cpu().double(), weight.plain().cpu().double(), bias)
 
 
-@pytest.mark.parametrize(("kind", "case"), alternating([*KINDS, *STEPPED], CASES), ids=str)
+@pytest.mark.parametrize(("kind", "case"), alternating([*KINDS, *STEPPED, "mxfp4"], CASES), ids=str)
 def test_it_multiplies(kind, case, device, monkeypatch) -> None:
     shape, programs, dtype = case
     monkeypatch.setattr(blocked, "_PROGRAMS", programs)
@@ -99,6 +99,15 @@ def test_every_value_becomes_what_it_means(device) -> None:
         matrix.put(bits.view(matrix.values.dtype).expand(256, 256).contiguous())
         matrix.scales.fill_(1.0)
         assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
+
+
+def test_every_float_of_four_bits_with_every_scale(device) -> None:
+    """MXFP4's 16 codes and 256 exponents."""
+    x, matrix = torch.eye(256, device=device, dtype=EXACT), QuantizedMatrix.empty(256, 256, 4, 32, True, E8M0, device)
+    every = torch.arange(256, dtype=torch.uint8, device=device)
+    matrix.put((every % 16).view(torch.int8).expand(256, 256).contiguous())
+    matrix.scales.view(torch.uint8).copy_(every[:, None].expand(256, 8))
+    assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,13 @@ FP32 = torch.float32
 of_each_kind = pytest.mark.parametrize("kind", ["delta", "scan", "short"])
 
 
+@pytest.fixture(autouse=True)
+def _many_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, which runs one program after the other."""
+    if INTERPRETED:
+        monkeypatch.setattr(kernels, "VALUES", LANES)
+
+
 class Case:
     """Texts and trees of one pass behind texts."""
 
@@ -55,7 +62,7 @@ class Case:
         for part in parts:
             own = list[int]()
             for node, parent in enumerate([-1] * part if isinstance(part, int) else part):
-                own.append((own[parent] if parent >= 0 else 0) | 1 << node)
+                own.append((own[parent] if parent >= 0 else 0) | 1 << node % (NODES - 1))
             words += own
         ints: Any = {"dtype": torch.int32, "device": self.device}
         offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], **ints)
@@ -134,6 +141,26 @@ def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(d
                 assert torch.equal(case.run(picked, case.rows([count], [3]), plain), found[rows])
                 for part in (0, 1):
                     assert torch.equal(one[part][0, page + 3 * number], plain[part][3]), f"text {number}"
+
+
+def test_a_text_beside_a_tree_may_have_more_rows_than_a_tree_has_nodes(device) -> None:
+    case = Case(device, "delta")
+    given, alone, beside = case.inputs(69), case.copy(), case.copy()
+    found = case.run(given, case.rows([[-1, 0, 0], 66], [5, 0]), beside)
+    plain = case.rows([66], [0])
+    plain = replace(plain, pages=plain.pages + 3, paged=replace(plain.paged, words=None, is_prefill=None))
+    assert torch.equal(case.run(tuple(part[3:].clone() for part in given), plain, alone), found[3:])
+    assert all(torch.equal(mine[4:7], its[4:7]) for mine, its in zip(alone[:2], beside[:2], strict=True))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="each number of values is another compilation")
+def test_a_row_has_the_same_bits_however_many_values_a_program_has(device, monkeypatch) -> None:
+    case = Case(device, "delta")
+    given, rows, found = case.inputs(9), case.rows([tree(case.random, 5), 4], [3, 9]), list[Tensor]()
+    for values in (4, LANES):
+        monkeypatch.setattr(kernels, "VALUES", values)
+        found.append(case.run(given, rows, case.copy()))
+    assert torch.equal(*found)
 
 
 @of_each_kind

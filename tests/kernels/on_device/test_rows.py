@@ -11,6 +11,7 @@ from torch import Tensor
 from foresay.kvpaging.store import as_bytes, dequantized
 from foresay.verifier.ops.attention import join_latents, rotate_and_store, rotate_queries
 from foresay.verifier.ops.kernels import linear
+from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import (
     add_norm,
@@ -24,7 +25,7 @@ from foresay.verifier.ops.rows import (
     take_both,
 )
 from tests.combinations import pairwise
-from tests.kernels.on_device.conftest import DTYPES, noise
+from tests.kernels.on_device.conftest import DTYPES, INTERPRETED, noise
 
 # In the interpreter exp() is numpy's, which warns where it gives infinity, as it is meant to far below zero.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -313,6 +314,35 @@ def test_segments_are_added_as_the_product_itself_adds_them(biased, kind, dtype,
         return rotate_and_store.launch(qkv, rotation, layer, slots, norms), *layer[:2]
 
     assert all(torch.equal(a, b) for a, b in zip(run(partials), run(whole), strict=True))
+
+
+#: Inner width of products, outer width of one, and heads of another: an 8B's; and what is cut like them.
+PRODUCTS = (640, 64, 2, 1, 16) if INTERPRETED else (4096, 4096, 32, 8, 128)
+
+
+def test_a_row_is_normed_and_rotated_alike_in_a_prompt_of_any_length(dtype, device, monkeypatch) -> None:
+    """From some number of rows on one program adds up the segments that readers add up below."""
+    if INTERPRETED:
+        monkeypatch.setattr(linear, "ENOUGH", 3)
+    inner, outer, queries, groups, dim = PRODUCTS
+    shapes = (outer, inner), ((queries + 2 * groups) * dim, inner)
+    output, qkv = (BlockedWeight.of(noise(device, *shape, dtype=dtype) * inner**-0.5) for shape in shapes)
+    x, stream, weight = (noise(device, *shape, dtype=dtype) for shape in ((512, inner), (512, outer), (outer,)))
+    cos, sin = noise(device, 2, 512, 1, dim, dtype=dtype)
+    parts = [len(part.sums) for n in (256, 512) if isinstance(part := linear.product(x[:n], output, dtype), SplitKSums)]
+    assert parts[0] > parts[1] == 1, "the longest are added up"
+
+    def read(rows: int) -> tuple[Tensor, ...]:
+        keys, values = torch.zeros(2, 512, groups, dim, dtype=dtype, device=device)
+        summed, read = stream[:rows].clone(), x[:rows].clone()
+        normed = add_norm.launch(summed, linear.product(read, output, dtype), Norm(weight, 1e-5))
+        turn, slots = Rotation(cos[:rows].clone(), sin[:rows].clone()), torch.arange(rows, device=device)
+        query = rotate_and_store.launch(linear.product(read, qkv, dtype), turn, (keys, values, None), slots)
+        return summed, normed, query, keys[:rows], values[:rows]
+
+    whole = read(512)
+    for rows in (1, 257) if INTERPRETED else (1, 64, 257, 385):
+        assert all(torch.equal(mine, its[:rows]) for mine, its in zip(read(rows), whole, strict=True)), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,12 +5,13 @@
     floats    [O, K], as a checkpoint has them
     8 bits    uint8[K' / B][O][B]: whole numbers plus 128, or e4m3
     4 bits    uint8[K' / B][O][B / 2]: number k of a block in the low half of byte k, number B / 2 + k in the high one;
-              plus 8 where they have a sign
-    scales    [G][O], and so offsets: zeros or minimums, int8
+              plus 8 where they have a sign; or codes of e2m1
+    scales    [G][O], of MXFP4's uint8 exponents; and so offsets: zeros or minimums, int8
     steps     fp16[1 or 2][S][O]: of the scales; of the minimums
 
 A block belongs to one group: a group that is not a whole number of blocks is padded with zeros. The meaning of the
-numbers: :mod:`foresay.verifier.ops.quantized`. Imports no triton.
+numbers: :mod:`foresay.verifier.ops.quantized`. NVFP4's groups are half of the least block of four bits: its numbers
+become int8. Imports no triton.
 
 Legend: R rows, K inner width, K' that of filled groups, O outer width, G groups, S spans, B numbers of a block.
 """
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.quantized import FP8, QuantizedMatrix
+from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix, packed
 from foresay.verifier.ops.records import Gate
 
 #: Block sizes that are tried; a 16-bit tile is multiplied by at least 16 numbers.
@@ -37,8 +38,8 @@ _PROGRAMS = 264
 #: The least inner width of a segment: shorter ones spend their time filling the pipeline.
 _LEAST = 512
 #: Kinds of values, and the offset of signed ones.
-FLOATS, E4M3, UNSIGNED = "floats", "e4m3", "uint4"
-ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0}
+FLOATS, E4M3, UNSIGNED, E2M1 = "floats", "e4m3", "uint4", "e2m1"
+ADDED = {"int8": 128, "int4": 8, UNSIGNED: 0, E2M1: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ class BlockedWeight:
         """Lay it out. Floats are unchanged."""
         if isinstance(weight, Tensor):
             return cls(weight, FLOATS, _BLOCKS[0], weight.shape[1], gated, bias, experts=experts)
-        kind = E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
-        block = block_of(weight.group, weight.bits)
+        if weight.e2m1 and weight.scales.dtype is not E8M0:
+            weight = weight.whole()
+        kind, block = _kind(weight), block_of(weight.group, weight.bits)
         offsets, steps = weight.zeros if weight.minimums is None else weight.minimums, weight.steps
         if steps is not None and weight.minimum_steps is not None:
             steps = torch.stack((steps, weight.minimum_steps))
-        values = _blocks(weight, kind, block)
-        scales, offsets, steps = (
-            None if one is None else one.mT.contiguous() for one in (weight.scales, offsets, steps)
-        )
+        values, scales = _blocks(weight, kind, block), weight.scales
+        scales = scales.view(torch.uint8) if kind == E2M1 else scales
+        scales, offsets, steps = (None if one is None else one.mT.contiguous() for one in (scales, offsets, steps))
         return cls(values, kind, block, weight.inner, gated, bias, scales, offsets, steps, experts)
 
     @property
@@ -124,12 +125,14 @@ class BlockedWeight:
         scales, offsets, steps = (None if one is None else one.mT for one in (self.scales, self.offsets, self.steps))
         more = (None, offsets, *steps.unbind()) if self.minimums and steps is not None else (offsets, None, steps)
         assert scales is not None, "all groups have scales"
+        if self.kind == E2M1:
+            return QuantizedMatrix(packed(self._numbers()), scales.view(E8M0), None, 4, self.inner).plain()
         return QuantizedMatrix(self._numbers(), scales, more[0], 8, self.inner, *more[1:]).plain()
 
     def _numbers(self) -> Tensor:
-        """int8 or e4m3 [O, K]."""
+        """int8 or e4m3 [O, K]; of e2m1 codes."""
         rows = self.values
-        if self.kind in ("int4", UNSIGNED):
+        if self.kind in ("int4", UNSIGNED, E2M1):
             rows = torch.cat((rows & 15, rows >> 4), dim=2)
         whole = rows.transpose(0, 1).unflatten(1, (self.groups, -1)).flatten(2)[:, :, : self.inner // self.groups]
         bits: Tensor = whole.flatten(1)
@@ -158,9 +161,15 @@ def block_of(group: int, bits: int) -> int:
     return next((size for size in sizes if 16 * (-group % size) <= group), sizes[-1])
 
 
+def _kind(weight: QuantizedMatrix) -> str:
+    if weight.e2m1:
+        return E2M1
+    return E4M3 if weight.floats else f"int{weight.bits}" if weight.signed else UNSIGNED
+
+
 def _blocks(weight: QuantizedMatrix, kind: str, block: int) -> Tensor:
     """uint8: the values in blocks."""
-    numbers = weight.numbers()
+    numbers = weight.codes() if kind == E2M1 else weight.numbers()
     bits = numbers.view(torch.uint8) if kind == E4M3 else numbers.view(torch.uint8) + ADDED[kind]
     groups = bits.unflatten(1, (-1, weight.group))
     filled = functional.pad(groups, (0, -weight.group % block), value=ADDED.get(kind, 0))

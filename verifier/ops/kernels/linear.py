@@ -30,14 +30,14 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from foresay.verifier.ops.kernels.blocked import TILE, BlockedWeight
+from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
-from foresay.verifier.ops.kernels.tile import bring_tile, columns_of, nothing, tile_product
+from foresay.verifier.ops.kernels.tile import bring_tile, columns_of, float_block, nothing, tile_product
 from foresay.verifier.ops.launch import as_read
 from foresay.verifier.ops.records import Gate, SplitKSums, turns_of
 
-#: A kernel is not compiled again for numbers of rows that are 1 or even.
-ROWS = ("R",)
+#: A kernel is not compiled again for numbers of rows that are 1 or even, nor for segments that were added already.
+ROWS, APART = ("R",), ("apart",)
 _WIDTH = 256
 
 
@@ -50,18 +50,20 @@ def finished(total, bias, columns, inside, kind: tl.constexpr, BIAS: tl.constexp
 
 
 @triton.jit
-def product_at(product, bias, row, columns, inside, R, kind: tl.constexpr, OUTER: tl.constexpr,
+def product_at(product, bias, row, columns, inside, apart, kind: tl.constexpr, OUTER: tl.constexpr,
                SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """One row's outputs ``columns`` of a product, zeros outside.
 
-    product: [R, OUTER] of ``kind`` if there is one segment, else fp32[SEGMENTS, R, OUTER].
+    product: [R, OUTER] of ``kind`` if there is one segment, else fp32[SEGMENTS, R, OUTER]. apart: numbers from one
+    segment to the next; 0: they were added already, and nothing is read of the others.
     """
     where = row.to(tl.int64) * OUTER + columns
     if SEGMENTS == 1:
         return tl.load(product + where, inside, 0.0)
     total = tl.load(product + where, inside, 0.0)
     for segment in tl.static_range(1, SEGMENTS):
-        total = total + tl.load(product + tl.cast(R, tl.int64) * (segment * OUTER) + where, inside, 0.0)
+        more = tl.load(product + tl.cast(apart, tl.int64) * segment + where, inside & (apart > 0), 0.0)
+        total = tl.where(apart > 0, total + more, total)
     return finished(total, bias, columns, inside, kind, BIAS)
 
 
@@ -107,8 +109,8 @@ def squared(value):
     return (kept * kept).to(value.dtype)
 
 
-@triton.jit(do_not_specialize=ROWS)
-def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+@triton.jit(do_not_specialize=APART)
+def add_segments(product, bias, out, apart, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
                  GATED: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, width of out / WIDTH). out: [R, O], or [R, O / 2] of halves."""
     wait_turn(CHAINED)
@@ -116,22 +118,22 @@ def add_segments(product, bias, out, R, OUTER: tl.constexpr, SEGMENTS: tl.conste
     width: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
     kind: tl.constexpr = out.dtype.element_ty
     inside = columns < width
-    result = product_at(product, bias, row, columns, inside, R, kind, OUTER, SEGMENTS, BIAS)
+    result = product_at(product, bias, row, columns, inside, apart, kind, OUTER, SEGMENTS, BIAS)
     if GATED < 0:
         result = squared(result)
     if GATED > 0:
-        up = product_at(product, bias, row, columns + width, inside, R, kind, OUTER, SEGMENTS, BIAS)
+        up = product_at(product, bias, row, columns + width, inside, apart, kind, OUTER, SEGMENTS, BIAS)
         result = gated(result, up, GATED)
     tl.store(out + row.to(tl.int64) * width + columns, result, mask=inside)
 
 
 def finish(product: SplitKSums, dtype: torch.dtype, gate: Gate = "") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.finish`."""
-    pointers, about = as_read(product)
+    pointers, apart, about = as_read(product)
     rows, outer = product.sums.shape[1:]
     out = product.sums.new_empty(rows, outer // turns_of(gate), dtype=dtype)
     add_segments[(rows, triton.cdiv(out.shape[1], _WIDTH))](
-        *pointers, out, rows, OUTER=outer, **about, GATED=GATES[gate], WIDTH=_WIDTH, num_warps=2,
+        *pointers, out, apart, OUTER=outer, **about, GATED=GATES[gate], WIDTH=_WIDTH, num_warps=2,
         enable_fp_fusion=False, **chained(),
     )  # fmt: skip
     return out
@@ -158,6 +160,8 @@ LARGE, _BLOCK = Tile(128, 128, warps=8, stages=3), 128
 _OF_EXPERT = Tile(64, 128, warps=8, stages=3)
 #: Blocks that each program prefetches of its own weight; 0: none.
 AHEAD = 2
+#: Whether a program of one segment of floats loads its first block before its turn.
+EARLY = False
 #: Programs that keep all SMs busy: with this many, one program adds up all segments of its outputs. And the rows from
 #: which on that no longer changes: more rows launch the same as a full prompt chunk.
 ENOUGH, _FULL = 128, 512
@@ -177,8 +181,9 @@ def _halved(pairs):
 @triton.jit
 def tile_sums(x, weight, scales, offsets, steps, rows, columns, start, end, R, OUTER: tl.constexpr, K: tl.constexpr,
               BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
-              OFFSETS: tl.constexpr, SEGMENT: tl.constexpr, ALL: tl.constexpr):  # fmt: skip
-    """fp32[TILE, ROWS]: the sums over start .. end - 1, which are ALL segments, added in order, or one."""
+              OFFSETS: tl.constexpr, SEGMENT: tl.constexpr, ALL: tl.constexpr, early=None):  # fmt: skip
+    """fp32[TILE, ROWS]: the sums over start .. end - 1, which are ALL segments, added in order, or one. early: of one
+    its first block, or None."""
     if ALL:
         sums = nothing(columns.shape[0], rows.shape[0])
         for begin in tl.range(start, end, SEGMENT):
@@ -188,7 +193,7 @@ def tile_sums(x, weight, scales, offsets, steps, rows, columns, start, end, R, O
             sums = sums + more
         return sums
     return tile_product(x, weight, scales, offsets, steps, rows, columns, start, end, R, OUTER, K, BLOCK, KIND, GROUPS,
-                        SPAN, OFFSETS)  # fmt: skip
+                        SPAN, OFFSETS, early)  # fmt: skip
 
 
 @triton.jit
@@ -215,10 +220,10 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
                  TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr,
                  ALL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
-                 CHAINED: tl.constexpr):  # fmt: skip
+                 EARLY: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] of
     halves, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
-    blocks that are prefetched."""
+    blocks that are prefetched. EARLY: whether the first one is loaded before this kernel's turn."""
     rows, part = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
     columns, own = columns_of(tl.program_id(1), OUTER, TILE, GATED > 0), own_numbers(tl.program_id(1), TILE, GATED)
     outputs: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
@@ -226,9 +231,10 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     end = tl.minimum(start + SEGMENT, WIDTH)
     if CHAINED:
         bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD)
+    early = float_block(weight, columns, start, OUTER, K, BLOCK) if EARLY else None
     wait_turn(CHAINED)
     sums = tile_sums(x, weight, scales, offsets, steps, rows, columns, 0 if ALL else start, WIDTH if ALL else end, R,
-                      OUTER, K, BLOCK, KIND, GROUPS, SPAN, OFFSETS, SEGMENT, ALL)  # fmt: skip
+                      OUTER, K, BLOCK, KIND, GROUPS, SPAN, OFFSETS, SEGMENT, ALL, early)  # fmt: skip
     result = activated(sums, bias, columns, out.dtype.element_ty, OUTER, BIAS, GATED)
     where = (tl.cast(part, tl.int64) * R + rows[None, :]) * outputs + own[:, None]
     tl.store(out + where, result, mask=(own < outputs)[:, None] & (rows < R)[None, :])
@@ -277,23 +283,25 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: G
 
 def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
     """:func:`product`, finished."""
-    made = product(x, weight, dtype)
+    made = product(x, weight, dtype, finished=True)
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
-def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor | SplitKSums:
-    """``x @ weight.T + bias``, rounded to ``dtype``, with its activation: [R, O], or [R, O / 2] of halves. If the
-    weight is cut, the sums of its segments. x: [R, K].
+def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, finished: bool = False) -> Tensor | SplitKSums:
+    """``x @ weight.T + bias``, rounded to ``dtype``, with its activation: [R, O], or [R, O / 2] of halves. x: [R, K].
+
+    If the weight is cut, the sums of its segments; one program adds them up if there are enough programs. finished:
+    then it finishes them too. Where it does not, one compilation of their reader is for any number of rows.
     """
     assert x.is_contiguous() and weight.values.is_contiguous(), "rows lie one behind the other"
     assert x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "they begin on 16 bytes, as a new tensor does"
     tile, programs = _tile(weight, len(x)), _programs(weight, len(x))
-    if programs > 1:
+    if programs > 1 or (weight.cut[0] > 1 and not (finished or weight.gated)):
         sums = x.new_empty(programs, len(x), weight.outer, dtype=torch.float32)
-        _launch(x, weight, sums, tile, programs)
-        return SplitKSums(sums, weight.bias)
+        _launch(x, weight, sums, tile, programs, False)
+        return SplitKSums(sums, weight.bias, weight.cut[0])
     out = x.new_empty(len(x), weight.outer // turns_of(weight.gated), dtype=dtype)
-    _launch(x, weight, out, tile, programs)
+    _launch(x, weight, out, tile, programs, True)
     return out
 
 
@@ -322,16 +330,15 @@ def _programs(weight: BlockedWeight, rows: int) -> int:
     return 1 if tiles >= ENOUGH else weight.cut[0]
 
 
-def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs: int) -> None:
+def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs: int, finished: bool) -> None:
     """programs: for each tile."""
-    whole = programs == 1
-    bias = weight.bias if whole else None
+    bias, gate = (weight.bias, GATES[weight.gated]) if finished else (None, 0)
     tensors = weight.scales, weight.offsets, weight.steps, bias
-    gate = GATES[weight.gated] if whole else 0
     linear_tiles[(*tile.grid(len(x), weight.outer), programs)](
         x, weight.values, *(given(one, x) for one in tensors), out, len(x), **about(weight), TILE=tile.outputs,
         ROWS=tile.rows, SEGMENT=weight.cut[1], ALL=programs < weight.cut[0], BIAS=bias is not None,
-        GATED=gate, AHEAD=AHEAD, **options(tile, weight),
+        GATED=gate, AHEAD=AHEAD, EARLY=EARLY and weight.kind == FLOATS and programs == weight.cut[0],
+        **options(tile, weight),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 ::
 
     convolve_rows   a row and one of its heads: the convolution, keys and queries of length 1, shares, decays, records
-    remember_rows   a path and 16 values of one head, row by row: updates the state in registers, and reads it
+    remember_rows   a path and some values of one head, row by row: updates the state in registers, and reads it
     finish_rows     a row and one of its heads: the norm, and the gate
     replay_states   a path and 16 values of one head: like remember_rows, from records, without reading
     replay_tails    the rows that the convolution still needs after a path
@@ -31,6 +31,8 @@ from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateR
 _WORD = tl.constexpr(NODES)
 _TILE = tl.constexpr(LANES)
 _EPS = tl.constexpr(1e-6)
+#: Values of a program that remembers, which is one warp: its sums are within it, without a barrier for each.
+VALUES = 4
 _SIZES = ["sequences"]
 
 
@@ -63,10 +65,10 @@ def gated_delta(
     by_rows = paths == NODES and number <= sequences * paths
     launch(
         "recurrence.remember_rows",
-        (number if by_rows else sequences * paths, heads, tiles),
+        (number if by_rows else sequences * paths, heads, width // VALUES),
         (made, gains, skip, layer.states, layer.records, *of_rows, out, sequences, paths),
-        {**sizes, **kinds, "BY_ROWS": by_rows, "BLOCK": padded(dim)},
-        num_warps=4,
+        {**sizes, **kinds, "BY_ROWS": by_rows, "BLOCK": padded(dim), "VALUES": VALUES},
+        num_warps=1,
         enable_fp_fusion=False,
     )
     done, shared = new(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
@@ -161,10 +163,16 @@ def _is_text(sequence, is_text, TREES: tl.constexpr, TEXTS: tl.constexpr):
 
 
 @triton.jit
+def _has(words, node):
+    """Which words have this node. A text's rows from the 64th on are none: a shift by so many is undefined."""
+    return (((words >> (node & (_WORD - 1)).to(tl.int64)) & 1) == 1) & (node < _WORD)
+
+
+@triton.jit
 def _above(word, node):
     """The last node of a word before this one; -1 if there is none."""
     at = tl.arange(0, _WORD)
-    return tl.max(tl.where((((word >> at.to(tl.int64)) & 1) == 1) & (at < node), at, -1), axis=0)
+    return tl.max(tl.where(_has(word, at) & (at < node), at, -1), axis=0)
 
 
 @triton.jit
@@ -296,12 +304,12 @@ def _stepped(state, keys, learned, decay):
 def remember_rows(made, gains, skip, states, records, offsets, lengths, words, is_text, pages, stops, nodes, out,
                   sequences, paths, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                   SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr,
-                  BY_ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (leaves, HEADS, tiles): each row is one (BY_ROWS), or each sequence has ``paths`` of them."""
+                  BY_ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (leaves, HEADS, WIDTH / VALUES): each row is a leaf (BY_ROWS), or each sequence has ``paths`` of them."""
     wait_turn(CHAINED)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
-    number, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    number, head, first_value = tl.program_id(0), tl.program_id(1), tl.program_id(2) * VALUES
     if BY_ROWS:  # padding is no leaf: it is after the last sequence's rows
         sequence = tl.minimum(_sequence_of(number, offsets, sequences, SEQUENCES), sequences - 1)
         leaf = number - tl.load(offsets + sequence)
@@ -317,20 +325,24 @@ def remember_rows(made, gains, skip, states, records, offsets, lengths, words, i
         of_tree = (row < end) & ~text
         word = tl.load(words + row, of_tree, 0)
         others = tl.load(words + begin + at, (begin + at < end) & ~text, 0)
-        last = tl.max(tl.where(((others >> leaf.to(tl.int64)) & 1) == 1, at, -1), axis=0)
-        nodes_above = tl.sum((word >> at.to(tl.int64)) & 1, axis=0).to(tl.int32)
+        last = tl.max(tl.where(_has(others, leaf), at, -1), axis=0)
+        nodes_above = tl.sum(_has(word, at).to(tl.int32), axis=0)
         count = tl.where(of_tree & (last == leaf), nodes_above, count)
     key = tl.arange(0, BLOCK)[:, None]
-    columns = tile * _TILE + tl.arange(0, _TILE)[None, :]
-    cell = ((head * (WIDTH // _TILE) + tile) * DIM + key) * _TILE + tl.arange(0, _TILE)[None, :]
+    columns = first_value + tl.arange(0, VALUES)[None, :]
+    tile, lanes = first_value // _TILE, first_value % _TILE + tl.arange(0, VALUES)[None, :]
+    cell = ((head * (WIDTH // _TILE) + tile) * DIM + key) * _TILE + lanes
     size: tl.constexpr = HEADS * WIDTH * DIM
     known = (key < DIM) & (tl.load(lengths + sequence) > 0)
     state = tl.load(states + tl.load(pages + sequence * 3).to(tl.int64) * size + cell, known & (count > 0), 0.0)
     group, first, node = head // (HEADS * DIM // KEYS), tl.load(nodes + sequence), -1
     for order in range(count):
-        node = tl.where(
-            text, order, tl.min(tl.where((((word >> at.to(tl.int64)) & 1) == 1) & (at > node), at, _WORD), axis=0)
-        )
+        mine = text
+        if TREES:
+            node = tl.where(text, order, tl.min(tl.where(_has(word, at) & (at > node), at, _WORD), axis=0))
+            mine = text | (tl.max(tl.where(_has(others, node), at, -1), axis=0) == leaf)
+        else:
+            node = order
         here = (begin + node).to(tl.int64)
         query = tl.load(made + here * channels + group * DIM + key, key < DIM, 0.0)
         keys = tl.load(made + here * channels + KEYS + group * DIM + key, key < DIM, 0.0)
@@ -342,16 +354,14 @@ def remember_rows(made, gains, skip, states, records, offsets, lengths, words, i
         read = tl.sum(query * state, axis=0)[None, :]
         if SCANS:
             read = tl.fma(value, tl.broadcast(tl.load(skip + head), value)[0], read)
-        owner = tl.max(tl.where(((others >> node.to(tl.int64)) & 1) == 1, at, -1), axis=0)
-        mine = text | (owner == leaf)
         tl.store(out + here * (HEADS * WIDTH) + head * WIDTH + columns, read, mine)
         own = tl.where(text, node - first, node)
         record = (sequence * _WORD + tl.maximum(own, 0)).to(tl.int64) * record_width + KEYS
         tl.store(records + record + head * WIDTH + columns, learned, mine & (own >= 0))
         for stop in tl.static_range(2):
-            stops_here = text & (tl.load(stops + sequence * 2 + stop) == order + 1)
-            goal = tl.load(pages + sequence * 3 + 1 + stop).to(tl.int64)
-            tl.store(states + goal * size + cell, state, stops_here & (key < DIM))
+            if tl.load(stops + sequence * 2 + stop) == tl.where(text, order + 1, -1):
+                goal = tl.load(pages + sequence * 3 + 1 + stop).to(tl.int64)
+                tl.store(states + goal * size + cell, state, key < DIM)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from foresay.verifier.ops.kernels.chain import wait_turn
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
-from foresay.verifier.ops.kernels.linear import ROWS, gated, product_at
+from foresay.verifier.ops.kernels.linear import APART, gated, product_at
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -66,8 +66,8 @@ def weighted(value, weight, KIND: tl.constexpr):
     return as_weighted(value, weight, KIND) * weight.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=ROWS)
-def norm_rows(x, y, bias, weight, shift, scalar, out, R, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=APART)
+def norm_rows(x, y, bias, weight, shift, scalar, out, apart, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
               SHARE: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
               CENTRED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """x += SHARE y, a product with its bias, unless SHARE is 0, then x *= scalar if SCALED; then out = norm(x) if NORM.
@@ -83,7 +83,7 @@ def norm_rows(x, y, bias, weight, shift, scalar, out, R, eps, WIDTH: tl.constexp
     if SHARE != 0.0:
         kind: tl.constexpr = row.dtype
         # The sum is rounded before it is normalised: the next layer reads it back from memory.
-        added = product_at(y, bias, number, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+        added = product_at(y, bias, number, columns, inside, apart, kind, WIDTH, SEGMENTS, BIAS)
         if SHARE != 1.0:
             added = (added.to(tl.float32) * SHARE).to(kind)
         row = (row.to(tl.float32) + added.to(tl.float32)).to(kind)
@@ -169,21 +169,21 @@ def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KN
     tl.store(stream + row * WIDTH + columns, made if NORMED else read, inside & (part == 1))
 
 
-@triton.jit(do_not_specialize=ROWS)
-def gate_rows(x, gate, bias, R, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+@triton.jit(do_not_specialize=APART)
+def gate_rows(x, gate, bias, apart, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
               COLUMNS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, WIDTH / COLUMNS). gate: a product with its bias."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, where = columns < WIDTH, x + row.to(tl.int64) * WIDTH + columns
     kind: tl.constexpr = x.dtype.element_ty
-    wide = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS).to(tl.float32)
+    wide = product_at(gate, bias, row, columns, inside, apart, kind, WIDTH, SEGMENTS, BIAS).to(tl.float32)
     opened = (1.0 / (1.0 + tl.exp(-wide))).to(kind)
     tl.store(where, (tl.load(where, inside, 0.0).to(tl.float32) * opened.to(tl.float32)).to(kind), inside)
 
 
-@triton.jit(do_not_specialize=ROWS)
-def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: tl.constexpr, SCALE: tl.constexpr,
+@triton.jit(do_not_specialize=APART)
+def layer_input_rows(product, bias, table, tokens, weight, out, apart, eps, FACTOR: tl.constexpr, SCALE: tl.constexpr,
                      HALF: tl.constexpr, LAYERS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                      SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, LAYERS): out = HALF (norm(FACTOR product) + SCALE table[token]), WIDTH numbers of a layer."""
@@ -193,7 +193,7 @@ def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: 
     factor = tl.load(weight + own, inside, 0.0)
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + own
-    made = product_at(product, bias, row, columns, inside, R, kind, LAYERS * WIDTH, SEGMENTS, BIAS)
+    made = product_at(product, bias, row, columns, inside, apart, kind, LAYERS * WIDTH, SEGMENTS, BIAS)
     made = kept((made.to(tl.float32) * FACTOR).to(kind))
     projected = normed(made, factor, factor, inside, eps, WIDTH, False, False).to(tl.float32)
     read = tl.load(table + tl.load(tokens + row) * (LAYERS * WIDTH) + columns, inside, 0.0).to(kind)
@@ -202,15 +202,16 @@ def layer_input_rows(product, bias, table, tokens, weight, out, R, eps, FACTOR: 
     tl.store(out + row.to(tl.int64) * (LAYERS * WIDTH) + columns, (both * HALF).to(kind), inside)
 
 
-@triton.jit(do_not_specialize=(*ROWS, "first"))
-def gated_input_rows(gate, bias, inputs, out, R, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=(*APART, "first"))
+def gated_input_rows(gate, bias, inputs, out, apart, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr,
+                     BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+                     CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R,): out = gelu(gate) inputs, of which a row's begin with ``first``."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.arange(0, BLOCK)
     inside = columns < WIDTH
     kind: tl.constexpr = out.dtype.element_ty
-    made = product_at(gate, bias, row, columns, inside, R, kind, WIDTH, SEGMENTS, BIAS)
+    made = product_at(gate, bias, row, columns, inside, apart, kind, WIDTH, SEGMENTS, BIAS)
     read = tl.load(inputs + row.to(tl.int64) * STRIDE + first + columns, inside, 0.0)
     tl.store(out + row.to(tl.int64) * WIDTH + columns, gated(made, read, 2), inside)
 
@@ -234,7 +235,7 @@ def finish_rows(logits, scale, WIDTH: tl.constexpr, CAP: tl.constexpr, COLUMNS: 
 
 
 @triton.jit
-def _of_row(product, bias, row, heads, R, eps, kind: tl.constexpr, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
+def _of_row(product, bias, row, heads, apart, eps, kind: tl.constexpr, QUERIES: tl.constexpr, GROUPS: tl.constexpr,
             DIM: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """fp32[HEADS, 1]: the factor of each head if all queries of a row are normalised together, and all keys."""
     own, columns = tl.arange(0, heads.shape[0])[:, None], tl.arange(0, BLOCK)[None, :]
@@ -244,8 +245,8 @@ def _of_row(product, bias, row, heads, R, eps, kind: tl.constexpr, QUERIES: tl.c
     for first in range(0, QUERIES + GROUPS, heads.shape[0]):
         those = first + own
         inside, at = (those < QUERIES + GROUPS) & (columns < DIM // 2), those * DIM + columns
-        low = product_at(product, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
-        high = product_at(product, bias, row, at + DIM // 2, inside, R, kind, width, SEGMENTS, BIAS)
+        low = product_at(product, bias, row, at, inside, apart, kind, width, SEGMENTS, BIAS)
+        high = product_at(product, bias, row, at + DIM // 2, inside, apart, kind, width, SEGMENTS, BIAS)
         squares = _squares(low.to(tl.float32), high.to(tl.float32))
         is_query = first + tl.arange(0, heads.shape[0]) < QUERIES
         of_queries += tl.where(is_query, squares, 0.0)
@@ -274,7 +275,7 @@ def _weight(of_queries, of_keys, heads, columns, inside, QUERIES: tl.constexpr, 
     return tl.where(heads < QUERIES, of_query, of_key)
 
 
-@triton.jit(do_not_specialize=ROWS)
+@triton.jit(do_not_specialize=APART)
 def rotate_and_store_rows(
     qkv,
     bias,
@@ -288,7 +289,7 @@ def rotate_and_store_rows(
     values,
     scales,
     slots,
-    R,
+    apart,
     eps,
     QUERIES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -322,9 +323,9 @@ def rotate_and_store_rows(
     if ALIKE:
         at = (heads - tl.where(heads >= QUERIES + GROUPS, GROUPS, 0)) * DIM + columns
     if WHOLE:  # before this program loads its heads
-        scale = _of_row(qkv, bias, row, heads, R, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
-    low = product_at(qkv, bias, row, at, inside, R, kind, width, SEGMENTS, BIAS)
-    high = product_at(qkv, bias, row, at + HALF, inside, R, kind, width, SEGMENTS, BIAS)
+        scale = _of_row(qkv, bias, row, heads, apart, eps, kind, QUERIES, GROUPS, DIM, BLOCK, SEGMENTS, BIAS)
+    low = product_at(qkv, bias, row, at, inside, apart, kind, width, SEGMENTS, BIAS)
+    high = product_at(qkv, bias, row, at + HALF, inside, apart, kind, width, SEGMENTS, BIAS)
     if GROUPS > 0:
         slot = tl.load(slots + row)
         value = slot * (GROUPS * DIM) + (heads - QUERIES - GROUPS) * DIM + columns

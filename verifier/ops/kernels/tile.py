@@ -7,8 +7,9 @@ rows, whatever the tile's.
 
 Weights have the layout of :mod:`foresay.verifier.ops.kernels.blocked`. Integers are converted to 16-bit floats by bits:
 after the exponent of 2^23 they are fp32 plus 2^23, which is subtracted together with the zero point. e4m3 has the bits
-of fp32 except for an exponent that is 120 lower. Both are exact, up to the scale. Sums of a block are multiplied by its
-group's scale in fp32, and added in order; a weight with one scale for each output is multiplied by it at the end.
+of fp32 except for an exponent that is 120 lower, e2m1 for one that is 126 lower. All are exact, up to the scale. Sums
+of a block are multiplied by its group's scale in fp32, and added in order; a weight with one scale for each output is
+multiplied by it at the end.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ def _halves(words, zero, KIND: tl.constexpr, kind: tl.constexpr):
     if KIND == "e4m3":  # copies of the sign are above
         moved = (words << 20) & -0x78100000
         return (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(kind)  # 2^120
+    if KIND == "e2m1":  # doubled, and scales are halved
+        moved = ((words & 7) << 22) | ((words & 8) << 28)
+        return (moved.to(tl.float32, bitcast=True) * 1.7014118346046923e38).to(kind)  # 2^127
     return ((words | 0x4B000000).to(tl.float32, bitcast=True) - zero).to(kind)
 
 
@@ -52,9 +56,23 @@ def _more(left, x, rows, base, offset, R, K: tl.constexpr, GROUP: tl.constexpr, 
 
 
 @triton.jit
+def _read(multiples, group, columns, inside, OUTER: tl.constexpr):
+    return tl.load(multiples + tl.cast(group, tl.int64) * OUTER + columns, mask=inside, other=0)
+
+
+@triton.jit
+def _half_of_power(exponents):
+    """fp32: half of MXFP4's scales, 2^(exponent - 128), made of two powers since some have no exponent in fp32."""
+    exponents = exponents.to(tl.int32)
+    one = ((exponents >> 1) + 63) << 23
+    other = (exponents - (exponents >> 1) + 63) << 23
+    return one.to(tl.float32, bitcast=True) * other.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _stepped(multiples, steps, group, columns, inside, OUTER: tl.constexpr, SPAN: tl.constexpr):
     """fp32[TILE]: a group's scales or minimums. SPAN: groups of a step; 0: there are no steps."""
-    found = tl.load(multiples + tl.cast(group, tl.int64) * OUTER + columns, mask=inside, other=0).to(tl.float32)
+    found = _read(multiples, group, columns, inside, OUTER).to(tl.float32)
     if SPAN > 0:
         there = steps + tl.cast(group // SPAN, tl.int64) * OUTER + columns
         found = found * tl.load(there, mask=inside, other=0).to(tl.float32)
@@ -65,7 +83,10 @@ def _stepped(multiples, steps, group, columns, inside, OUTER: tl.constexpr, SPAN
 def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr, OUTER: tl.constexpr,
               GROUPS: tl.constexpr, SPAN: tl.constexpr, OFFSETS: tl.constexpr):  # fmt: skip
     """fp32[TILE] each: a group's scale; its minimum, if it has one; its zero point plus 2^23."""
-    scale = _stepped(scales, steps, group, columns, inside, OUTER, SPAN)
+    if KIND == "e2m1":
+        scale = _half_of_power(_read(scales, group, columns, inside, OUTER))
+    else:
+        scale = _stepped(scales, steps, group, columns, inside, OUTER, SPAN)
     added: tl.constexpr = 128.0 if KIND == "int8" else (8.0 if KIND == "int4" else 0.0)
     zero = tl.full(columns.shape, 8388608.0 + added, tl.float32)
     minimum = zero
@@ -77,14 +98,21 @@ def _of_group(scales, offsets, steps, group, columns, inside, KIND: tl.constexpr
 
 
 @triton.jit
-def _floats(x, weight, rows, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The sums for a float weight, [O, K]."""
-    sums = tl.full([columns.shape[0], rows.shape[0]], 0.0, tl.float32)
-    for start in tl.range(begin, end, BLOCK):
-        inner = start + tl.arange(0, BLOCK)
-        where = columns.to(tl.int64)[:, None] * K + inner[None, :]
-        left = tl.load(weight + where, mask=(columns < OUTER)[:, None] & (inner < K)[None, :], other=0.0)
-        sums = _more(left, x, rows, 0, start, R, K, K, sums)
+def float_block(weight, columns, start, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """[TILE, BLOCK]: a block of a float weight, [O, K]."""
+    inner = start + tl.arange(0, BLOCK)
+    where = columns.to(tl.int64)[:, None] * K + inner[None, :]
+    return tl.load(weight + where, mask=(columns < OUTER)[:, None] & (inner < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _floats(x, weight, rows, columns, begin, end, R, OUTER: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, early):
+    """The sums for a float weight. early: its first block, if that was loaded before."""
+    sums, after = tl.full([columns.shape[0], rows.shape[0]], 0.0, tl.float32), begin
+    if early is not None:
+        sums, after = _more(early, x, rows, 0, begin, R, K, K, sums), begin + BLOCK
+    for start in tl.range(after, end, BLOCK):
+        sums = _more(float_block(weight, columns, start, OUTER, K, BLOCK), x, rows, 0, start, R, K, K, sums)
     return sums
 
 
@@ -106,7 +134,7 @@ def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr
     weights have 16 bits."""
     last, inside = end - BLOCK, tl.minimum(columns, OUTER - 1).to(tl.int64)[:, None]
     lines: tl.constexpr = BLOCK * 2 // 128
-    width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" else BLOCK
+    width: tl.constexpr = BLOCK // 2 if KIND == "int4" or KIND == "uint4" or KIND == "e2m1" else BLOCK
     for number in tl.static_range(AHEAD):
         start = tl.minimum(begin + number * BLOCK, last)
         if KIND == "floats":
@@ -118,14 +146,14 @@ def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr
 @triton.jit
 def tile_product(x, weight, scales, offsets, steps, rows, columns, begin, end, R, OUTER: tl.constexpr,
                  K: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
-                 OFFSETS: tl.constexpr):  # fmt: skip
+                 OFFSETS: tl.constexpr, early=None):  # fmt: skip
     """fp32[TILE, ROWS]: of outputs ``columns`` and of ``rows`` of x, those below R, sums over begin .. end - 1 of the
-    filled inner width, in order of k."""
+    filled inner width, in order of k. early: of floats the first block, or None."""
     if KIND == "floats":
-        return _floats(x, weight, rows, columns, begin, end, R, OUTER, K, BLOCK)
+        return _floats(x, weight, rows, columns, begin, end, R, OUTER, K, BLOCK, early)
     group_size: tl.constexpr = K // GROUPS
     blocks: tl.constexpr = (group_size + BLOCK - 1) // BLOCK
-    parts: tl.constexpr = 2 if KIND == "int4" or KIND == "uint4" else 1
+    parts: tl.constexpr = 2 if KIND == "int4" or KIND == "uint4" or KIND == "e2m1" else 1
     width: tl.constexpr = BLOCK // parts
     folded: tl.constexpr = GROUPS > 1 or OFFSETS == "minimums"
     kind: tl.constexpr = x.dtype.element_ty

@@ -47,8 +47,9 @@ from foresay.verifier.ops.records import AttentionMetadata
 NODES = 64
 #: Blocks that the uncommitted positions of a row may touch.
 TAILS = (BLOCK - 1 + NODES - 1) // BLOCK + 1
-#: Contexts up to this many positions are read block by block where the rows fit one tile: more programs, more partials.
-_FINE_POSITIONS = 8192
+#: Tables up to this many positions are read block by block where a text's rows fit one tile, and where they do not:
+#: more programs, more partials.
+_FINE_POSITIONS, FINE_TILED = 8192, 0
 #: Partials that a merge loads at once, while it adds up as many.
 DEPTH = 8
 
@@ -268,8 +269,8 @@ def parts_of(capacity: int, whole_splits: bool) -> tuple[int, int]:
 def most_partials(rows: int, heads: int, groups: int, capacity: int) -> int:
     """The most partials of the query heads of rows with page tables of this many positions, those of paths included.
     groups: G."""
-    fine = parts_of(min(capacity, _FINE_POSITIONS), False)[1] + TAILS
-    most = rows * heads * (parts_of(capacity, True)[1] + TAILS)
+    fine, tiled = (parts_of(min(capacity, most), False)[1] + TAILS for most in (_FINE_POSITIONS, FINE_TILED))
+    most = rows * heads * max(parts_of(capacity, True)[1] + TAILS, tiled)
     return max(most, min(rows * heads, groups * key_blocks.TILE) * fine)  # fine: of rows that fit one tile
 
 
@@ -306,7 +307,7 @@ def tree_attention(
     capacity, of_values = stride * rows.page_size, triton.cdiv(value, shape["C"])
     tiles = tiles_of(query, keys, rows)
     if whole_splits is None:
-        whole_splits = tiles > sequences or capacity > _FINE_POSITIONS
+        whole_splits = capacity > (FINE_TILED if tiles > sequences else _FINE_POSITIONS)
     whole, parts = parts_of(capacity, whole_splits)
     stats = query.new_empty(parts + TAILS, total, heads, of_values, 2, dtype=torch.float32)
     partials = query.new_empty(parts + TAILS, total, heads, value, dtype=torch.float32)

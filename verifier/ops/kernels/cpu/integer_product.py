@@ -57,7 +57,7 @@ class IntegerShape(ProductShape):
     @property
     def signed(self) -> bool:
         """Whether values have a sign."""
-        return self.bits == 8 or not self.minimums
+        return self.bits != 4 or not self.minimums
 
     @property
     def e2m1(self) -> bool:

@@ -97,8 +97,8 @@ class PackedIntegers:
         pairs = compute is torch.bfloat16 and processor.multiplies_bf16 and not rounds
         # Numbers are widened once for eight rows; four-bit ones are in quarters of a word.
         block = block_of(processor, rounded.VECTORS if rounds else QUARTERS if weight.bits == 4 else 3)
-        form = _Form(weight.bits, pairs, weight.floats, rounds)
-        data = in_turns(lambda part: _packed(_numbers(part, rounds), form, block), weight, gated, experts)
+        form = _Form(6 if rounds and _fits_six(weight) else weight.bits, pairs, weight.floats, rounds)
+        data = in_turns(lambda part: _packed(_numbers(part, form), form, block), weight, gated, experts)
         bits = weight.scales.view(torch.uint8) if weight.e2m1 else weight.scales
         scales = in_turns(lambda part: in_blocks(part, block), bits, gated, experts).view(weight.scales.dtype)
         others = (weight.zeros, weight.minimums, weight.steps, weight.minimum_steps)
@@ -108,7 +108,7 @@ class PackedIntegers:
         )
         outer, inner = weight.shape
         added = packed_bias(bias, block, gated, experts)
-        kind = weight.bits, inner, outer, gated, pairs
+        kind = form.bits, inner, outer, gated, pairs
         return cls(data, scales, zeros, added, *kind, minimums, steps, minimum_steps, weight.floats, rounds, experts)
 
     @property
@@ -168,7 +168,7 @@ class PackedIntegers:
     @property
     def signed(self) -> bool:
         """Whether values have a sign."""
-        return self.bits == 8 or self.minimums is None
+        return self.bits != 4 or self.minimums is None
 
     def rounded(self, x: Tensor) -> Tensor | None:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
@@ -220,12 +220,20 @@ class _Form:
     rounds: bool
 
 
-def _numbers(weight: QuantizedMatrix, rounds: bool) -> Tensor:
+def _fits_six(weight: QuantizedMatrix) -> bool:
+    """Whether numbers of 8 bits are small enough for 6, as those of Q5 and Q6 are."""
+    if weight.bits != 8 or weight.floats or piece_of(weight.group) % 16:
+        return False
+    least, most = weight.values.aminmax()
+    return int(least) >= -32 and int(most) < 32
+
+
+def _numbers(weight: QuantizedMatrix, form: _Form) -> Tensor:
     """int8[O, K]: as they are packed."""
     if weight.e2m1:
         return weight.codes()
     numbers = weight.numbers().view(torch.int8)
-    return numbers + _more(weight.bits, weight.signed) if rounds else numbers
+    return numbers + _more(form.bits, weight.signed) if form.rounds else numbers
 
 
 def _more(bits: int, signed: bool) -> int:
@@ -240,6 +248,11 @@ def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
         words: Tensor = shaped.unflatten(2, (-1, 4)).transpose(1, 2)
         if form.bits == 8:
             return words
+        if form.bits == 6:
+            fours: Tensor = words.unflatten(1, (-1, 4))
+            lower, upper = (fours & 15).unflatten(2, (2, 2)), fours >> 4
+            high = sum((upper[:, :, at] << 2 * at for at in range(1, 4)), upper[:, :, 0])
+            return torch.cat((lower[:, :, :, 0] | lower[:, :, :, 1] << 4, high.unsqueeze(2)), dim=2).flatten(1, 2)
         pairs: Tensor = words.unflatten(1, (-1, 2))
         return pairs[:, :, 0] | pairs[:, :, 1] << 4
     if form.bits == 8:
@@ -256,8 +269,7 @@ def _packed(numbers: Tensor, form: _Form, block: int) -> Tensor:
 def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
     """The reverse: int8[padded O, K]."""
     if form.rounds:
-        words = blocks if form.bits == 8 else torch.stack((blocks & 15, (blocks >> 4) & 15), dim=2).flatten(1, 2)
-        return words.transpose(1, 2).flatten(2).flatten(0, 1)
+        return _whole(blocks, form.bits).transpose(1, 2).flatten(2).flatten(0, 1)
     if form.bits == 8:
         if not form.pairs:
             return blocks.transpose(1, 2).flatten(0, 1)
@@ -267,6 +279,20 @@ def _unpacked(blocks: Tensor, form: _Form) -> Tensor:
     if form.pairs:
         return numbers.permute(0, 4, 2, 1, 3).flatten(0, 2).flatten(1)
     return numbers.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
+
+
+def _whole(blocks: Tensor, bits: int) -> Tensor:
+    """int8[O / B, K / 4, B, 4]: the unsigned numbers of the layout for rounded inputs."""
+    if bits == 8:
+        return blocks
+    halves, upper = blocks, None
+    if bits == 6:
+        fours = blocks.unflatten(1, (-1, 3))
+        halves, upper = fours[:, :, :2].flatten(1, 2), fours[:, :, 2]
+    lower = torch.stack((halves & 15, (halves >> 4) & 15), dim=2).flatten(1, 2)
+    if upper is None:
+        return lower
+    return lower | (torch.stack([upper >> 2 * at & 3 for at in range(4)], dim=2) << 4).flatten(1, 2)
 
 
 def _words(numbers: Tensor, of: torch.dtype) -> Tensor:

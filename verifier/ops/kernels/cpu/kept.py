@@ -21,6 +21,8 @@ _MOST = 8000
 #: one.
 _LOOKS = "00"
 _DIGEST = 32
+#: Whether the source files are what runs: in a process of our own, but not where a test has patched a module.
+unpatched = False
 
 
 def directory() -> Path:
@@ -46,11 +48,18 @@ def seen(path: Path) -> tuple[int, ...]:
 
 @cache
 def sources() -> str:
-    """The state of the source code used in steps. An engine process calls this before it imports that code: later,
-    after an upgrade in place, it would store old kernels under the key of new ones.
+    """The state of the source code used in steps. Our processes call this before they import that code: later, after an
+    upgrade in place, they would store old kernels under the key of new ones.
     """
     root, parts = Path(__file__).parents[4], ("spec", "kvpaging", "drafters", "verifier")
     return key_of(*(f"{path} {seen(path)}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
+
+
+def run_unpatched() -> None:
+    """This process runs the source files as they are now; called before it imports them."""
+    global unpatched
+    unpatched = True
+    sources()
 
 
 def find(key: str) -> bytes | None:

@@ -230,14 +230,11 @@ class Compiled:
     """Decorates a function that writes a kernel for some constants: it is compiled once for each of these.
 
     Writing the text that is the key of compiled code takes longer than loading the code, so if the source files are
-    what runs (``by_source``: in an engine process, but not where a test has patched a module) the code is also found by
-    the function, the constants and the state of the sources.
+    what runs (``kept.unpatched``) the code is also found by the function, the constants and the state of the sources.
 
     Where LLVM fails, the kernel is written again for fewer rows at once, if the function can (``most``): sums keep
     their order, so their bits. Raises CompilationFailed if nothing is left to try.
     """
-
-    by_source = False
 
     def __init__(self, write: Callable[..., Kernel]) -> None:
         self.write = write
@@ -248,7 +245,7 @@ class Compiled:
         """The kernel for these."""
         key = (Processor.here(), *constants)
         if key not in self._made:
-            self._made[key] = self._found(constants) if self.by_source else self._written(constants)[0]
+            self._made[key] = self._found(constants) if kept.unpatched else self._written(constants)[0]
         made = self._made[key]
         if isinstance(made, str):
             raise CompilationFailed(made)

@@ -2,22 +2,25 @@
 
 ::
 
-    packed    unsigned numbers: signed ones have an offset of 8 (4 bits) or 128 (8 bits)
+    packed    unsigned numbers: signed ones have an offset of 8 (4 bits), 32 (6 bits) or 128 (8 bits)
               8 bits   [O / B][K / 4][B][4] bytes
               4 bits   [O / B][K / 8][B][4] bytes, low halves of k, .. k + 3, high ones of k + 4, .. k + 7; floats
                        (e2m1) as codes, which a table maps to twice their values plus an offset of 12
+              6 bits   [O / B][K / 16][3][B][4] bytes: the lower four bits of eight k and of eight more, as above; then
+                       the upper two bits of all, from those of k, .. k + 3 at the low end on
     rows      rounded, in tiles as they are multiplied at once: [R / T][N][T][P], and [R / T][N][T] for pieces
 
 An instruction adds four products of bytes to 32 bits (AVX512-VNNI, AVX-VNNI). AVX2 multiplies pairs of bytes into 16
-bits, which can hold the sums of a piece with 4 bits; 8 bits, and floats, are multiplied as two halves; so does AVX-512
-without VNNI (Skylake). Sums begin with a correction for the offset of unsigned numbers.
+bits, and so does AVX-512 without VNNI (Skylake): these hold the sums of a piece with 4 bits, and of two steps with 6; 8
+bits are multiplied as two halves, one after the other. Sums begin with a correction for the offset of unsigned numbers.
 
 Legend: R rows, K inner width, O outer width, B outputs of a block, P numbers of a piece, N = K / P, T rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import llvmlite.ir as ir
 import torch
@@ -38,6 +41,8 @@ from foresay.verifier.ops.records import turns_of
 _ROWS, _FEWER, VECTORS = (1, 2, 4, 6, 8), (1, 2, 4), 2
 #: Bytes of a word.
 _WORD = 4
+#: The lower four bits of each byte of a word, and the two above; the largest sum that 16 bits hold.
+_LOW, _HIGH, _SHORT = 0x0F0F0F0F, 0x30303030, (1 << 15) - 1
 #: What LLVM calls AVX-512's forms of AVX2's instructions.
 _WIDE = {"pmadd.ub.sw": "pmaddubs.w", "pmadd.wd": "pmaddw.d", "pshuf.b": "pshuf.b"}
 
@@ -147,44 +152,76 @@ class _RoundedProduct(IntegerProduct):
 
     def _dots(self, line: Value, there: Value, rows: int) -> list[list[Value]]:
         """int32: the sums of a piece, row by row, vector by vector. there: the first row's piece."""
-        k, halves = self.k, 1 if self.one or (self.shape.bits == 4 and not self.shape.e2m1) else 2
+        k = self.k
         begun = [k.spread(k.load(self.begun, I32, there + number)) for number in range(rows)]
         inputs = [k.bytes_at(self.x, (there + number) * self.shape.piece) for number in range(rows)]
-        zero = k.bits(k.constant(0, vector(I32)), vector(I16, 2 * LANES))
-        sums = [[begun[n] if self.one else zero for _ in range(self.vectors * halves)] for n in range(rows)]
-        for step, columns in enumerate(self._bytes_of(line)):
-            for row, source in zip(sums, inputs, strict=True):
-                factor = k.spread(k.load(source, I32, step))
-                for at, column in enumerate(columns):
-                    row[at] = self._dot(row[at], column, factor)
-            if not self.one:
-                sums = self._in_order(sums)
+        totals = [[each] * self.vectors for each in begun]
         if self.one:
-            return sums
-        return [
-            [self._joined(row[at :: self.vectors], first) for at in range(self.vectors)]
-            for row, first in zip(sums, begun, strict=True)
-        ]
+            self._add_steps(totals, inputs, enumerate(self._bytes_of(line)))
+            return totals
+        if not self.shape.signed:
+            totals = [[k.constant(0, vector(I32))] * self.vectors for _ in range(rows)]
+        for factor, steps in self._short(line):
+            zero = k.bits(k.constant(0, vector(I32)), vector(I16, 2 * LANES))
+            sums = [[zero] * self.vectors for _ in range(rows)]
+            self._add_steps(sums, inputs, steps)
+            ones = k.constant(factor, zero.type)
+            totals = [
+                [total + self._with("pmadd.wd", I32, each, ones) for total, each in zip(*row, strict=True)]
+                for row in zip(totals, sums, strict=True)
+            ]
+        return totals
+
+    def _add_steps(
+        self, sums: list[list[Value]], inputs: list[Value], steps: Iterable[tuple[int, list[Value]]]
+    ) -> None:
+        """Add products of four numbers each, of these steps of a piece with their words, in place."""
+        for step, columns in steps:
+            for row, source in zip(sums, inputs, strict=True):
+                factor = self.k.spread(self.k.load(source, I32, step))
+                row[:] = [self._dot(total, column, factor) for total, column in zip(row, columns, strict=True)]
+            if not self.one:
+                sums[:] = self._in_order(sums)
+
+    def _short(self, line: Value) -> Iterator[tuple[int, Iterable[tuple[int, list[Value]]]]]:
+        """Steps, with their words, whose sums fit in 16 bits together, and what these sums count."""
+        if self.shape.bits == 8:
+            for half in range(2):
+                again = self.k.bytes_at(line, self.k.hidden(0))  # words are read twice: registers do not hold them
+                words = enumerate(self._bytes_of(again))
+                yield 1 << 4 * half, ((step, [each >> 4 * half & _LOW for each in those]) for step, those in words)
+            return
+        most = 2 * OFFSET if self.shape.e2m1 else (1 << self.shape.bits) - 1
+        steps = enumerate(self._bytes_of(line))
+        while batch := list(islice(steps, _SHORT // (2 * 127 * most))):
+            yield 1, batch
 
     def _bytes_of(self, line: Value) -> Iterator[list[Value]]:
-        """Words of four numbers, vector by vector; with 8 bits or floats on AVX2 all low halves, then the high ones."""
-        k, low = self.k, 0x0F0F0F0F
-        for step in range(self.size // (self.shape.block * _WORD)):
-            at = step * self.shape.block
-            words = [k.load(k.bytes_at(line, at * _WORD), vector(I32), each * LANES) for each in range(self.vectors)]
-            if self.shape.bits == 8 and self.one:
+        """A piece's words of four unsigned numbers, vector by vector."""
+        if self.shape.bits == 6:
+            for step in range(0, self.shape.piece * 3 // 16, 3):
+                yield from self._sixes(*(self._words(line, step + at) for at in range(3)))
+            return
+        for step in range(self.shape.piece * self.shape.bits // (8 * _WORD)):
+            words = self._words(line, step)
+            if self.shape.bits == 8:
                 yield words
                 continue
-            lower, upper = [word & low for word in words], [(word >> 4) & low for word in words]
-            if self.shape.e2m1:
-                for each in (lower, upper):
-                    found = [self._doubled(word) for word in each]
-                    yield found if self.one else [word >> 4 * half & low for half in range(2) for word in found]
-            elif self.shape.bits == 4:
-                yield lower
-                yield upper
-            else:
-                yield [*lower, *upper]
+            for halves in ([word & _LOW for word in words], [word >> 4 & _LOW for word in words]):
+                yield [self._doubled(word) for word in halves] if self.shape.e2m1 else halves
+
+    def _words(self, line: Value, step: int) -> list[Value]:
+        """Those in a place of the layout."""
+        first = self.k.bytes_at(line, step * self.shape.block * _WORD)
+        return [self.k.load(first, vector(I32), at * LANES) for at in range(self.vectors)]
+
+    def _sixes(self, *words: list[Value]) -> Iterator[list[Value]]:
+        """Four steps of 6 bits. words: two of lower bits, one of upper ones."""
+        *lower, upper = words
+        for half, shifted in enumerate((-4, -2, 0, 2)):
+            low = [each >> 4 * (half % 2) & _LOW for each in lower[half // 2]]
+            high = [(each << -shifted if shifted < 0 else each >> shifted) & _HIGH for each in upper]
+            yield [one | other for one, other in zip(low, high, strict=True)]
 
     def _doubled(self, words: Value) -> Value:
         """4-bit floats, doubled and unsigned: each byte is looked up in a table."""
@@ -214,15 +251,6 @@ class _RoundedProduct(IntegerProduct):
         if wide:
             return [[next(found) for _ in row] for row in sums]
         return [[k.shuffled(next(found), next(found), range(2 * LANES)) for _ in row] for row in sums]
-
-    def _joined(self, halves: list[Value], first: Value) -> Value:
-        """int32 from 16-bit sums, two per lane, and their initial values."""
-        found = []
-        for at, half in enumerate(halves):
-            ones = self.k.constant(1 << 4 * at, half.type)
-            found.append(self._with("pmadd.wd", I32, half, ones))
-        total = sum(found[1:], found[0])
-        return total + first if self.shape.signed else total
 
     def _with(self, name: str, of: ir.Type, *values: Value) -> Value:
         """An instruction of AVX2 for bytes, or that of AVX-512. of: its result's type."""
