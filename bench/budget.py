@@ -136,7 +136,7 @@ def writer(name: str, engine: Engine, args: Namespace) -> Variant:
         return ended(measure(case, turn))
 
     # Step by step, a pass of a mixture finds the experts of its token in the cache, if another engine was there before.
-    return Variant(name, measure if engine.scheduler.cost.experts is None else at_once)
+    return Variant(name, at_once if engine.runner.woken else measure)
 
 
 def requests_of(samples: Sequence[Exchange], length: int, salt: str, seed: int) -> list[Request]:

@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan, Share
-from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, or_roots, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, Merged, TreeShape, merge
+from foresay.spec.wall import Wall
 
 #: If a prediction's next token is less likely than this to be accepted, the configured drafter drafts in the step.
 SURE_ENOUGH = 0.5
@@ -40,14 +41,16 @@ class RoutedDrafter:
         self.name = prediction.name if configured is None else configured.name
         self.needs: FeatureRequest | None = None if configured is None else configured.needs
         self._predicted: set[str] = set()
+        self.wall = Wall()
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """One tree per sequence, from the drafter it is routed to."""
-        trees = self.prediction.propose(sequences, shapes)
+        trees = list(proposed(self.wall, self.prediction, sequences, shapes))
         left = [i for i, tree in enumerate(trees) if not _sure(tree)]
         if self.configured is not None and self.shape.levels and left:
             limited = [self.shape.limited(shapes[i].levels) for i in left]
-            for i, tree in zip(left, self.configured.propose([sequences[i] for i in left], limited), strict=True):
+            asked = proposed(self.wall, self.configured, [sequences[i] for i in left], limited)
+            for i, tree in zip(left, asked, strict=True):
                 if len(tree) > 1 or len(trees[i]) == 1:
                     trees[i] = tree
         names = zip(sequences, trees, strict=True)
@@ -56,15 +59,15 @@ class RoutedDrafter:
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to both."""
-        self.prediction.extend(sequence)
+        self.wall.tell(self.prediction.name, self.prediction.extend, sequence)
         if self.configured is not None:
-            self.configured.extend(sequence)
+            self.wall.tell(self.name, self.configured.extend, sequence)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Features go to the configured drafter, whichever drafts, so that it stays up to date."""
         reader = reader_of(self.configured)
         if reader is not None:
-            reader.observe(sequence, features)
+            self.wall.tell(self.name, reader.observe, sequence, features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """The drafter whose tree was used gets the path; for the other one all nodes but the root came from
@@ -72,16 +75,24 @@ class RoutedDrafter:
         rested = [0, *(-1 for _ in path[1:])]
         predicted = sequence.id in self._predicted
         self._predicted.discard(sequence.id)
-        self.prediction.committed(sequence, path if predicted else rested)
+        self.wall.tell(self.prediction.name, self.prediction.committed, sequence, path if predicted else rested)
         if self.configured is not None:
-            self.configured.committed(sequence, rested if predicted else path)
+            self.wall.tell(self.name, self.configured.committed, sequence, rested if predicted else path)
 
     def finished(self, sequence: SequenceState) -> None:
         """Passed to both."""
         self._predicted.discard(sequence.id)
-        self.prediction.finished(sequence)
+        self.wall.tell(self.prediction.name, self.prediction.finished, sequence)
         if self.configured is not None:
-            self.configured.finished(sequence)
+            self.wall.tell(self.name, self.configured.finished, sequence)
+
+
+def proposed(
+    wall: Wall, drafter: Drafter, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]
+) -> Sequence[DraftTree]:
+    """What a drafter proposes, behind the wall: only roots if it fails."""
+    found = wall.ask(drafter.name, drafter.propose, sequences, shapes)
+    return or_roots([None] * len(sequences), sequences, drafter.name) if found is None else found
 
 
 def configured(drafter: Drafter | None) -> Drafter | None:
@@ -101,7 +112,7 @@ class CombinedDrafter:
     name = "combined"
 
     def __init__(self, budget: Budget) -> None:
-        self._known = budget.members
+        self._known, self.wall = budget.members, budget.wall
         self.members: dict[str, Drafter] = {name: member.drafter for name, member in budget.members.items()}
         self.needs: FeatureRequest | None = united([member.needs for member in self.members.values()])
         self._drafted: dict[str, dict[str, list[int]]] = {}
@@ -122,10 +133,11 @@ class CombinedDrafter:
                 else:
                     models.setdefault(share.drafter, []).append((index, share.shape))
                 if share.first is not None:
-                    self._known[share.drafter].check(sequences[index], share.first)
+                    self.wall.tell(share.drafter, self._known[share.drafter].check, sequences[index], share.first)
         kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, wanted in models.items():
-            drafted = self.members[name].propose([sequences[i] for i, _ in wanted], [shape for _, shape in wanted])
+            texts, shapes = [sequences[i] for i, _ in wanted], [shape for _, shape in wanted]
+            drafted = proposed(self.wall, self.members[name], texts, shapes)
             for (index, shape), tree in zip(wanted, drafted, strict=True):
                 trees[index].append(tree)
                 kept[index].append(_worth(tree, shape))
@@ -140,30 +152,28 @@ class CombinedDrafter:
         """Passed to all but those that rest: they catch up when they draft again."""
         for name, member in self.members.items():
             if not self._known[name].resting:
-                member.extend(sequence)
+                self.wall.tell(name, member.extend, sequence)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Passed to all that read features, resting or not: features are not sent again."""
-        for member in self.members.values():
+        for name, member in self.members.items():
             reader = reader_of(member)
             if reader is not None:
-                reader.observe(sequence, features)
+                self.wall.tell(name, reader.observe, sequence, features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Each gets the path in the numbers of its own proposal."""
         drafted, none = self._drafted.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
         for name, member in self.members.items():
             numbers = drafted.get(name)
-            if numbers is None:
-                member.committed(sequence, none)
-            else:
-                member.committed(sequence, own_path(path, dict(enumerate(numbers))))
+            own = none if numbers is None else own_path(path, dict(enumerate(numbers)))
+            self.wall.tell(name, member.committed, sequence, own)
 
     def finished(self, sequence: SequenceState) -> None:
         """Passed to all."""
         self._drafted.pop(sequence.id, None)
-        for member in self.members.values():
-            member.finished(sequence)
+        for name, member in self.members.items():
+            self.wall.tell(name, member.finished, sequence)
 
 
 def members_of(drafter: Drafter | None) -> dict[str, Drafter]:

@@ -1,80 +1,57 @@
-"""A user-written drafter, isolated: whatever it does only costs speed.
-
-::
-
-    propose     it gets copies of the sequences' tokens      what it returns is checked, node by node, and rebuilt
-    faulty      an exception, or invalid trees               nothing is drafted in that step, and the log says why, once
+"""A user-written drafter, isolated: it gets copies of the sequences' tokens, and what it returns is checked, node by
+node, and rebuilt. What it raises stops at the wall that all drafters have (:mod:`foresay.spec.wall`).
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-import math
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from copy import copy
 from operator import index
 
-from foresay.spec.protocols import Drafter, FeatureRequest, Features, or_roots, reader_of
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.wall import BadProposal
 
-log = logging.getLogger("foresay.drafters")
-
-#: Seconds between two warnings of one drafter.
-_QUIET = 60.0
 _LISTS = "a tree's tokens and parents must both be whole numbers, as many of each"
-
-
-class BadProposal(ValueError):
-    """A drafter returned an invalid proposal; the message says why."""
 
 
 class CustomDrafter:
     """Implements :class:`foresay.spec.protocols.Drafter` around a user-written one. vocab_size: the target's."""
 
-    def __init__(self, own: Drafter, vocab_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, own: Drafter, vocab_size: int) -> None:
         self.name: str = own.name
         self.needs: FeatureRequest | None = own.needs
-        self._own, self._vocab_size, self._clock = own, vocab_size, clock
+        self._own, self._vocab_size = own, vocab_size
         self._tokens: dict[str, list[int]] = {}
         self._known: dict[str, int] = {}
-        self._faults, self._quiet_until = 0, -math.inf
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """Its proposals; only roots where they are not valid."""
-        found: Sequence[DraftTree | None] = [None] * len(sequences)
-        with self._walled("propose", sequences):
-            trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
-            found = self._checked(trees, sequences, shapes)
-        return or_roots(found, sequences, self.name)
+        """Its proposals. Raises BadProposal if they are not valid."""
+        trees = self._own.propose([self._shown(sequence) for sequence in sequences], list(shapes))
+        return self._checked(trees, sequences, shapes)
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed on."""
-        with self._walled("extend"):
-            self._own.extend(self._shown(sequence))
+        self._own.extend(self._shown(sequence))
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
         """Passed on, if it requests features."""
         reader = reader_of(self._own)
         if self.needs is not None and reader is not None:
-            with self._walled("observe"):
-                reader.observe(self._shown(sequence), features)
+            reader.observe(self._shown(sequence), features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Passed on."""
-        with self._walled("committed"):
-            self._own.committed(self._shown(sequence), list(path))
+        self._own.committed(self._shown(sequence), list(path))
 
     def finished(self, sequence: SequenceState) -> None:
         """Passed on; then the copies are dropped."""
-        with self._walled("finished"):
+        try:
             self._own.finished(self._shown(sequence))
-        self._tokens.pop(sequence.id, None)
-        self._known.pop(sequence.id, None)
+        finally:
+            self._tokens.pop(sequence.id, None)
+            self._known.pop(sequence.id, None)
 
     def _shown(self, sequence: SequenceState) -> SequenceState:
         """A copy, so that changes it makes to the tokens do not affect the text."""
@@ -95,36 +72,6 @@ class CustomDrafter:
             raise BadProposal(f"propose was asked for a list of {len(sequences)} trees and returned {count}")
         parts = zip(trees, sequences, shapes, strict=True)
         return [checked(tree, one.tokens[-1], shape, self._vocab_size, self.name) for tree, one, shape in parts]
-
-    @contextmanager
-    def _walled(self, call: str, drafting: Sequence[SequenceState] = ()) -> Iterator[None]:
-        """Exceptions are logged and suppressed; also its sys.exit, which would end all texts. drafting: those that get
-        no draft then."""
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            self._warn(call, error)
-            for sequence in drafting:
-                sequence.unable = f"{self.name} cannot draft: its {call} failed, as the log says."
-
-    def _warn(self, call: str, error: BaseException) -> None:
-        self._faults += 1
-        if self._clock() >= self._quiet_until:
-            so = " and drafts nothing in this step" if call == "propose" else ""
-            again = f" (it failed {self._faults - 1} more times since the last warning)" if self._faults > 1 else ""
-            log.warning("the drafter %s failed in %s%s: %s%s", self.name, call, so, where_raised(error), again)
-            self._faults, self._quiet_until = 0, self._clock() + _QUIET
-        log.debug("the drafter %s failed in %s", self.name, call, exc_info=error)
-
-
-def where_raised(error: BaseException) -> str:
-    """The exception and where it was raised."""
-    if isinstance(error, BadProposal):
-        return str(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    own = frames and frames[-1].filename != importlib.__file__
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def checked(tree: object, root: int, shape: TreeShape, vocab_size: int, name: str) -> DraftTree:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from foresay.kvpaging import PagePool, PageTable, PrefixIndex
 from foresay.spec.adjust import Adjustment
-from foresay.spec.budget.experts import kinds
 from foresay.spec.constrain import Constraint, Guarded
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import PREDICTION
@@ -297,11 +296,11 @@ class Engine:
         drafted = verified - sum(result.tree is not None for result in results)
         rows = prefills + verified
         cost, context, root_seconds = self.scheduler.cost, sum([len(v.scheduled.sequence.tokens) for v in results]), 0.0
-        woken, trees = self.runner.woken, [result.tree for result in results if result.tree is not None]
         reading = [v.scheduled.sequence for v in results if v.scheduled.prefill and not v.emitted]
+        guard = None if self.scheduler.budget is None else self.scheduler.budget.guard
+        measured = 0.0 if guard is None or prefills else guard.plain_seconds(len(batch))
         if not prefills:
-            of_rows = kinds(len(batch), trees) if woken else None
-            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds, woken, of_rows)
+            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds, measured)
         return StepTrace(
             number=self.steps,
             rows=rows,
@@ -319,12 +318,13 @@ class Engine:
             plain=sum(not scheduled.sequence.speculate for scheduled in batch),
             aside=sum(scheduled.sequence.aside for scheduled in batch),
             root_seconds=root_seconds,
-            doubt=cost.doubt if drafted else "",
+            doubt=cost.doubt if drafted and not measured else "",
+            spread=0.0 if guard is None else guard.spread,
             choice=self.scheduler.choice,
             news=self.scheduler.news,
             unable=self._unable(results),
             crowded=self._crowded(),
-            woken=woken,
+            woken=self.runner.woken,
             reading={v.id: (v.table.length, v.cached_tokens) for v in reading},
             disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -162,7 +163,8 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     0 if not measured. drafter: its name; draft: the same as a value of ``--draft``, with the source; drafters: each.
     chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
     doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
-    operator, a sentence each.
+    operator, a sentence each. identity: what its texts depend on, by part
+    (:mod:`foresay.server.engine.identity`).
     """
 
     target: str
@@ -200,6 +202,13 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     drafter_doubts: tuple[str, ...] = ()
     kv_disk: str = ""
     warnings: tuple[str, ...] = ()
+    identity: dict[str, str] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity in one word."""
+        parts = "\n".join(f"{name}={value}" for name, value in sorted(self.identity.items()))
+        return f"fs_{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
     @property
     def family(self) -> str:

@@ -80,7 +80,7 @@ class Scheduler:
             self._schedule(sequence, self._decode(sequence, plan, len(decoding)), batch)
         self._schedule_prefill(batch)
         if self.budget is not None and decoding:
-            self.choice, self.news = self.budget.choice, self.budget.leader.news
+            self.choice, self.news = self.budget.choice, self.budget.news
         return [scheduled for scheduled in batch if scheduled.sequence not in self.preempted]
 
     def levels_of(self, sequence: SequenceState) -> int:

@@ -42,6 +42,7 @@ from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
+from foresay.spec.wall import wall_of
 
 #: Returns the raw logits of a tree's nodes, fp32[N, V], or only of its root.
 Raw: TypeAlias = Callable[[], Tensor]
@@ -126,6 +127,7 @@ class StepRunner:
 
     def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
         self.verifier, self.drafter, self.woken = verifier, drafter, 0.0
+        self._wall = wall_of(drafter)
         self._by_plan: DraftsByPlan | None = drafter if isinstance(drafter, DraftsByPlan) else None
         self._masks = MaskThread()
 

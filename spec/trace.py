@@ -89,12 +89,12 @@ class StepTrace(msgspec.Struct, kw_only=True):
     waiting: sequences after the step. pages, kept_pages: of the KV cache, in use and holding only reusable prefixes.
     preemptions: in this step. plain: sequences whose requests switched speculation off. aside: background sequences.
     root_seconds: the time the step would have taken without drafts, if it computed no prompt; 0 if unknown; doubt: why
-    that may be wrong. choice: which drafter, where a budget chooses. news: a sentence, if it is another one than for
-    some time before, and why. unable: a sentence, if a drafter that was to draft could not. crowded: the share of their
-    recent runnable time that the engine's threads waited for a core; 0 if unknown. disk: tokens whose KV was read from
-    or written to disk since the step before, by outcome. woken: experts of a mixture that the pass used, per layer.
-    reading: by id of those whose prompt is not read to its end, tokens of it that are, and how many of these were
-    cached.
+    that may be wrong; spread: how far a speed-up by it may be off, as a share, where it was measured; else 0. choice:
+    which drafter, where a budget chooses. news: a sentence, if it is another one than for some time before, and why.
+    unable: a sentence, if a drafter that was to draft could not. crowded: the share of their recent runnable time that
+    the engine's threads waited for a core; 0 if unknown. disk: tokens whose KV was read from or written to disk since
+    the step before, by outcome. woken: experts of a mixture that the pass used, per layer. reading: by id of those
+    whose prompt is not read to its end, tokens of it that are, and how many of these were cached.
     """
 
     number: int
@@ -114,6 +114,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     aside: int = 0
     root_seconds: float = 0.0
     doubt: str = ""
+    spread: float = 0.0
     choice: str = ""
     news: str = ""
     unable: str = ""

@@ -15,15 +15,14 @@ from functools import cached_property
 from itertools import cycle, islice
 from statistics import median
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from foresay.drafters.combined import RoutedDrafter
+from foresay.drafters.prediction import PredictionDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.costs import Costs
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.experts import Experts
 from foresay.spec.budget.members import OPEN
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
@@ -53,10 +52,6 @@ COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: rounds.
 _CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
 _LEAST_CONTEXT = 256
-#: Rows of the passes that measure the cost of more experts, and the number of text tokens before them.
-_EXPERT_ROWS, _BEFORE = (1, 2, 4, 8, 16), 32
-#: The least and largest share of its experts in a pass of one row, even if a busy machine measures otherwise.
-_LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
 #: Steps taken for compilation, plus one per prompt.
 _COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -68,7 +63,7 @@ class ProfileRun:
     """Runs steps of one sequence at temperature 1 in an engine of their own, eagerly unless a runner is given.
 
     costs: known costs, updated with what is measured. report: called with what is being measured. text: token ids of a
-    text, for a mixture of experts. experts: how many it has, and how many each row uses.
+    text, for a mixture of experts, of which other tokens wake more.
     """
 
     def __init__(
@@ -79,11 +74,10 @@ class ProfileRun:
         costs: Costs | None = None,
         report: Callable[[str], None] = lambda phase: None,
         text: Sequence[int] = (),
-        experts: tuple[int, int] | None = None,
     ) -> None:
         self._info, self._verifier, self._pool = info, verifier, pool
         self._costs, self._report = Costs() if costs is None else costs, report
-        self._text, self._experts = text, experts
+        self._text = text
 
     def turns(
         self,
@@ -125,7 +119,8 @@ class ProfileRun:
         prompts of all sizes up to a chunk, which drafters read in the step after them, and for captured and eager
         steps, of one sequence up to ``most``; kernels are specialised by powers of two.
         """
-        engine = self._engine(drafter, shape, most, chunk)
+        walled = None if drafter is None else RoutedDrafter(PredictionDrafter(), drafter, shape)
+        engine = self._engine(walled, shape, most, chunk)
         whole = max(2, min(chunk, self._info.max_model_len - MAX_NODES))
         for length in sorted({min(whole, 3 << power) for power in range(whole.bit_length())}):
             engine.add(Request(id="profile", prompt=[0] * length, params=SamplingParams(seed=0, ignore_eos=True)))
@@ -228,45 +223,8 @@ class ProfileRun:
         if not costs.steps:
             self._report("measuring the step cost")
             costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
-            costs.expert, costs.woken = self._woken()
         rows, seconds = zip(*costs.steps, strict=True)
-        experts = None
-        if self._experts is not None and costs.woken:
-            experts = Experts(*self._experts, costs.expert)
-            for count, woken in costs.woken:
-                experts.saw(np.array((count - 1.0, 0.0, 0.0)), woken)
-        return CostModel(rows, seconds, costs.context, experts=experts)
-
-    def _woken(self) -> tuple[float, list[tuple[int, float]]]:
-        """What each expert that a pass wakes takes, and rows of a text with how many they wake.
-
-        Random tokens wake more, so what passes over as many of these take more is what experts take.
-        """
-        if self._experts is None or len(self._text) <= _BEFORE + _EXPERT_ROWS[-1]:
-            return 0.0, []
-        table, ids = PageTable(self._pool), torch.tensor(self._text)
-        table.reserve(_BEFORE + _EXPERT_ROWS[-1])
-        try:
-            self._run(table, 0, ids[:_BEFORE])
-            table.commit(_BEFORE)
-            self._verifier.committed(table)
-            _, *turns = (self._both(table, ids, turn) for turn in range(1 + _CONTEXT_TURNS))  # the first one warms up
-        finally:
-            table.release()
-        text, random = np.median(turns, axis=0).transpose(1, 0, 2)
-        seconds, woken = (random - text).T
-        one = seconds @ woken / max(woken @ woken, 1e-9)
-        least, most = (share * text[0, 0] / max(text[0, 1], 1.0) for share in (_LEAST_SHARE, _MOST_SHARE))
-        return float(np.clip(one, least, most)), list(zip(_EXPERT_ROWS, text[:, 1].tolist(), strict=True))
-
-    def _both(self, table: PageTable, ids: Tensor, turn: int) -> list[list[tuple[float, float]]]:
-        """Passes over a piece of the text and over as many random tokens, by their rows."""
-        found = []
-        for rows in _EXPERT_ROWS:
-            at = (_BEFORE + turn * rows) % (len(ids) - rows)
-            random = torch.randint(self._info.vocab_size, (rows,))
-            found.append([self._run(table, _BEFORE, tokens) for tokens in (ids[at : at + rows], random)])
-        return found
+        return CostModel(rows, seconds, costs.context)
 
     def _context(self) -> list[tuple[int, float]]:
         """Rows of a pass, and seconds that each token of context adds to it."""
@@ -299,14 +257,10 @@ class ProfileRun:
 
     def _pass(self, table: PageTable, base: int, rows: int) -> float:
         """Seconds of a target pass of ``rows`` rows after ``base`` tokens."""
-        return self._run(table, base, torch.zeros(rows, dtype=torch.int64))[0]
-
-    def _run(self, table: PageTable, base: int, tokens: Tensor) -> tuple[float, float]:
-        """Seconds of a pass over these tokens, and the experts that it used."""
         begun = time.perf_counter()
-        forward = self._verifier.run([Rows(table, tokens, base)])
+        forward = self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)])
         forward.logits[:1].cpu()  # waits for the device
-        return time.perf_counter() - begun, forward.woken
+        return time.perf_counter() - begun
 
     def draft_cost(
         self, drafter: Drafter, most: int, whole: Callable[[], StepRunner | None] = lambda: None

@@ -1,5 +1,5 @@
 """Costs of steps and drafts, measured at start-up and reused by the next engine process, whose streams wait until it is
-ready, and by servers that start within a day.
+ready, and by servers, commands and scripts that start within a day.
 
 ::
 
@@ -31,8 +31,7 @@ class Costs(msgspec.Struct):
     own; "" for given costs that were not measured, which the first engine takes as they are.
 
     steps: rows of a step, and its cost. context: rows, and what each token of context adds. drafts: by drafter, of
-    those that have a cost. root: a whole step without drafts. woken: rows of a text, and how many experts they use;
-    expert: the cost of each of them per pass. measured: when, in seconds since 1970.
+    those that have a cost. root: a whole step without drafts. measured: when, in seconds since 1970.
     """
 
     of: str = ""
@@ -40,14 +39,12 @@ class Costs(msgspec.Struct):
     context: list[tuple[int, float]] = []
     drafts: dict[str, DraftCost] = {}
     root: float | None = None
-    woken: list[tuple[int, float]] = []
-    expert: float = 0.0
     measured: float = 0.0
 
     def given(self, of: str) -> bool:
         """Whether costs of this digest are known; others are dropped."""
         if self.of not in ("", of):
-            self.steps, self.context, self.drafts, self.root, self.woken, self.expert = [], [], {}, None, [], 0.0
+            self.steps, self.context, self.drafts, self.root = [], [], {}, None
         self.of = of
         return bool(self.steps)
 
@@ -76,7 +73,8 @@ class Costs(msgspec.Struct):
 
 
 def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -> str:
-    """Hash of the engine's settings, of the models' files by size and time, and of ``others``."""
-    settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__}
+    """Hash of the engine's settings but the seed, which is for requests without one, of the models' files by size and
+    time, and of ``others``."""
+    settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "seed"}
     files = [(str(path), *kept.seen(path)) for directory in directories for path in sorted(directory.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()

@@ -6,7 +6,7 @@
               weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
               or repeat the last choice, where steps are short compared with choosing
     stepped   emitted tokens give outcomes for all proposals, verified or not; drafting time corrects the costs
-    dropped   it failed to learn from a step: nothing is drafted any more
+    dropped   it failed to learn from a step, or to plan three in a row: nothing is drafted any more
 
 A model that is not worth its cost still drafts from time to time (:mod:`foresay.spec.budget.exploration`), so that it
 is noticed when it would be.
@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foresay.spec.budget.chance import Claims
-from foresay.spec.budget.cost import CostModel, DraftSeconds, of_draft
+from foresay.spec.budget.cost import CostModel, DraftCosts
 from foresay.spec.budget.exploration import Exploration, Looks
+from foresay.spec.budget.guard import Guard
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts, weigh, weigh_pinned
@@ -29,13 +30,16 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
+from foresay.spec.wall import Wall
 
 #: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
 _SPREAD = 16
 #: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
 _FIRST_TRIES, _IN_A_TEXT = 8, 4
-#: Where nothing is drafted, choosing anew can wait if fewer than one in so many sequences came or went.
+#: Where nothing is drafted, choosing again can wait if fewer than one in so many sequences came or went.
 _ABOUT = 4
+#: What fails when a plan does, in words.
+_CHOICE = "the choice of drafts"
 #: The least share of its tokens that a tree is taken to contribute next to others.
 _LEAST_REMAINING = 0.05
 
@@ -45,8 +49,8 @@ class Budget(Observer):
 
     members: the drafters. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft; then
     only the drafter is chosen. timed: False takes the costs as given, for replayed texts. why: of the last plan; None
-    if nothing could be drafted. failed: why nothing is drafted any more, after it failed to learn from a step; else
-    empty.
+    if nothing could be drafted. wall: around the members. failed: why nothing is drafted any more, after it failed to
+    learn from a step, or to plan three in a row; else empty.
     """
 
     def __init__(
@@ -56,17 +60,16 @@ class Budget(Observer):
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
         self.failed = ""
-        self.leader = Leader()
+        self.wall, self._off = Wall(), 0
+        self.leader, self.guard = Leader(), Guard()
         self._models = {member.name: member for member in members if not member.looks}
         for member in members:
-            member.costs = cost.drafts(member.cost)
+            member.costs = DraftCosts(member.cost, cost.pace)
         self._cases: dict[str, SequenceStats] = {}
         self._exploration, self._looks = Exploration(), Looks()
         self._unread: dict[str, int] = {}
         self._plans: Mapping[str, Plan] = {}
-        self._undrafted: tuple[list[SequenceState], list[Plan]] = [], []  # a step without drafts, to be repeated
         self._kept = 0  # steps since the last choice
-        self._drafts = False  # whether the best plan drafts with a model
         self._found = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
 
     @property
@@ -79,18 +82,26 @@ class Budget(Observer):
     @property
     def choice(self) -> str:
         """The drafters of the step last planned."""
-        return NONE if self.why is None else self.why.choice
+        return NONE if self.why is None or self.guard.now else self.why.choice
+
+    @property
+    def news(self) -> str:
+        """Why drafts changed in the last step; mostly ""."""
+        return self.guard.news or self.leader.news
 
     @property
     def looks(self) -> bool:
         """Whether the step last planned was chosen anew."""
-        return self._looks.now
+        return self._looks.now and not self.guard.now
 
     # -- learning ------------------------------------------------------------------------------------------------
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """Learn from what was accepted, and from the time that drafting took."""
-        if not (self._looks.now or trace.drafted or any(result.scheduled.plan.shares for result in results)):
+        alone = self.timed and bool(results) and not (trace.prefill_rows or trace.aside)
+        if alone and not trace.plain:
+            self._measured(trace, results)
+        if not (self.looks or trace.drafted or any(result.scheduled.plan.shares for result in results)):
             return  # not chosen in this step, and nothing to learn from
         right = 0
         for result in results:
@@ -98,39 +109,51 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result)
                 right += result.accepted * case.looked
-        if self.timed and results and not (trace.prefill_rows or trace.aside):
-            if self._looks.now:
-                self._looks.saw(trace.seconds, right / len(results) - self._found, self._drafts, not self._models)
-            elif trace.root_seconds:
-                plain = trace.root_seconds * trace.emitted / len(results)
-                self._looks.gained(plain - sum(trace.seconds.values()))
-            if self.why is not None and self.why.probe:
-                tried = self.why.ways[0]
-                self._exploration.took(tried.model, sum(trace.seconds.values()), tried.seconds)
-            if drafted := trace.seconds.get("propose", 0.0):
-                self._timed(drafted, [result.tree for result in results if result.tree is not None])
+        if alone:
+            self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
-    def _timed(self, seconds: float, trees: Sequence[DraftTree]) -> None:
-        """Correct a model's costs by the time that drafting took."""
-        for name, member in self._models.items():
+    def _measured(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
+        """Tell the guard what this step came to, unless grammars forced tokens in it."""
+        tokens, why = 0, None
+        for result in results:
+            if result.forced or result.tree is None:
+                return
+            tokens += len(result.emitted)
+            if result.scheduled.plan.shares:
+                why = result.scheduled.plan.why
+        drafter = NONE if why is None else why.ways[0].model
+        tried = why is not None and why.probe
+        self.guard.saw(drafter, len(results), tokens / len(results), trace.seconds, tried)
+
+    def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
+        """Correct a model's costs by the time that drafting took. right: found nodes that were accepted."""
+        total, why = sum(trace.seconds.values()), self.why
+        if self.looks:
+            chosen, drafts = trace.seconds.get("plan", 0.0), why is not None and bool(why.ways[why.probe].model)
+            self._looks.saw(chosen, total - chosen, right / len(trees) - self._found, drafts, not self._models)
+        if why is not None and why.probe:
+            self._exploration.took(why.ways[0].model, total, why.ways[0].seconds)
+        seconds = trace.seconds.get("propose", 0.0)
+        for name, member in self._models.items() if seconds else ():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             levels = max([part.levels for part, _ in pairs], default=0)
-            if levels and member.costs.due(seconds, levels):
+            if levels:
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
-                grown = any(member.grows(part) for part, _ in pairs)
-                member.costs.saw(of_draft(levels, max(0, more), grown), seconds)
+                member.costs.saw(levels, max(0, more), any(member.grows(part) for part, _ in pairs), seconds)
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
-        self._undrafted = [], []
         if not self._cases:  # with other texts running, a new one is looked at soon enough
             self._looks.begin()
 
     def dropped(self, error: Exception) -> None:
         """Draft nothing from now on: choosing without estimates would cost more than it brings."""
-        self.failed = f"{SWITCHED_OFF}: {type(error).__name__}: {error}."
+        self._switch_off(f"{type(error).__name__}: {error}")
+
+    def _switch_off(self, why: str) -> None:
+        self.failed = f"{SWITCHED_OFF}: {why}."
         self.why = None
         for member in self._models.values():
             member.idle = RESTING + 1
@@ -141,68 +164,77 @@ class Budget(Observer):
         """What to draft for each of these sequences, all that decode in the next step."""
         if self.failed:
             return [NO_PLAN] * len(sequences)
-        self.leader.news = ""
-        self._kept += 1
-        repeated = bool(sequences) and sequences == self._undrafted[0]
-        if repeated and not self._looks.due():
-            return self._undrafted[1]
+        if len(self.wall.off) > self._off:
+            self._forget()
+        for name in self.wall.off:
+            self.wall.explain(name, sequences)
+        self.leader.news, self._kept = "", self._kept + 1
+        if self.timed and self.pinned is None and self.guard.due():
+            return [NO_PLAN] * len(sequences)
+        planned = self.wall.ask(_CHOICE, self._choose, sequences)
+        if planned is None:
+            self._forget()
+            if _CHOICE in self.wall.off:
+                self._switch_off("the log says more")
+        return planned or [NO_PLAN] * len(sequences)
+
+    def _forget(self) -> None:
+        """Begin anew with all texts, without the drafters that are off."""
+        self._cases, self._plans, self.why = {}, {}, None
+        self._off = len(self.wall.off)
+
+    def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         able = [sequence for sequence in sequences if sequence.drafts]
         if not able:
-            self.why, self._plans, self._undrafted, self._looks.now = None, {}, ([], []), False
-            return [NO_PLAN] * len(sequences)
-        predicted = any(sequence.prediction for sequence in able)
-        looks = (self._looks.now if repeated else self._looks.due()) or not self.timed or predicted
-        if looks or not self._lasts(able):
-            self._decide(able, looks)
-        plans = [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
-        repeats = self.timed and not predicted and not any(plan.shares for plan in plans)
-        self._undrafted = (list(sequences), plans) if repeats else ([], [])
-        return plans
+            self.why, self._plans, self._looks.now = None, {}, False
+        elif self._looks.due() or not self.timed or not self._lasts(able) or any(one.prediction for one in able):
+            self._looks.now = True
+            self._decide(able)
+        else:
+            for sequence in able:
+                if sequence.id in self._plans:
+                    self._cases[sequence.id].repeated(sequence)
+        return [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
         """Whether the last plan still applies: to the same sequences, and with no found nodes in it; without drafts to
         about as many."""
         why, plans = self.why, self._plans
-        if why is None or why.probe or any(why.ways[0].found) or any(why.ways[0].first):
+        if why is None or why.probe or self.guard.paused(why.ways[0].model):
             return False
-        if not why.ways[0].nodes:
+        way = why.ways[0]
+        if not way.nodes:
             return _ABOUT * abs(len(able) - len(plans)) < len(plans)
-        if len(able) != len(plans) or any(sequence.id not in plans for sequence in able):
+        if any(way.found) or any(way.first) or len(able) != len(plans):
             return False
-        if any(plans[sequence.id].shape.levels > sequence.most_levels for sequence in able):
-            return False
-        for sequence in able:
-            self._cases[sequence.id].length = len(sequence.tokens)
-            self._cases[sequence.id].found = NOTHING
-        return True
+        pairs = [(plans.get(sequence.id), sequence) for sequence in able]
+        return all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
 
-    def _decide(self, able: Sequence[SequenceState], looks: bool) -> None:
+    def _decide(self, able: Sequence[SequenceState]) -> None:
         """Choose for all that may draft."""
-        cases = [self._cases.get(s.id) or SequenceStats.begun(s, self.members) for s in able]
+        standing = {name: member for name, member in self.members.items() if name not in self.wall.off}
+        cases = [self._cases.get(s.id) or SequenceStats.begun(s, standing) for s in able]
         self._cases.update((s.id, case) for s, case in zip(able, cases, strict=True))
-        self._look(able, cases, looks)
-        nothing = not self._models and not any(case.found.names for case in cases)
-        if nothing and self._lasts(able) and self.why is not None:
+        self._look(able, cases)
+        if not self._models and not any(case.found.names for case in cases) and self._lasts(able) and self.why:
             return self.leader.see(self.why)  # weighing takes several times as long as looking up
         pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
         estimates = [case.estimate(sequence) for sequence, case in pairs]
         ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
+        ways = [way for way in ways if not self.guard.paused(way.model)]
         chosen = self._explored(ways, costs, cases)
         looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
         self.leader.see(why)
-        self._drafts = bool(ways[0].model)
         self._found = costs.seconds[len(able) + sum(chosen.found)] / costs.seconds[len(able)] - 1.0
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + self._kept
         self._kept = 0
         self._plans = {}
         for index, (sequence, case) in enumerate(pairs):
-            case.looked, case.seconds = (
-                any((*chosen.found[index : index + 1], *chosen.first[index : index + 1])),
-                chosen.seconds * (1.0 + self._looks.share),
-            )
+            case.looked = any((*chosen.found[index : index + 1], *chosen.first[index : index + 1]))
+            case.seconds = chosen.seconds * (1.0 + self._looks.share)
             shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
             self._plans[sequence.id] = Plan.of(shares, why)
 
@@ -210,13 +242,14 @@ class Budget(Observer):
         """The costs of this step. Uncertain costs are taken at their optimistic end."""
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(len(able), context, rows, self.timed)
-        pairs, drafts = list(zip(able, cases, strict=True)), {}
+        pairs = list(zip(able, cases, strict=True))
         for name, member in self._models.items():
-            self._unread[name] = unread = sum([member.rest(s) for s, case in pairs if name in case.members])
-            drafts[name] = DraftSeconds.of(member.costs, unread / _SPREAD, self.timed)
+            self._unread[name] = sum([member.rest(s) for s, case in pairs if name in case.members])
+        unread = {name: count / _SPREAD for name, count in self._unread.items()}
+        drafts = {name: member.costs.now(self.timed) for name, member in self._models.items()}
         checks = [name for name, member in self._models.items() if member.checks]
         pace = sum([case.pace(seconds[1]) for case in cases])
-        return StepCosts(seconds, drafts, pace, self.cost.siblings, checks)
+        return StepCosts(seconds, drafts, pace, unread, checks)
 
     def _explored(
         self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
@@ -228,17 +261,18 @@ class Budget(Observer):
                     for case in cases:
                         case.explored += 1
                     return way
-        rows = {name: of.row for name, of in costs.drafts.items()}
+        rows = {name: member.costs.now().token for name, member in self._models.items()}
         reading = {name: row * ways[0].tokens for name, row in rows.items()}
         behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}
         return self._exploration.due(ways, costs.pace, reading, behind, self._kept)
 
-    def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats], looks: bool) -> None:
+    def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> None:
         """Call the lookups for each of the sequences."""
         proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in cases]
-        for name, member in self.members.items() if looks else ():
+        for name, member in self.members.items():
             indices = [index for index, case in enumerate(cases) if member.looks and name in case.claims]
-            for index, chain in zip(indices, member.find([able[i] for i in indices]) if indices else (), strict=True):
+            found = self.wall.ask(name, member.find, [able[i] for i in indices]) if indices else None
+            for index, chain in zip(indices, found or (), strict=found is not None):
                 if chain is not None:
                     proposed[index].append((cases[index].claims[name], chain))
         for sequence, case, chains in zip(able, cases, proposed, strict=True):

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from foresay.spec.budget.weigh import CandidatePlan
 
-#: The share of the time that may be lost by drafting with models in vain, by choosing in vain, where nothing is drafted
-#: and where a model drafts, and by choosing more often while a text is new.
+#: The share of the time that may be lost by drafting with models in vain; by choosing in vain where nothing is drafted,
+#: and where a model drafts or there are only lookups; and by choosing more often while a text is new.
 PROBING, CHOOSING, DRAFTING, BEGINNING = 0.003, 0.002, 0.01, 0.003
 #: A try that took longer than so many times its expectation was delayed by something else.
 _MOST_OVER = 4.0
-#: How many choices in vain reach the limit; how many in a row have no effect where choices pay on average; how far one
-#: step moves the averages of what choosing takes and brings, and a cheaper look that of looks in vain; after how many
-#: steps a look counts less, since it also reads what was written meanwhile.
-_VAIN, _SPARED, _MOVED, _CHEAPER, _SOON = 10, 4, 1 / 16, 1 / 4, 4
-#: How many times what a choice takes may be lost by the drafts it chose.
-_LOST = 4.0
+#: How far one choice moves the averages of what choosing takes and brings, and a cheaper one that of what it takes, as
+#: the first is slow; how many choices in vain in a row have no effect where choices pay on average; after how many
+#: steps a choice also reads what was written meanwhile.
+_MOVED, _CHEAPER, _SPARED, _SOON = 1 / 16, 1 / 4, 4, 4
 
 
 class Exploration:
@@ -60,64 +58,40 @@ class Exploration:
 
 
 class Looks:
-    """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes one or
-    two tenths of a millisecond for each sequence: nothing next to a step of 40 ms, but most of one of 0.2. So the more
-    looks in a row brought less than they took, the longer it is to the next, up to the limit on time spent choosing in
-    vain, which is higher for lookups alone. This starts over where looking pays, and where another text begins, unless
-    too much time was spent at the beginnings of earlier ones. share: the time of choosing, over all else in a step."""
+    """Whether to look things up and choose anew in the next step, or to repeat the last choice. Choosing takes some
+    tenths of a millisecond: nothing next to a step of 40 ms, but most of one of 0.2. So after a choice that brought
+    less than it took the wait for the next doubles, up to the limit on time spent choosing in vain. It starts over
+    where choosing pays, and where another text begins, unless too much time was spent at the beginnings of earlier
+    ones. share: the time of choosing, over all else in a step."""
 
     def __init__(self) -> None:
-        self.now = True
-        self.share = self._lost = self._brought = self._saved = 0.0  # lost: share of looks in vain; saved: steps
-        self._gained = self._took = 0.0  # seconds: by drafts since the last choice, and what that took
+        self.now, self.share = True, 0.0
+        self._brought = self._saved = 0.0  # tokens; steps
         self._vain = self._left = 0
-        self._since = 1  # steps since the last look
-        self._drafts = False
+        self._since = 1  # steps since the last choice
 
     def due(self) -> bool:
         """Whether to choose in the step that is planned."""
         self._since = 1 if self.now else self._since + 1
-        self.now = self._left <= 0
-        self._left -= 1
+        self.now, self._left = self._left <= 0, self._left - 1
         self._saved += CHOOSING + BEGINNING
         return self.now
 
-    def saw(self, seconds: Mapping[str, float], right: float, drafts: bool = False, alone: bool = False) -> None:
-        """Learn from a step with a choice. seconds: by its phases. right: tokens that were found and accepted, per
-        sequence, less what verifying found nodes took: about as many steps were saved. drafts: whether a model does.
-        alone: whether there are only lookups."""
-        chosen = seconds.get("plan", 0.0)
-        share = chosen / max(sum(seconds.values()) - chosen, 1e-9)
-        self._gained, self._took = 0.0, chosen
-        self.share += _MOVED * (share - self.share)
+    def saw(self, chosen: float, rest: float, right: float, drafts: bool = False, alone: bool = False) -> None:
+        """Learn from a step with a choice. chosen, rest: seconds of choosing, and of all else. right: tokens that were
+        found and accepted, per sequence, less what verifying found nodes took: about as many steps were saved. drafts:
+        whether a model drafts. alone: whether there are only lookups."""
+        share = chosen / max(rest, 1e-9)
+        # A late choice takes longer, as it reads what was written meanwhile; that is no reason to be later still.
+        dearer = max(0.0, share * min(1.0, _SOON / self._since) - self.share)
+        self.share = self.share or share
+        self.share += _MOVED * dearer if share > self.share else _CHEAPER * (share - self.share)
         self._brought += _MOVED * (right - self._brought)
-        if drafts != self._drafts:  # a change may be an error, so it is looked at sooner
-            self._drafts, self._vain = drafts, self._vain // 2
-        pays = self._brought >= self.share
-        vain = right <= self.share if alone else right <= 0.0 or not pays
-        if vain:
-            self._lose(share)
+        vain = right <= share
         self._vain, self._saved = (self._vain + 1, min(self._saved, 1.0) - share) if vain else (0, 1.0)
-        counted = max(0, self._vain - _SPARED) if pays else self._vain
-        often = self._lost / DRAFTING if alone else self.share / (DRAFTING if drafts else CHOOSING)
-        self._left = int(often * min(counted / _VAIN, 1.0))
-
-    def _lose(self, share: float) -> None:
-        """Learn what a look in vain takes, without what it read first because it was late: waiting does not avoid that.
-        Otherwise waiting would make looks seem expensive, and the next wait longer."""
-        self._lost = self._lost or share
-        least = share * min(1.0, _SOON / self._since)
-        if share < self._lost:
-            self._lost += _CHEAPER * (share - self._lost)
-        elif least > self._lost:
-            self._lost += _MOVED * (least - self._lost)
-
-    def gained(self, seconds: float) -> None:
-        """Learn what a step with drafts that were chosen before gained over plain steps: once a few choices' time is
-        lost, it is chosen anew."""
-        self._gained = min(0.0, self._gained + seconds)
-        if self._gained < -_LOST * self._took:
-            self._left = 0
+        spared = self._brought >= self.share and self._vain <= _SPARED
+        most = max(0.0, self.share / (DRAFTING if drafts or alone else CHOOSING) - 1.0)
+        self._left = 0 if spared else int(min(2.0 ** min(self._vain, 64) - 1.0, most))
 
     def begin(self) -> None:
         """Another text begins."""

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from foresay.spec.budget.chance import LEAST, Claims, Salts, claimed
-from foresay.spec.budget.cost import CostGroup, DraftCost, PartCosts
+from foresay.spec.budget.cost import DraftCost, DraftCosts, MachinePace
 from foresay.spec.budget.weigh import Estimate, ExpectedTree
 from foresay.spec.names import PREDICTION
 from foresay.spec.protocols import CatchesUp, Chains, Checks, Drafter, LooksUp
@@ -57,7 +57,7 @@ class Member:
     first: float = _FIRST
     idle: int = 0
     vain: int = 0
-    costs: CostGroup = field(init=False)
+    costs: DraftCosts = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = 0
     _chains: Chains | None = field(init=False, default=None)
@@ -66,7 +66,7 @@ class Member:
     _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = PartCosts().group(astuple(self.cost)), Salts() if self.looks else Salts(*_UNSURE)
+        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(*_UNSURE)
         # Checked once: that takes longer than the calls do.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
@@ -240,6 +240,10 @@ class SequenceStats:
         trees = {name: of.tree(sequence, claims) for name, claims, of in models}
         chains = {name: of.chain(sequence, claims) for name, claims, of in models}
         return Estimate(self.found.chances, trees, _NEXT_TO_HITS * (1.0 - self.found.first), chains)
+
+    def repeated(self, sequence: SequenceState) -> None:
+        """The next step is planned as the last one."""
+        self.length, self.found = len(sequence.tokens), NOTHING
 
     def learn(self, result: VerifyResult) -> None:
         """Learn from all that was proposed, verified or not."""

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
-from foresay.spec.budget.cost import DraftSeconds
+from foresay.spec.budget.cost import DraftCost
 from foresay.spec.price import Price, worth
 from foresay.spec.tree import TreeShape
 
@@ -66,14 +66,14 @@ class CandidatePlan(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """seconds: of a step by its rows; their number limits a plan's rows. drafts: of each model. pace: tokens a second,
-    the worth of time. siblings: by rows, what one more takes as a sibling rather than below another node (of a mixture,
-    since it may activate its own experts). checks: the models that check found nodes and continue from them."""
+    """seconds: of a step by its rows; their number limits a plan's rows. drafts: of each model, and unread: how many
+    tokens it catches up with in a draft. pace: tokens a second, the worth of time. checks: the models that check found
+    nodes and continue from them."""
 
     seconds: Sequence[float]
-    drafts: Mapping[str, DraftSeconds]
+    drafts: Mapping[str, DraftCost]
     pace: float
-    siblings: Sequence[float] = ()
+    unread: Mapping[str, float] = {}
     checks: Collection[str] = ()
 
     def way(
@@ -91,8 +91,6 @@ class StepCosts(NamedTuple):
         if model:
             levels = max([tree.levels for tree in trees])
             spent += self._drafting(model, levels, drafted, not chain, first)
-            if self.siblings:
-                spent += self.siblings[len(found) + nodes] * sum([max(0.0, tree.nodes - tree.levels) for tree in trees])
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
         counts = tuple(map(len, found))
         worth, checked = tokens - self.pace * spent, tuple(map(len, first))
@@ -104,25 +102,24 @@ class StepCosts(NamedTuple):
         """Seconds of a draft. Each correct one of the found nodes that are checked saves a pass: as many as in the
         sequence with the fewest."""
         passes = max(1.0, levels - min(map(sum, first), default=0.0))
-        return self.drafts[model].seconds(passes, nodes - levels + passes + sum(map(len, first)), grown)
+        more = max(0.0, nodes - levels + sum(map(len, first))) + self.unread.get(model, 0.0)
+        return self.drafts[model].seconds(passes, more, grown)
 
     def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
         """The price of a sequence's tree in this plan, with up to so many nodes, but no more than its part of all rows:
         one pass drafts a level for all sequences."""
         tree, nodes = way.trees[index], min(nodes, len(self.seconds) // len(way.found))
         levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
-        level = self.drafts[way.model].next(levels) / sum([each.levels > 0 for each in way.trees])
+        cost = self.drafts[way.model]
+        level = (cost.level + cost.deciding) / sum([each.levels > 0 for each in way.trees])
         first = min(max(1, rows), len(self.seconds) - 1)
-        seconds = self.seconds[first : first + nodes]
-        if self.siblings:
-            share = max(0.0, 1.0 - tree.levels / max(tree.nodes, 1.0))
-            more = enumerate(self.siblings[first : first + nodes])
-            seconds = [spent + share * n * one for spent, (n, one) in zip(seconds, more, strict=True)]
-        return Price.of(pace, level, seconds, levels, round(tree.nodes))
+        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
 
     def found(self, estimates: Sequence[Estimate]) -> list[Sequence[float]]:
         """The likeliest of all found nodes that are worth their rows."""
         rows, every = len(estimates), [(c, i) for i, estimate in enumerate(estimates) for c in estimate.found]
+        if not every:
+            return [()] * rows
         every.sort(reverse=True)
         prices = [self.pace * (spent - self.seconds[rows]) for spent in self.seconds[rows:]]
         taken = Counter(index for _, index in every[: worth([chance for chance, _ in every], prices)])

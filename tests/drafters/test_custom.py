@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from foresay.drafters.custom import BadProposal, CustomDrafter, checked
+from foresay.drafters.custom import CustomDrafter, checked
 from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.wall import BadProposal
 from tests.drafters.texts import sequence
-from tests.same_tokens.customs import Good, Quiet, rubbish
+from tests.same_tokens.customs import Good, rubbish
 
 ROOT, VOCAB, CHAIN = 5, 20, TreeShape.chain(3)
 
@@ -58,33 +58,6 @@ def test_what_is_let_through_is_as_it_was_proposed() -> None:
     found = let_through(tree, TreeShape((3, 2)))
     for column in ("tokens", "parents", "depths", "ancestors"):
         assert getattr(found, column) == getattr(tree, column)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Bad(Quiet):
-    name = "bad"
-
-    def tree(self, sequence: Any, shape: TreeShape) -> Any:
-        raise KeyError(3)
-
-
-def test_the_log_names_it_once_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    clock, text = Clock(), sequence([1, ROOT])
-    wall = CustomDrafter(Bad(), VOCAB, clock)
-    for clock.now in (0.0, 1.0, 59.0, 60.0, 61.0):
-        (tree,) = wall.propose([text], [CHAIN])
-        assert tree.tokens == [ROOT]
-        assert text.unable == "bad cannot draft: its propose failed, as the log says."
-    first, second = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert first.startswith("the drafter bad failed in propose and drafts nothing in this step: KeyError: 3 (")
-    assert "test_custom.py:" in first
-    assert second.endswith("(it failed 2 more times since the last warning)")
 
 
 class Noting(Good):

@@ -23,7 +23,7 @@ SECONDS = {"plan": 1.2e-5, "propose": 1.2e-3, "forward": 9e-3, "draw": 3e-4, "co
 
 def microseconds(tokenizer: Any, tokens: list[int], with_provenance: bool) -> float:
     """Of one delta."""
-    options = ChoiceOptions(by_token=with_provenance, provenance=with_provenance)
+    options = ChoiceOptions(provenance=with_provenance)
     choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, options, [END])
     origin = AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True)
     answer = ChatAnswer(origin, [choice], ChatRequest(messages=[], stream=True, provenance=with_provenance))

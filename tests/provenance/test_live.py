@@ -38,7 +38,6 @@ async def posted(url: str, path: str, ask: Json) -> Json:
         {"n": 3},
         {"n": 2, "stop": "a", "seed": 8},
         {"max_tokens": 1},
-        {"stream_pacing": "even"},
         {"speculation": {"off": True}},
     ],
 )
@@ -60,18 +59,16 @@ async def test_whole_answers(url: str, path: str, fields: Json) -> None:
     check_counts([choice["provenance"] for choice in body["choices"]], body["metrics"])
 
 
-@pytest.mark.parametrize("pacing", ["at_once", "even"])
-async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI, pacing: str) -> None:
+async def test_the_official_client_is_not_disturbed(client: openai.AsyncOpenAI) -> None:
     ask: Any = {"model": "bundled", **CHAT, "seed": 3, "max_tokens": 100, "stop": ["."]}
-    extra = EXTRA | {"stream_pacing": pacing}
-    whole = await client.chat.completions.create(**ask, extra_body=extra)
+    whole = await client.chat.completions.create(**ask, extra_body=EXTRA)
     plain = await client.chat.completions.create(**ask)
     assert whole.choices[0].message == plain.choices[0].message
     record: Any = whole.choices[0].model_extra
     metrics: Any = whole.metrics
     content = whole.choices[0].message.content or ""
     check(record["provenance"], record["token_ids"], content, metrics)
-    async with client.chat.completions.stream(**ask, extra_body=extra) as stream:
+    async with client.chat.completions.stream(**ask, extra_body=EXTRA) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == content
@@ -92,7 +89,7 @@ async def test_forced_tokens_are_reported_as_such(url: str) -> None:
     assert sum(step["forced"] for step in record["steps"]) > 5
 
 
-async def test_other_doors_ignore_the_fields(url: str) -> None:
-    ask: Json = CHAT | {"provenance": True, "stream_pacing": "even", "max_tokens": 4, "model": "bundled"}
+async def test_other_doors_ignore_the_field(url: str) -> None:
+    ask: Json = CHAT | {"provenance": True, "max_tokens": 4, "model": "bundled"}
     for path, more in (("/v1/messages", {}), ("/api/chat", {"stream": False})):
         assert "provenance" not in await posted(url, path, ask | more)

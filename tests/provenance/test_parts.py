@@ -42,11 +42,10 @@ async def test_a_whole_chat(able: Any, seed: int) -> None:
     assert text_of("arguments", record) == arguments == '{"at": "the fox"}'
 
 
-@pytest.mark.parametrize("pacing", ["at_once", "even"])
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_streamed_chat(able: Any, seed: int, pacing: str) -> None:
+async def test_a_streamed_chat(able: Any, seed: int) -> None:
     script = ids_of(SCRIPT, able)
-    ask = CHAT | {"stream": True, "stream_pacing": pacing}
+    ask = CHAT | {"stream": True}
     async with served(Drafting(script, seed), able) as client:
         events = (await (await client.post("/v1/chat/completions", json=ask)).text()).split("\n\n")[:-2]
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]

@@ -1,4 +1,4 @@
-"""Random trees, runs, stop strings, n and pacing: every token once, and the counts of the metrics."""
+"""Random trees, runs, stop strings and n: every token once, and the counts of the metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ requests = some.fixed_dictionaries(
         "include_stop_str_in_output": some.booleans(),
         "skip_special_tokens": some.booleans(),
         "stream_interval": some.sampled_from([1, 1, 4]),
-        "stream_pacing": some.sampled_from(["at_once", "even"]),
     }
 )
 seeds, lengths = some.integers(0, 1 << 30), some.integers(2, 9)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.common.streaming import delivery
+from foresay.server.api.common.streaming import pieces_of
 from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.api.responses.events import OutputTextDelta
 from foresay.server.api.responses.queues import SendQueue
@@ -91,34 +91,30 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
     check(response["provenance"], script, STORY, response["metrics"])
 
 
-async def late(engine: Drafting, tokenizer: Any, pacing: Any, count: int) -> list[Json]:
+async def late(engine: Drafting, tokenizer: Any, count: int) -> list[Json]:
     """The chunks of a completion whose reader comes when all is over."""
-    options = ChoiceOptions(stop=("fox.",), by_token=True, provenance=True)
+    options = ChoiceOptions(stop=("fox.",), provenance=True)
     requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
     choices = [Choice(request, tokenizer, options, [END]) for request in requests]
-    shown = CompletionRequest(
-        prompt="", provenance=True, stream_pacing=pacing, return_token_ids=True, spec_decode_metrics="detailed"
-    )
+    shown = CompletionRequest(prompt="", provenance=True, return_token_ids=True, spec_decode_metrics="detailed")
     answer = CompletionAnswer(AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
     async with Generation(engine, requests) as generation:
         await until(lambda: not engine._tasks)
-        batch = await delivery(answer, generation)(None)
+        batch = list(pieces_of(answer, generation, await generation.next(None)))
     chunks: list[Json] = msgspec.to_builtins([one for index, piece in batch for one in answer.chunks(index, piece)])
     return chunks
 
 
-@pytest.mark.parametrize("pacing", ["at_once", "even"])
-async def test_choices_that_end_together_have_one_last_chunk(tokenizer: Any, pacing: Any) -> None:
-    chunks = await late(Drafting(ids_of(STORY, tokenizer)), tokenizer, pacing, count=3)
+async def test_choices_that_end_together_have_one_last_chunk(tokenizer: Any) -> None:
+    chunks = await late(Drafting(ids_of(STORY, tokenizer)), tokenizer, count=3)
     ended = [chunk["choices"][0]["finish_reason"] is not None for chunk in chunks]
     assert sum(ended) == 3
     assert [position for position, chunk in enumerate(chunks) if "metrics" in chunk] == [len(chunks) - 1]
 
 
-@pytest.mark.parametrize("pacing", ["at_once", "even"])
-async def test_steps_that_wait_for_the_writer_are_one_chunk_that_holds_them_all(tokenizer: Any, pacing: Any) -> None:
+async def test_steps_that_wait_for_the_writer_are_one_chunk_that_holds_them_all(tokenizer: Any) -> None:
     script = ids_of(STORY, tokenizer)
-    _, chunk = await late(Drafting(script, 4), tokenizer, pacing, count=1)
+    _, chunk = await late(Drafting(script, 4), tokenizer, count=1)
     (received,) = chunk["choices"]
     assert received["text"] == STORY[: STORY.index("fox.")]
     steps = received["provenance"]["steps"]

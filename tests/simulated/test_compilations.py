@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.capture import CapturedGraphs, Work
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.kernels.binder import bound
+from tests.same_tokens.test_directories import config
 from tests.simulated import test_engine
 from tests.simulated.device import CURRENT, simulated
 from tests.simulated.graph import captured
 from tests.simulated.test_engine import build_there, count_passes, texts
+from tests.verifier.families import make
 
 KINDS = (
     SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
@@ -100,3 +103,14 @@ def test_nothing_is_captured_or_compiled_while_a_server_answers(draft, tree, gra
         assert texts(engine) == wanted
     assert by_op[0] < 12 or not graphs  # of prompts, and of what a draft model missed; all others were replayed
     assert isinstance(engine.runner, GraphStepRunner) == graphs
+
+
+@pytest.mark.slow
+def test_a_vocabulary_whose_rows_do_not_begin_on_16_bytes(tmp_path: Path, monkeypatch) -> None:
+    """Granite 3 has 49,155 tokens. The logits after a prompt are behind those of the trees of a step."""
+    make("granite", tmp_path, vocab_size=303, num_hidden_layers=1)
+    build_there(monkeypatch)
+    settings = config(tmp_path, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
+    with ready(settings, monkeypatch, "scan", "decide") as (engine, late):
+        serve(engine, 2)
+        assert not late()

@@ -89,10 +89,19 @@ class Guesser:
 
 class Machine:
     """right: how often the model is. measured: what the start took for its prices. choosing: seconds that a choice
-    takes. rates: of each step the tokens in a second that its plan brings on average, what choosing takes left out;
-    choices: who drafted; chosen: seconds spent on choosing, of all."""
+    takes. hidden: what a step with drafts takes that no estimate holds. rates: of each step the tokens in a second that
+    its plan brings on average, what choosing takes left out; choices: who drafted; chosen: seconds spent on choosing,
+    of all. news: of the budget. alone: how many steps the guard measured."""
 
-    def __init__(self, prices: Prices, right: float, measured: Prices | None = None, choosing: float = 0.0) -> None:
+    def __init__(
+        self,
+        prices: Prices,
+        right: float,
+        measured: Prices | None = None,
+        choosing: float = 0.0,
+        hidden: float = 0.0,
+    ) -> None:
+        self.hidden, self.news, self.alone = hidden, list[str](), 0
         self.prices, self.true, self.choosing, self.dice = prices, prices.curve(), choosing, random.Random(1)
         measured = measured or prices
         self.guesser, self.cost = Guesser(right), measured.curve()
@@ -114,14 +123,17 @@ class Machine:
 
     def _step(self) -> None:
         (plan,) = self.budget.plan([self.one])
-        choosing = self.choosing * self.budget._looks.now
+        choosing = self.choosing * self.budget.looks
         tree = self.guesser.propose([self.one], [plan.shares[0].shape])[0] if plan.shares else DraftTree.chain([FIRST])
         rows, accepted = len(tree), tree.accepted(self._coming())
         more = max(0, rows - 1 - tree.levels)
         drafting = self.prices.draft.seconds(tree.levels, more, bool(tree.grown)) if rows > 1 else 0.0
         forward = self.true.seconds(rows)
-        self.rates.append((1 + sum(tree.chances[1:])) / (drafting + forward))
+        hidden = self.hidden if plan.shares else 0.0
+        self.rates.append((1 + sum(tree.chances[1:])) / (drafting + forward + hidden))
         self.choices.append(self.budget.choice)
+        self.alone += self.budget.guard.now
+        self.news += filter(None, [self.budget.news])
         self.chosen, self.spent = self.chosen + choosing, self.spent + choosing + drafting + forward
         phases = {"propose": self._noisy(drafting), "forward": self._noisy(forward)}
         plain = self.cost.saw(rows, 1, 0, rows - 1, phases)
@@ -129,7 +141,7 @@ class Machine:
         self.one.tokens += emitted
         trace = StepTrace(
             number=0, rows=rows, sequences=1, prefill_rows=0, drafted=rows - 1, accepted=accepted,
-            emitted=len(emitted), seconds=phases | {"plan": choosing}, root_seconds=plain,
+            emitted=len(emitted), seconds=phases | {"plan": choosing, "mask": hidden}, root_seconds=plain,
         )  # fmt: skip
         scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)
         self.budget.stepped(trace, [VerifyResult(scheduled, tree, path=range(1, accepted + 1), emitted=emitted)])

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import astuple
+from itertools import accumulate
 from statistics import fmean
 
 import numpy as np
 import pytest
 
-from foresay.spec.budget.cost import (
-    CHANGED,
-    FEW,
-    OLD,
-    CostModel,
-    DraftCost,
-    DraftSeconds,
-    PartCosts,
-    in_order,
-    of_draft,
-)
+from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, DraftCosts, MachinePace
 
 
 def saw(cost: CostModel, rows: int, seconds: float, times: int = 1, sequences: int = 1, context: int = 0) -> None:
     for _ in range(times):
         cost.saw(rows, sequences, context, 0, {"forward": seconds})
-
-
-def now(cost: CostModel, rows: int) -> float:
-    cost._read_for = (0, 0, 0)
-    return cost.table(1, 0, 64)[rows]
 
 
 def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
@@ -40,21 +26,21 @@ def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
     for _ in range(10):
         saw(cost, 1, 2.0)
         saw(cost, 8, 3.0)
-    assert now(cost, 1) == pytest.approx(2.0, rel=0.05)
-    assert now(cost, 8) == pytest.approx(3.0, rel=0.05)
-    assert now(cost, 64) > 6.5
+    assert cost.now(1) == pytest.approx(2.0, rel=0.05)
+    assert cost.now(8) == pytest.approx(3.0, rel=0.1)
+    assert cost.now(64) > 6.0
 
 
 def test_one_step_that_was_held_up_hardly_counts() -> None:
     cost = CostModel([1, 8], [1.0, 2.0])
-    draft = cost.drafts(DraftCost(0.1, 0.1))
+    draft = DraftCosts(DraftCost(0.1, 0.1), cost.pace)
     for _ in range(30):
         saw(cost, 1, 1.0)
-        draft.saw(of_draft(4), 0.5)
+        draft.saw(4, 0, False, 0.5)
     saw(cost, 1, 1000.0)
-    assert now(cost, 1) < 1.15
-    draft.saw(of_draft(4), 1000.0)
-    assert float(draft.seconds(of_draft(4))) < 0.7
+    assert cost.now(1) < 1.15
+    draft.saw(4, 0, False, 1000.0)
+    assert draft.now().seconds(4, grown=False) < 0.7
 
 
 def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_long() -> None:
@@ -62,23 +48,13 @@ def test_what_is_unsure_is_hoped_to_be_low_until_it_was_seen_and_again_after_lon
     assert cost.table(1, 0, 8, hope=True)[8] < 1.3
     saw(cost, 8, 3.0, 5)
     hoped = cost.table(1, 0, 8, hope=True)
-    assert hoped[8] == pytest.approx(3.0, rel=0.1)
+    assert hoped[8] == pytest.approx(3.0, rel=0.25)
     assert hoped[1] < 0.5, "which was not seen"
     for _ in range(40):
         saw(cost, 1, 1.0)
     assert cost.table(1, 0, 8, hope=True)[8] == pytest.approx(3.0, rel=0.25)
     saw(cost, 1, 1.0, 9000)
-    cost._read_for = (0, 0, 0)
     assert cost.table(1, 0, 8, hope=True)[8] < 2.2
-
-
-def test_a_sum_that_was_seen_is_sure_though_none_of_its_parts_is() -> None:
-    parts = PartCosts().group(astuple(DraftCost(0.1, 0.1, deciding=0.1)))
-    for _ in range(10):
-        parts.saw(of_draft(1), 0.3)
-    hoped, grown = DraftSeconds.of(parts, 0.0, hope=True), True
-    assert hoped.seconds(1, 1, grown) == pytest.approx(0.3, rel=0.05)
-    assert hoped.seconds(12, 12, grown) < 0.9 * float(parts.seconds(of_draft(12)))
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
@@ -92,42 +68,79 @@ def test_a_table_is_what_each_of_its_rows_costs(sequences: int, points: int) -> 
     for _ in range(50):
         own = rng.randrange(1, 20)
         cost.saw(own * sequences, sequences, 500, 0, {"forward": rng.uniform(0.01, 0.06)})
-    most, points_now = 0.0, in_order(cost.group.now[:-2], 1 / cost.group.variances[:-2])
+    pace, most = math.exp(cost.pace.log), 0.0
+    falling = accumulate((pace * part.seconds for part in reversed(cost._parts[:-1])), min)
+    costs = list(accumulate(reversed(list(falling)), max))
+    per_token, ends = pace * cost._parts[-1].seconds, [n for n, _ in behind]
+    rising = list(accumulate((added for _, added in behind), max))
     for row, seconds in enumerate(cost.table(sequences, 700, 64)):
-        near = np.interp(row, rows, points_now) * max(1.0, row / rows[-1])
-        most = max(most, near + float(cost._added(np.array([row / sequences]), 700)[0] * cost.group.now[-2]))
+        near = np.interp(row, rows, costs) * max(1.0, row / rows[-1])
+        added = np.interp(row / sequences, ends, rising) * max(1.0, row / sequences / behind[-1][0])
+        most = max(most, near + 700 * per_token * added)
         assert seconds == pytest.approx(most)
-        assert type(seconds) is float
+
+
+def test_a_delayed_size_makes_none_dear_that_was_seen_to_take_less() -> None:
+    cost = CostModel([1, 2, 3, 8], [0.002, 0.0022, 0.0024, 0.004])
+    saw(cost, 1, 0.002, 20)
+    saw(cost, 2, 0.02)
+    saw(cost, 3, 0.0024, 4)
+    table = cost.table(1, 0, 8)
+    assert table[2:4] == pytest.approx([0.0024] * 2, rel=0.2) and table[8] > 0.003
+
+
+def test_what_a_plain_step_takes_is_not_read_off_larger_ones() -> None:
+    """Costs may climb in stairs: two rows take as much as four."""
+    cost = CostModel([1, 4], [0.01, 0.016])
+    saw(cost, 1, 0.01, 5)
+    saw(cost, 2, 0.016, 20)
+    assert cost.now(1) == pytest.approx(0.01, rel=0.15)
+
+
+def test_a_known_plain_step_is_no_cheaper_for_what_is_hoped_of_larger_ones() -> None:
+    cost = CostModel([1, 8, 32], [0.01, 0.012, 0.02])
+    for rows in (8, 32):
+        saw(cost, rows, 0.012 if rows == 8 else 0.02, 20)
+    saw(cost, 1, 0.01, 15_000)
+    assert cost.table(1, 0, 8, hope=True)[1] == pytest.approx(0.01, rel=0.05)
+
+
+def test_what_hardly_counts_in_a_step_grows_no_less_sure_than_it_was() -> None:
+    cost = CostModel([1], [0.01], context=[(1, 1e-9)])
+    saw(cost, 1, 0.01, 60_000, context=1000)
+    assert cost._parts[-1].variance <= 0.3
 
 
 def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
     cost = DraftCost(0.1, 0.2, 0.01)
     assert cost.seconds(3, more=50) == pytest.approx(0.1 + 0.6 + 0.5)
-    reported = DraftSeconds.of(PartCosts().group(astuple(cost)), 50, hope=False)
-    assert reported.seconds(3, 3, True) == pytest.approx(1.2)
-    assert reported.seconds(63, 63, False) == pytest.approx(0.1 + 63 * 0.2 + 0.5), "as deep as any shape"
-
-
-def test_a_table_is_read_again_when_the_batch_the_context_or_the_costs_have_changed() -> None:
-    cost = CostModel([1, 8], [1.0, 2.0], context=[(1, 0.001)])
-    cost.group.learnt = 1000
-    first = cost.table(1, 100, 8)
-    assert cost.table(1, 101, 8) is first
-    assert cost.table(1, 1000, 8)[1] == pytest.approx(2.0)
-    assert len(cost.table(2, 1000, 16)) == 17
-    saw(cost, 2, 2 * (1.0 + 1 / 7 + 1.0), 50, sequences=2, context=1000)
-    for _ in range(16):
-        last = cost.table(2, 1000, 16)
-    assert last[2] == pytest.approx(2 * (2.0 + 1 / 7), rel=0.1)
+    assert DraftCosts(cost, MachinePace()).now().seconds(3, 50, grown=False) == pytest.approx(0.1 + 0.6 + 0.5)
 
 
 def test_a_context_that_was_measured_to_add_nothing_is_learnt() -> None:
     cost = CostModel([1, 8], [0.01, 0.02], context=[(1, 0.0), (64, 0.0)])
-    for _ in range(100):
-        saw(cost, 1, 0.01, context=200)
-        saw(cost, 1, 0.02, context=60_000)
-    short, long = (cost.table(1, context, 8)[1] for context in (200, 60_000))
-    assert [short, long] == pytest.approx([0.01, 0.02], rel=0.15)
+    saw(cost, 1, 0.01, 100, context=200)
+    saw(cost, 1, 0.02, 40, context=60_000)
+    assert cost.table(1, 60_000, 8)[1] == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("off", [0.1, 10.0])
+def test_costs_that_are_ten_times_off_are_mended_within_60_steps(off: float) -> None:
+    cost = CostModel([1, 4, 8], [0.004 * off, 0.005 / off, 0.006 * off])
+    draft = DraftCosts(DraftCost(0.0002 / off, 0.0006 * off), cost.pace)
+    for _ in range(20):
+        saw(cost, 1, 0.004)
+        saw(cost, 4, 0.005)
+        draft.saw(2, 0, False, 0.0014)
+    now = [cost.now(1), cost.now(4), draft.now().seconds(2, grown=False)]
+    assert now == pytest.approx([0.004, 0.005, 0.0014], rel=0.05)
+
+
+def test_a_machine_that_changed_is_followed_though_it_looks_like_a_delay() -> None:
+    cost = CostModel([1], [0.01])
+    saw(cost, 1, 0.01, 100)
+    saw(cost, 1, 0.03, 20)
+    assert cost.now(1) == pytest.approx(0.03, rel=0.05)
 
 
 # -- what a step would take without drafts ---------------------------------------------------------------------------
@@ -191,15 +204,6 @@ def test_it_names_why_it_doubts() -> None:
     assert started.doubt == ""
 
 
-def test_of_short_steps_few_are_learnt_from() -> None:
-    cost = CostModel([1], [0.0002])
-    saw(cost, 1, 0.0002, 100)
-    for seconds, times in ((0.0002, 4), (0.01, 200), (0.1, 1000)):
-        before = cost.group.learnt
-        saw(cost, 1, seconds, 1000)
-        assert cost.group.learnt - before == pytest.approx(times, abs=1), "about once in 50 ms"
-
-
 def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:
     """So one step of a size that was held up is soon forgotten."""
     cost = CostModel([1, 2, 4], [0.002, 0.0022, 0.003])
@@ -209,37 +213,7 @@ def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:
     for _ in range(8):
         saw(cost, 1, 0.002, 30)
         saw(cost, 3, 0.0026)
-    assert now(cost, 3) == pytest.approx(0.0026, rel=0.25)
-
-
-def test_what_is_out_of_order_becomes_one_by_how_sure_each_is() -> None:
-    draw = np.random.default_rng(1)
-    values, weights = np.exp(draw.normal(size=(2, 50)))
-    ordered = in_order(values, weights)
-    assert (np.diff(ordered) >= 0).all()
-    assert np.log(ordered) @ weights == pytest.approx(np.log(values) @ weights)
-    assert in_order(ordered, weights) is ordered
-    assert in_order(np.array([4.0, 1.0, 5.0]), np.array([1.0, 3.0, 1.0])) == pytest.approx([2**0.5, 2**0.5, 5.0])
-
-
-def test_parts_stay_as_they_are_where_a_step_takes_what_was_expected() -> None:
-    group = PartCosts().group([1.0, 2.0])
-    for _ in range(10):
-        group.saw(np.array((1.0, 1.0)), 3.0)
-    assert group.now == pytest.approx([1.0, 2.0])
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_no_sum_of_parts_is_surer_than_sure(seed: int) -> None:
-    """However seldom steps are learnt from, and whichever of them."""
-    draw, parts = random.Random(seed), PartCosts()
-    groups = [parts.group([draw.uniform(1e-4, 1e-2) for _ in range(4)]) for _ in range(3)]
-    for _ in range(200):
-        parts.steps += draw.choice((1, 20, 2000))
-        group = draw.choices(groups, (100, 10, 1))[0]
-        amounts = of_draft(draw.randint(1, 8), draw.randint(0, 9), draw.random() < 0.5)
-        group.saw(amounts, float(amounts @ group.now) * draw.choice((0.3, 0.9, 1.1, 3.0)), draw.random() < 0.8)
-        assert np.linalg.eigvalsh(parts.covariance)[0] > -1e-9
+    assert cost.now(3) == pytest.approx(0.0026, rel=0.25)
 
 
 def test_what_was_held_up_is_not_learnt_from_more_often_than_it_happens() -> None:
@@ -247,4 +221,4 @@ def test_what_was_held_up_is_not_learnt_from_more_often_than_it_happens() -> Non
     cost, rng = CostModel([1], [0.0002]), random.Random(1)
     for _ in range(20_000):
         saw(cost, 1, 0.01 if rng.random() < 0.01 else 0.0002)
-    assert now(cost, 1) < 0.00025
+    assert cost.now(1) < 0.00025

@@ -11,7 +11,7 @@ import pytest
 
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
-from foresay.spec.budget.cost import DraftCost, of_draft
+from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import GUESS, RESTING, Member
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share
 from foresay.spec.sequence import SequenceState
@@ -135,7 +135,7 @@ def test_a_model_at_rest_is_cheaper_where_the_machine_has_become_faster() -> Non
         (plan,) = budget.plan([one])
         budget.cost.saw(1, 1, 0, 0, {"forward": 0.5})
         budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.0, forward=0.5))
-    assert float(member.costs.seconds(of_draft(2))) < 0.75 * member.cost.seconds(2)
+    assert member.costs.now().seconds(2) < 0.75 * member.cost.seconds(2)
 
 
 def test_what_a_draft_takes_corrects_its_price() -> None:
@@ -145,7 +145,7 @@ def test_what_a_draft_takes_corrects_its_price() -> None:
     for _ in range(200):
         (plan,) = budget.plan([one])
         budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, propose=0.9, forward=1.0))
-    assert float(member.costs.seconds(of_draft(2, 2))) == pytest.approx(0.9, rel=0.05)
+    assert member.costs.now().seconds(2, 2) == pytest.approx(0.9, rel=0.05)
 
 
 def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_anew() -> None:
@@ -215,13 +215,52 @@ def test_of_lookups_alone_a_vain_look_weighs_nothing_and_what_is_found_is_weighe
     assert plan.shape.levels > 0 and budget.choice == "looked"
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_lookup_that_was_wrong_for_long_is_noticed_when_it_is_right(timed: bool) -> None:
+    """Though its nodes are too unlikely to be drafted."""
+    budget, one = budget_of(Member.looking(Parrot("looked", LOOKED)), timed=timed), sequence()
+    one.limit, drafted = 10_000, 0
+    for right in (False, True):
+        for _ in range(400):
+            (plan,) = budget.plan([one])
+            drafted += bool(plan.shares) and right
+            tree = LOOKED if plan.shares else DraftTree.chain([7])
+            tokens = [3, 5, 7] if right else [9]
+            emitted = tokens if plan.shares else tokens[:1]
+            budget.stepped(*came(one, plan, tree, emitted, len(emitted) - 1, plan=0.001, forward=1.0))
+    assert drafted > 300
+
+
+@pytest.mark.parametrize("count", [32, 3])
+def test_a_text_more_or_less_among_many_without_drafts_is_no_reason_to_choose(count: int) -> None:
+    budget, chosen = budget_of(model(50.0), timed=True), 0
+    budget.members["model"].costs.learnt = 16  # or it would be tried first
+    texts = [replace(sequence(), id=f"{number}", limit=10_000) for number in range(count)]
+    for step in range(300):
+        if step % 3 == 2:
+            budget.ended(texts.pop(0))
+            texts.append(replace(sequence(), id=f"later {step}", limit=10_000))
+            plans = budget.plan(texts)
+        plans = budget.plan(texts)
+        chosen += budget.looks
+        results = [
+            came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.3, forward=1.0)
+            for one, plan in zip(texts, plans, strict=True)
+        ]
+        budget.stepped(results[0][0], [each for _, (each,) in results])
+    assert chosen < 60
+
+
 def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
     """As long as there is room for what was planned, and the sequences are the same."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
     one.limit, whys = 10_000, []
-    for _ in range(60):
+    for _ in range(70):
         budget.cost.saw(1, 1, 0, 0, {"forward": 1.0})
         (plan,) = budget.plan([one])
+        if budget.guard.now:  # this step is plain, to be measured
+            budget.stepped(*came(one, plan, DraftTree.chain([one.tokens[-1]]), [3], 0, forward=1.0))
+            continue
         assert plan.shape.levels > 0 and plan.why is budget.why
         budget.stepped(*came(one, plan, MODEL, [3, 6, 1], 2, plan=0.3, propose=0.3, forward=1.0))
         whys.append(budget.why)
@@ -288,16 +327,17 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
     one.limit = 10_000
     for _ in range(40):  # as it was measured
         budget.cost.saw(1, 1, 0, 0, {"forward": 1.0})
-        member.costs.saw(of_draft(3, grown=False), 0.4)
-        member.costs.saw(of_draft(3), 1.3)
+        member.costs.saw(3, 0, False, 0.4)
+        member.costs.saw(3, 0, True, 1.3)
     (plan,) = budget.plan([one])
     shape = model_share(plan).shape
     assert shape.is_chain and shape.price is None and shape.levels > 3
     assert budget.why is not None and [way.kind for way in budget.why.ways] == [("model", False), ("", False)]
     chain = DraftTree.chain([7, 3, 6], "model", (1.0, 0.8, 0.64))
     for _ in range(100):
+        budget.cost.saw(1, 1, 0, 0, {"forward": 1.0})
         budget.stepped(*came(one, plan, chain, [3, 6, 1], 2, plan=0.0, propose=0.6, forward=1.0))
         (plan,) = budget.plan([one])
-    assert float(member.costs.seconds(of_draft(2, grown=False))) == pytest.approx(0.6, rel=0.1)
+    assert member.costs.now().seconds(2, grown=False) == pytest.approx(0.6, rel=0.1)
     assert member.brings == GUESS and budget._cases[one.id].claims["model"].chance(0.8) > 0.8
-    assert float(member.costs.seconds(of_draft(2))) < 1.3, "deciding is no part of a chain"
+    assert member.costs.now().seconds(2) < 1.45, "deciding is no part of a chain"

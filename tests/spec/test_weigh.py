@@ -8,17 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from foresay.spec.budget.cost import DraftSeconds
+from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.weigh import CandidatePlan, Estimate, ExpectedTree, StepCosts, weigh, weigh_pinned
 from foresay.spec.tree import TreeShape
 
 
-def draft(start: float = 0.0, level: float = 0.0, deciding: float = 0.0) -> DraftSeconds:
-    chains, trees = ([start + each * levels for levels in range(64)] for each in (level, level + deciding))
-    return DraftSeconds(0.0, (chains, trees), 0.0)
+def draft(start: float = 0.0, level: float = 0.0, deciding: float = 0.0) -> DraftCost:
+    return DraftCost(start, level, 0.0, deciding)
 
 
-def costs(seconds: Sequence[float], pace: float, **drafts: DraftSeconds) -> StepCosts:
+def costs(seconds: Sequence[float], pace: float, **drafts: DraftCost) -> StepCosts:
     return StepCosts(seconds, drafts, pace)
 
 
@@ -45,7 +44,7 @@ def tried(estimates: Sequence[Estimate], by: StepCosts) -> float:
         best = max(best, tokens - by.pace * by.seconds[rows + sum(counts)])
     for levels in range(1, 4):
         tokens = rows + sum(sum(one.chains["small"][:levels]) for one in estimates)
-        spent = by.seconds[rows + rows * levels] + by.drafts["small"].seconds(levels, rows * levels, False)
+        spent = by.seconds[rows + rows * levels] + by.drafts["small"].seconds(levels, (rows - 1) * levels, False)
         best = max(best, tokens - by.pace * spent)
         if by.checks and any(one.found for one in estimates):
             first = [one.found[: levels - 1] for one in estimates]

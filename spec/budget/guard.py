@@ -1,0 +1,172 @@
+"""Whether drafts pay, measured: short windows of plain steps, now and then, beside what each drafter's steps brought.
+
+::
+
+    window     a few steps without choosing or drafting      what a plain step takes, by the number of sequences
+    a use      a step with a drafter's drafts                tokens it brought, less plain steps that fit in its time
+    pause      its uses lost, as measured                    it drafts nothing for a while, longer each time
+
+Whatever the budget expects, this is what it came to: also what no estimate holds (host work, weights that a drafter's
+own displace from the caches). Windows lose about 1 % of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from foresay.spec.names import NONE
+
+#: Plain steps of a window, of which the first is not counted: a drafter has just displaced weights from the caches.
+WINDOW = 3
+#: Steps between windows: at first, doubled each time, and at least; the share of the time that windows may lose.
+_FIRST, _LEAST, _LOSS = 16, 128, 0.005
+#: Steps that averages remember: of plain ones, and of others.
+_PLAIN, _MEMORY = 16, 256
+#: How far an outlier counts at most, in deviations and as a share of the mean: something else delayed it.
+_OUTLIER, _ANYWAY = 3.0, 0.5
+#: A drafter is paused after at least so many uses, if its loss exceeds so many deviations. Its very first uses are not
+#: counted: code is compiled and recorded in them.
+_USES, _CERTAIN, _WARMING = 24, 2.0, 16
+#: Steps of a pause; how often these are doubled at most; uses without a pause after which they are not any more.
+_PAUSE, _DOUBLED, _KEPT = 128, 5, 96
+#: Deviations of the interval that is shown.
+_SHOWN = 2.0
+
+
+class Average:
+    """A mean of the last values, and its deviation. memory: how many count. known: after how many it is seen which is
+    an outlier."""
+
+    __slots__ = ("count", "known", "mean", "memory", "variance")
+
+    def __init__(self, memory: int = _MEMORY, known: int = _USES) -> None:
+        self.count, self.mean, self.variance, self.memory, self.known = 0, 0.0, 0.0, memory, known
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        mean, count = self.mean, self.count
+        if value > (usual := mean + _ANYWAY * abs(mean)) and count >= self.known:
+            value = min(value, max(mean + _OUTLIER * math.sqrt(self.variance), usual))
+        if count < self.memory:
+            self.count = count = count + 1
+        off = value - mean
+        self.mean = mean = mean + off / count
+        self.variance += (off * (value - mean) - self.variance) / count
+
+    @property
+    def error(self) -> float:
+        """The deviation of the mean."""
+        return math.sqrt(self.variance / self.count) if self.count > 1 else math.inf
+
+    @property
+    def doubt(self) -> float:
+        """The same as a share of the mean."""
+        return self.error / self.mean if self.mean > 0.0 else math.inf
+
+
+class _Uses:
+    """Of one drafter, per step with its drafts and per sequence. tokens: emitted. gained: these, less the plain steps
+    that fit in its time. until: the step in which its pause ends; pauses: how many in a row. warming: uses that
+    do not count."""
+
+    def __init__(self, pauses: int = 0, warming: int = 0) -> None:
+        self.tokens, self.gained = Average(), Average()
+        self.until, self.pauses, self.warming = 0, pauses, warming
+
+    def saw(self, tokens: float, took: float) -> None:
+        """Count a use."""
+        self.warming -= 1
+        if self.warming >= 0:
+            return
+        self.tokens.add(tokens)
+        self.gained.add(tokens - took)
+        if self.gained.count == _KEPT:
+            self.pauses = 0
+
+    @property
+    def loses(self) -> bool:
+        """Whether it surely does."""
+        gained = self.gained
+        return gained.count >= _USES and gained.mean + _CERTAIN * gained.error < 0.0
+
+
+class Guard:
+    """Measures plain steps beside those of each drafter, and pauses one that loses.
+
+    now: whether the step planned last is one of a window. news: why a drafter was paused in the last step; mostly "".
+    """
+
+    def __init__(self) -> None:
+        self.now, self.news = False, ""
+        self._plain: dict[int, Average] = {}
+        self._uses: dict[str, _Uses] = {}
+        self._tokens, self._took, self._beside = Average(), Average(), Average()
+        self._steps = self._left = self._since = 0
+        self._every, self._again = _FIRST, False
+
+    def due(self) -> bool:
+        """Whether the step to be planned is one of a window."""
+        if self._since >= self._every:
+            self._left, self._since, self._every = WINDOW, 0, min(2 * self._every, self._longest)
+        self.now = self._left > 0
+        self._left -= self.now
+        return self.now
+
+    def paused(self, drafter: str) -> bool:
+        """Whether it is not to draft now."""
+        uses = self._uses.get(drafter)
+        return uses is not None and self._steps < uses.until
+
+    def plain_seconds(self, sequences: int) -> float:
+        """What a plain step of so many sequences takes, as measured last; 0 if unknown."""
+        plain = self._plain.get(sequences)
+        return 0.0 if plain is None or plain.count < WINDOW - 1 else plain.mean
+
+    @property
+    def speed_up(self) -> float:
+        """Over plain decoding, as measured lately; 0 if unknown."""
+        return self._tokens.mean / self._took.mean if self._tokens.count >= _USES else 0.0
+
+    @property
+    def spread(self) -> float:
+        """How far that may be off, as a share of it; 0 if unknown."""
+        if self._tokens.count < _USES:
+            return 0.0
+        return _SHOWN * math.hypot(self._tokens.doubt, self._took.doubt, self._beside.doubt)
+
+    def saw(self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool) -> None:
+        """Learn from a decoding step. drafter: whose drafts it had; "" for a lookup's, NONE for none. tokens: emitted,
+        per sequence. seconds: by phase. tried: whether it was expected to lose."""
+        self.news, self._steps = "", self._steps + 1
+        drafted, total = drafter != NONE, sum(seconds.values())
+        if not drafted and self._again:
+            plain = self._plain.setdefault(sequences, Average(_PLAIN, known=1))
+            plain.add(total - seconds.get("plan", 0.0) - seconds.get("propose", 0.0))
+            self._since = 0
+        self._again = not drafted
+        self._since += drafted
+        if plain_seconds := not self.now and self.plain_seconds(sequences):
+            took, self._beside = total / plain_seconds, self._plain[sequences]
+            self._tokens.add(tokens)
+            self._took.add(took)
+            if drafter and drafted and not tried:
+                self._used(drafter, tokens, took)
+
+    def _used(self, drafter: str, tokens: float, took: float) -> None:
+        uses = self._uses.setdefault(drafter, _Uses(warming=_WARMING))
+        uses.saw(tokens, took)
+        if uses.loses:
+            tokens, took = uses.tokens.mean, uses.tokens.mean - uses.gained.mean
+            figures = f"{tokens:.2f} tokens a step, in {took:.2f} times the time of a plain one"
+            steps = _PAUSE << uses.pauses
+            self._uses[drafter] = paused = _Uses(min(uses.pauses + 1, _DOUBLED))
+            paused.until = self._steps + steps
+            self.news = f"{drafter} is paused for {steps} steps, since it loses time: as measured, it brings {figures}"
+
+    @property
+    def _longest(self) -> int:
+        """Steps between windows for which these take the share of the time that they may."""
+        if not self.speed_up:
+            return _LEAST
+        return max(_LEAST, round(WINDOW * (1.0 - 1.0 / self.speed_up) / (_LOSS * self._took.mean)))
