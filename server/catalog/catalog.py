@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -197,6 +198,15 @@ def find_target(*names: str) -> KnownTarget | None:
 def of_shape(shape: ModelConfig) -> list[KnownTarget]:
     """The targets of exactly this shape: most likely its relatives."""
     return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
+
+
+def parameters_of(model: ModelConfig) -> int:
+    """The number of a model's weights: an output head that is the embedding, as the catalog knows, counts once, even if
+    files store it again."""
+    tied = replace(model, tie_word_embeddings=True)
+    targets = known_targets().values()
+    shapes = [each for one in targets for each in (one.shape, *(draft.shape for draft in one.drafts)) if each]
+    return stored_parameters(tied if _numbers(tied) in map(_numbers, shapes) else model)
 
 
 def of_files(directory: Path) -> KnownTarget | None:

@@ -13,6 +13,7 @@ import torch
 
 from foresay.drafters.proposer import on_device
 from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.device import Device, LoadContext, LoadProgress, choose_activations, find_device, give_back
@@ -27,12 +28,21 @@ from foresay.server.engine.drafting import (
     record_steps,
     runner_of,
 )
+from foresay.server.engine.identity import identity
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
 from foresay.server.engine.taken_over import Witness, opened
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import BUNDLED, CannotRun, Resolved, choose_draft, short_name, target_directory
+from foresay.server.settings.resolved import (
+    BUNDLED,
+    CannotRun,
+    Resolved,
+    choose_draft,
+    max_model_len,
+    short_name,
+    target_directory,
+)
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
@@ -43,7 +53,7 @@ from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig, stored_parameters
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.eager import Op
 from foresay.verifier.ops.kernels.cpu import threads
@@ -82,10 +92,6 @@ def fitting(
         if needed == drafters:
             raise
         return plan(config, length, dtype, target, needed, device), needed
-
-
-#: A prompt and an answer of one token each.
-LEAST_TOKENS = 2
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
@@ -163,7 +169,7 @@ def _built(
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         report("taking over the previous engine's measurements")
-    profile_run = ProfileRun(info, verifier, pool, costs, report, *_mixture(loading))
+    profile_run = ProfileRun(info, verifier, pool, costs, report, _prose(loading))
     drafting, runner, recording = _drafting(loading, verifier, drafters, profile_run, capture)
     for model in () if disk is None else map(on_device, drafters):  # after what was only measured
         if model is not None and model.vocabulary is not None:
@@ -213,6 +219,8 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
     named = drafts(config, draft.value)
     pinned(config)  # refuses an invalid shape before anything is loaded
     named = [drafter.checked(directory, model) for drafter in named]
+    for doubted in filter(None, (drafter.warning for drafter in named)):  # before a minute passes in loading it
+        report(f"warning: {doubted}")
     if others := reserved.get(device.name, 0):  # they may be unloaded, so what is free now does not count
         by_itself, _ = fitting(config, length, dtype.value, model, named, replace(device, free=None))
         check_others(footprint(by_itself, device), others)
@@ -243,15 +251,11 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
     return _Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
-def _mixture(loading: LoadContext) -> tuple[Sequence[int], tuple[int, int] | None]:
-    """Token ids of some prose and code, for a mixture; and how many experts it has and activates per row."""
-    experts, found = loading.model.stack.experts, None
-    if experts is not None:
-        found = tokenizer(loading.target)
-    if experts is None or found is None:
-        return (), None
-    ids: list[int] = found.encode((BUNDLED / "README.md").read_text("utf-8")).ids
-    return [id for id in ids if id < loading.model.vocab_size], (experts.count, experts.chosen)
+def _prose(loading: LoadContext) -> list[int]:
+    """Token ids of some prose and code, for a mixture."""
+    found = None if loading.model.stack.experts is None else tokenizer(loading.target)
+    ids: list[int] = [] if found is None else found.encode((BUNDLED / "README.md").read_text("utf-8")).ids
+    return [id for id in ids if id < loading.model.vocab_size]
 
 
 def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) -> Exactness:
@@ -329,24 +333,6 @@ def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
     return placed
 
 
-def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest text, prompt and output together; raises CannotRun if more is requested than the target supports."""
-    wanted = config.max_model_len or model.max_positions
-    if wanted > model.max_positions:
-        raise CannotRun(
-            f"max_model_len is {wanted}, but the model holds at most {model.max_positions} tokens",
-            f"--max-model-len {model.max_positions} is the most",
-        )
-    if config.max_model_len is None and config.kv_tokens is not None:
-        wanted = min(wanted, config.kv_tokens)
-    if wanted < LEAST_TOKENS:
-        raise CannotRun(
-            f"max_model_len is {wanted}: {wanted} tokens cannot hold a prompt and an answer",
-            f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
-        )
-    return wanted
-
-
 def _compromises() -> tuple[str, ...]:
     """A sentence on kernels that LLVM did not compile for this processor."""
     if not compromises:
@@ -395,7 +381,7 @@ def _info(
         layers=model.num_layers,
         hidden_size=model.hidden_size,
         trained_length=model.max_positions,
-        parameters=stored_parameters(model),
+        parameters=parameters_of(model),
         quantization=in_words(model, loading.dtype, chosen.activations.value),
         activations=chosen.activations.value,
         activations_reason=chosen.activations.reason,
@@ -405,4 +391,5 @@ def _info(
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, loading.device),
         kv_disk=on_disk,
+        identity=identity(loading, chosen.activations.value, exactness.exact),
     )

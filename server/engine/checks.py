@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from foresay.server.catalog.catalog import last_part, of_files
+from foresay.server.catalog.catalog import last_part, of_files, parameters_of
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
 from foresay.server.settings.resolved import CannotRun, Resolved, short_name
@@ -17,7 +17,7 @@ from foresay.server.settings.units import count_in_words, counted
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
-from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
+from foresay.verifier.model.config import ModelConfig, idle_parameters
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import LM_HEAD, check
@@ -210,11 +210,11 @@ def names_of(target: Target) -> set[str]:
 
 def described(model: ModelConfig, dtype: str, activations: str) -> str:
     """A model's shape for people. dtype, activations: the engine's."""
-    count = count_in_words(stored_parameters(model))
+    count = count_in_words(parameters_of(model))
     family = model.architecture.removesuffix("ForCausalLM")
     kind = in_words(model, dtype, activations)
     if idle := idle_parameters(model):
-        count = f"{count} weights, of which a token reads {count_in_words(stored_parameters(model) - idle)}"
+        count = f"{count} weights, of which a token reads {count_in_words(parameters_of(model) - idle)}"
     else:
         count = f"{count} weights"
     return f"{family}, {counted(model.num_layers, 'layer')} of {model.hidden_size}, {count}{kind and f' in {kind}'}"
@@ -233,5 +233,5 @@ def facts(model: ModelConfig) -> dict[str, int | str]:
         "layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "vocab_size": model.vocab_size,
-        "weights": stored_parameters(model),
+        "weights": parameters_of(model),
     }

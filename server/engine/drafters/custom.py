@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from foresay.drafters.custom import CustomDrafter, where_raised
+from foresay.drafters.custom import CustomDrafter
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry
@@ -22,6 +22,7 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import ALIASES, DRAFTERS, NONE
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.tree import TreeShape
+from foresay.spec.wall import where_raised
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 

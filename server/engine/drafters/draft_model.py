@@ -30,7 +30,7 @@ _LARGE = 0.5
 class DraftModel(FromFiles):
     """:mod:`foresay.drafters.draft_model`. quantize: what its float weights become. kv_dtype: of its KV cache.
     vocabulary: which tokens it drafts. between: the translation between both vocabularies, once compared; None if they
-    are the same."""
+    are the same. anyway: even if these have little in common."""
 
     names, made = (DRAFT_MODEL,), DraftModelDrafter
     only_one, cuts = "draft model", True
@@ -39,11 +39,12 @@ class DraftModel(FromFiles):
     quantize: str | None = None
     kv_dtype: str = "auto"
     vocabulary: str = "auto"
+    anyway: bool = False
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-quantize``, ``--draft-kv-dtype`` and ``--draft-vocab``."""
+        """With ``--draft-quantize``, ``--draft-kv-dtype``, ``--draft-vocab`` and ``--anyway``."""
         quantize, kv_dtype = config.draft_quantize, config.draft_kv_dtype
-        return replace(self, quantize=quantize, kv_dtype=kv_dtype, vocabulary=config.draft_vocab)
+        return replace(self, quantize=quantize, kv_dtype=kv_dtype, vocabulary=config.draft_vocab, anyway=config.anyway)
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -52,7 +53,8 @@ class DraftModel(FromFiles):
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Compare both vocabularies. Raises CannotRun if they have too little in common."""
-        return replace(self, between=translation(self.location, target, model, self.directory, self.model))
+        made = translation(self.location, target, model, self.directory, self.model, self.anyway)
+        return replace(self, between=made)
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         return (self.model,)
@@ -133,7 +135,7 @@ class DraftModel(FromFiles):
 
 def _note_translation(notes: Notes, made: Translation) -> None:
     text = f"the draft model has another vocabulary, with {made.described}"
-    facts = {"target": made.tokens, "shared": len(made.token_ids)}
+    facts = {"target": made.tokens, "shared": len(made.token_ids), "share": round(made.share, 3)}
     if made.share < SMALL_SHARE:
         notes.warn(
             "vocabulary", text, "--probe measures whether that is enough; a model of the family has all", **facts
