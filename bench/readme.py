@@ -1,6 +1,6 @@
 """The README's figures, from the newest records of ``bench peers``: ``python -m bench readme``.
 
-The part of README.md between two marks is rewritten; a test compares it with the record.
+The parts of README.md between two marks are rewritten; a test compares them with the records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.peers import NONE, OURS, TOGETHER
 from bench.record import RESULTS
 
 README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- performance:begin -->\n", "<!-- performance:end -->\n"
+HEADLINE, PERFORMANCE = ((f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n") for name in ("headline", "performance"))
 Entry = dict[str, Any]
 
 
@@ -31,17 +31,39 @@ def newest(directory: Path = RESULTS) -> list[tuple[str, Entry]]:
     return [*(one for target, one in found.items() if target), *(found[""] for _ in range("" in found))]
 
 
-def block(records: list[tuple[str, Entry]]) -> str:
+def on_gpu(directory: Path = RESULTS) -> tuple[str, list[Entry]]:
+    """The latest record of the call A on a GPU, and its whole steps of an 8B."""
+    file = max(directory.glob("*-gpu-A.jsonl"))
+    lines = map(json.loads, file.read_text("utf-8").splitlines())
+    return file.name, [one for one in lines if (one["step"], one["what"]) == ("8B steps", "whole step")]
+
+
+def block(records: list[tuple[str, Entry]], gpu: tuple[str, list[Entry]]) -> str:
     """The text for the README."""
     (_, entry), *others = records
     parts = [_conditions(entry), _speeds(entry), "\n".join(_verdicts(entry))]
     if peers := [one for _, one in others if "kinds" in one]:
         parts.append(_beside(peers))
     parts += [_at_once(one) for _, one in others if "at_once" in one]
-    names = ", ".join(f"`{name}`" for name, _ in records)
+    parts.append(_gpu_steps(gpu[1]))
+    names = ", ".join(f"`{name}`" for name in (*(name for name, _ in records), gpu[0]))
     text = f"Records, in bench/results: {names}; commands: [bench/README.md](bench/README.md)."
     parts.append(fill(text, 120, break_long_words=False, break_on_hyphens=False))
     return "\n\n".join(parts) + "\n"
+
+
+def headline(records: list[tuple[str, Entry]], gpu: tuple[str, list[Entry]]) -> str:
+    """Two figures for those who read no further."""
+    (_, entry), *_ = records
+    machine, step = entry["machine"], gpu[1][0]
+    times = entry["kinds"][TOGETHER]["0"]["versus"]["decoding"]["times"]
+    text = (
+        f"Without a GPU, on {machine['cores']} cores of an {machine['cpu']}, {entry['target']} decodes "
+        f"{times['ratio']:.2f} ({times['low']:.2f} to {times['high']:.2f}) times as fast as by llama.cpp's best way. "
+        f"On an {step['card']} an 8B in bf16 takes {step['value'] * 1e3:.2f} ms for a token without drafts, "
+        f"{step['over_floor']:.2f} times what reading its weights takes. [How fast](#how-fast) has the rest."
+    )
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def _conditions(entry: Entry) -> str:
@@ -64,7 +86,7 @@ def _speeds(entry: Entry) -> str:
         [way, *(" / ".join(f"{_median(found['ways'][way]):.0f}" for found in of.values()) for of in kinds.values())]
         for way in ways
     ]
-    return markdown(["", *kinds], rows)
+    return markdown(["", *("all prompts" if kind == TOGETHER else kind for kind in kinds)], rows)
 
 
 def _shown(medians: dict[str, float]) -> list[str]:
@@ -101,7 +123,7 @@ def _verdicts(entry: Entry) -> list[str]:
     wrapped = [
         fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) for line in lines
     ]
-    return ["Our fastest way beside the fastest of the others, with 95 % intervals over prompts:\n", *wrapped]
+    return ["Our fastest way beside llama.cpp's best, with 95 % intervals over prompts:\n", *wrapped]
 
 
 def _beside(records: list[Entry]) -> str:
@@ -117,7 +139,7 @@ def _beside(records: list[Entry]) -> str:
         ]
         cells = [" / ".join(f"{_median(figures):.0f}" for figures in each) for each in speeds]
         rows.append([entry["target"], *cells, " / ".join(f"{pair['times']['ratio']:.2f}" for pair in pairs)])
-    columns = ["", NONE, "our fastest", "their fastest", "ours over theirs"]
+    columns = ["", NONE, "our fastest", "llama.cpp's best", "ours over theirs"]
     text = "Other models, measured in the same way, on other machines of the kind (compare within a row):"
     return f"{text}\n\n{markdown(columns, rows)}"
 
@@ -138,16 +160,43 @@ def _at_once(entry: Entry) -> str:
     return f"{text}\n\n{markdown(['', *counts], rows)}"
 
 
+def _gpu_steps(steps: list[Entry]) -> str:
+    """What a step takes that drafts so much."""
+    by_way: dict[str, list[Entry]] = {}
+    for one in steps:
+        by_way.setdefault(f"{one['drafter']} {one['tree']}".strip(), []).append(one)
+    first = next(iter(by_way.values()))
+    rows = [
+        [
+            way,
+            " / ".join(f"{one['value'] * 1e3:.2f}" for one in of),
+            " / ".join(f"{one['value'] / plain['value']:.2f}" for one, plain in zip(of, first, strict=True)),
+            f"{of[0]['over_floor']:.2f}",
+        ]
+        for way, of in by_way.items()
+    ]
+    temperatures = " / ".join(f"{one['temperature']:g}" for one in first)
+    text = (
+        f"On an {steps[0]['card']}: milliseconds of a step of an 8B in bf16 after {steps[0]['context']:,} tokens, "
+        f"T = {temperatures}; Llama 3.1's shape with random weights, so what drafts bring is not in it. Floor: reading "
+        "all that the step has to read."
+    )
+    wrapped = fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    return f"{wrapped}\n\n{markdown(['drafted', 'ms', 'over none', 'over the floor'], rows)}"
+
+
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
     """A table; the first column is text."""
     lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def rewritten(text: str, part: str) -> str:
+def rewritten(text: str, records: list[tuple[str, Entry]], gpu: tuple[str, list[Entry]]) -> str:
     """The README with its figures replaced."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + part + END + rest.split(END)[1]
+    for (begin, end), part in ((HEADLINE, headline), (PERFORMANCE, block)):
+        before, rest = text.split(begin)
+        text = before + begin + part(records, gpu) + end + rest.split(end)[1]
+    return text
 
 
 def options(parser: ArgumentParser) -> None:
@@ -158,4 +207,4 @@ def main(args: Namespace) -> None:
     records = newest()
     if not records:
         raise BadOption("no record of bench peers on several kinds of prompts yet: bench/README.md has the command")
-    README.write_text(rewritten(README.read_text("utf-8"), block(records)), "utf-8")
+    README.write_text(rewritten(README.read_text("utf-8"), records, on_gpu()), "utf-8")

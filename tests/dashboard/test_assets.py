@@ -93,3 +93,9 @@ def test_the_policy_is_kept():
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script>(?!\s*</)", page)
     for name, text in texts().items():
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), name
+
+
+def test_no_word_is_true_in_one_theme_alone():
+    """What is darker in one is brighter in the other."""
+    for name, text in texts().items():
+        assert not re.search(r"\b(dark|bright|light|pal)er\b", text), name

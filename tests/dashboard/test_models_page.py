@@ -28,7 +28,7 @@ async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(t
         await expect(page.locator(".answer .markdown")).to_contain_text("said the owl")
         await expect(options).to_have_text(["fox (not loaded)", "org/owl&1.5:q"])
         await expect(page.locator("#notice")).not_to_contain_text("Not loaded")
-        await expect(page.locator("#requests tbody tr")).to_have_count(2)  # loading it, and the answer
+        await expect(page.locator("#requests tbody tr[data-id]")).to_have_count(2)  # loading it, and the answer
         assert server.loads == {"fox": 0, "org/owl&1.5:q": 1}
         assert visit.complaints == []
         assert visit.tried == []

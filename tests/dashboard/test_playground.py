@@ -137,6 +137,8 @@ async def test_people_sample_as_the_model_recommends_and_the_page_says_so(
 ) -> None:
     async with writing("fox ", tokenizer, defaults) as visit:
         line, frames = visit.page.locator(".sampling"), sent(visit)
+        await expect(line).to_have_text(re.compile(r"^temperature 0, .*\(temperature 0 for this idea\)$"))
+        await visit.page.fill("#prompt", "And an owl?")
         await expect(line).to_have_text(said)
         await visit.run(max_output_tokens=4)
         assert (frames[-1]["temperature"], frames[-1]["top_p"]) == used

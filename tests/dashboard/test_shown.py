@@ -52,7 +52,9 @@ async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
         await expect(when).to_have_text(re.compile(r"^token 9\+: right in \d+ % of the drafts, \d+ % of those"))
         await expect(page.locator("#tree .node")).to_have_count(10)
         await page.locator("#tree svg").press("End")
-        await expect(page.locator("#tree .readout")).to_have_text(re.compile(r"^token 9\+: drafted \d+ times, right"))
+        await expect(page.locator("#tree .readout")).to_have_text(
+            re.compile(r"^token 9\+: drafted \d+ times, right in")
+        )
 
 
 async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Tokenizer) -> None:

@@ -43,14 +43,15 @@ export function tokensButton(answers, coloured, changed) {
 }
 
 export class Answer {
-  constructor(title) {
+  /** strips: of the answers that it is compared with. */
+  constructor(title, strips) {
     this.title = title;
     this.steps = new Map();
     this.written = this.thought = "";
     this.text = new ColouredText(`${title}: text coloured by origin`);
     this.markdown = new Markdown();
     this.thinking = html("p.thought", { hidden: true });
-    this.strip = new StepStrip(`${title}: passes`);
+    this.strip = new StepStrip(`${title}: passes`, strips);
     this.clock = html("b.clock");
     this.counts = html("p.counts");
     this.numbers = html("dl.figures");

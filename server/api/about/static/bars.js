@@ -3,10 +3,10 @@
 import { html, svg } from "./elements.js";
 import { FIGURES, title } from "./figures.js";
 import { count, number, percent, time } from "./format.js";
-import { card, entries, LEFT, marked, Plot, RIGHT, scale, ticks, TOP } from "./plot.js";
+import { card, entries, LEFT, marked, Plot, RIGHT, scale, ticks } from "./plot.js";
 import { sum } from "./timeline.js";
 
-const [BOTTOM, HEIGHT] = [34, 178];
+const [BOTTOM, HEIGHT, HEAD] = [34, 188, 18];
 /** Pixels that a character of a label needs. */
 const APART = 8.5;
 
@@ -34,7 +34,7 @@ class BarChart extends Plot {
       right = width - RIGHT,
       middle = (LEFT + right) / 2;
     const marks = ticks(Math.max(this.least, ...bars.flatMap(({ sizes }) => sizes))),
-      y = scale(0, marks.at(-1), HEIGHT - BOTTOM, TOP),
+      y = scale(0, marks.at(-1), HEIGHT - BOTTOM, HEAD),
       slot = (right - LEFT) / bars.length,
       every = Math.ceil((APART * Math.max(...bars.map(({ label }) => label.length))) / slot),
       parts = bars.map(({ text }) => text);
@@ -61,7 +61,7 @@ class BarChart extends Plot {
       const place = { x: first + at * each, width, y: y(size), height: y(0) - y(size) };
       return svg("rect.fill", { colour: this.colours[at], ...place });
     };
-    const hit = svg("rect.hit", { x: left, width: slot, y: TOP, height: y(0) - TOP });
+    const hit = svg("rect.hit", { x: left, width: slot, y: HEAD, height: y(0) - HEAD });
     const below = labelled && svg("text.below", { x: left + slot / 2, y: y(0) + 13 }, label);
     return svg("g.bar", hit, sizes.map(bar), below);
   }
@@ -70,8 +70,8 @@ class BarChart extends Plot {
   _line(name, x, row, bottom) {
     const after = row > 0 && x + 30 < this.width;
     return [
-      svg("line.level", { x1: x, x2: x, y1: TOP, y2: bottom }),
-      svg(after ? "text.level.after" : "text.level", { colour: "ink", x: x + (after ? 4 : -4), y: TOP + 9 }, name),
+      svg("line.level", { x1: x, x2: x, y1: HEAD, y2: bottom }),
+      svg(after ? "text.level.after" : "text.level", { colour: "ink", x: x + (after ? 4 : -4), y: HEAD - 6 }, name),
     ];
   }
 }
@@ -89,7 +89,7 @@ function depths({ accepted_by_depth: now, accepted_by_depth_hour: hour }) {
       text =
         `token ${label}: right in ${all} of the drafts, ${given} of those right before it; ` +
         `in the last hour ${before}, ${givenBefore}`;
-    return { label, text, cells: [all, given, before, givenBefore], sizes: shares.slice(0, 3).map((one) => one ?? 0) };
+    return { label, text, cells: [all, given, before, givenBefore], sizes: shares.slice(0, 2).map((one) => one ?? 0) };
   });
   return { bars, lines: [] };
 }
@@ -141,8 +141,8 @@ export function spread(timeline, state) {
     id: "by-depth",
     title: "How far drafts were right",
     term: "accepted by depth",
-    note: "The share of drafts that were right up to their first, second, third token and so on.",
-    legend: { now: "right, last minute", before: "last hour", given: "if the one before was right" },
+    note: "The share of all drafts that were right up to their first, second, third token and so on.",
+    legend: { now: "last minute", before: "last hour" },
     foot: "token of the draft (depth)",
     least: 1,
     table: ({ bars }) => ({ heads: DEPTH_HEADS, rows: bars.map(({ label, cells }) => [label, ...cells]) }),

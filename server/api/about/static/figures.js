@@ -5,10 +5,6 @@ import { number, percent, time } from "./format.js";
 
 export const ratio = (part, whole) => (whole > 0 ? part / whole : NaN);
 
-/** What a pass without drafts would have taken in the last minute, as the speed-up of that minute has it. */
-export const plainSeconds = ({ speed_up, tokens_per_step, step_seconds, root_seconds }) =>
-  speed_up && tokens_per_step ? (speed_up * step_seconds) / tokens_per_step : root_seconds;
-
 export const FIGURES = {
   speedUp: {
     name: "times as fast",

@@ -2,11 +2,11 @@
 
 import { byId, html } from "./elements.js";
 import { Explained, question } from "./explain.js";
-import { FIGURES, plainSeconds, say, title } from "./figures.js";
+import { FIGURES, say, title } from "./figures.js";
 import { clock, count, number, percent, span, time } from "./format.js";
+import { base, drafterName } from "./models.js";
 
 const fact = (name, text, why, kind = "") => ({ name, text, why, kind });
-const base = (path) => path.replace(/\/+$/, "").split("/").at(-1) || path;
 const times = (value, one, more) => (value === 1 ? one : `${count(value)} ${more}`);
 
 const TREE =
@@ -49,12 +49,13 @@ const SAME = "Exact: the text is that of decoding without drafts, bit for bit.";
 
 function facts(server, checks) {
   if (server.exact === null) return [fact("status", server.status, server.message)];
+  const why = [server.exact_reason, `Fingerprint of what texts depend on: ${server.fingerprint}.`].filter(Boolean);
   return [
     ...(server.status === "ready" ? [] : [fact("status", server.status, server.message, "warn")]),
     shape(server.draft_shape),
     server.exact
-      ? fact("exact", "same text as without drafts", [SAME, server.exact_reason].join(" ").trim(), "good")
-      : fact("exact", "text may differ from that without drafts", server.exact_reason, "warn"),
+      ? fact("exact", "same text as without drafts", [SAME, ...why].join(" "), "good")
+      : fact("exact", "text may differ from that without drafts", why.join(" "), "warn"),
     ...selfCheck(checks),
     ...replaced(server),
     ...engines(server),
@@ -89,12 +90,12 @@ function showPair({ target, model, draft, drafter, drafter_reason }) {
   place.children[0].textContent = base(target || model);
   place.children[1].textContent = drafter ? "drafts by" : "";
   whoDrafts.button.hidden = !drafter;
-  whoDrafts.say(drafter, [DRAFTER, [draft, drafter_reason].filter(Boolean).join(": ")].join("\n"));
+  whoDrafts.say(drafterName(drafter), [DRAFTER, [draft, drafter_reason].filter(Boolean).join(": ")].join("\n"));
 }
 
 const speed = { value: html("b.big"), doubt: html("small"), why: question("times as fast as without drafts", "") };
-function showSpeed(live) {
-  const { speed_up, doubt, tokens_per_step, step_seconds } = live,
+function showSpeed(live, doubt) {
+  const { speed_up, spread, root_seconds, step_seconds } = live,
     place = byId("speed"),
     known = speed_up !== null;
   if (!place.children.length)
@@ -103,11 +104,14 @@ function showSpeed(live) {
   if (!known) return;
   speed.value.textContent = say(FIGURES.speedUp, speed_up);
   speed.value.className = `big ${doubt ? "unknown" : speed_up >= 1 ? "good" : "warn"}`;
-  speed.doubt.textContent = doubt ? "cannot tell" : "estimated speed-up";
-  const figures =
-    `${number(tokens_per_step)} tokens per pass, ${time(step_seconds)} per pass; ` +
-    `a pass without drafts would have taken ${time(plainSeconds(live))}`;
-  speed.why.say(null, doubt ? `Cannot tell, since ${doubt}: ${figures}` : `Estimated: ${figures}.`);
+  const off = `± ${percent(spread)}`;
+  speed.doubt.textContent = doubt ? "cannot tell" : spread ? `measured, ${off}` : "estimated speed-up";
+  const plain = `${spread ? "takes" : "would have taken"} ${time(root_seconds)}`,
+    figures =
+      `${number((speed_up * step_seconds) / root_seconds)} tokens per pass where drafts are allowed, ` +
+      `${time(step_seconds)} per pass; a pass without drafts ${plain}`;
+  const how = spread ? `Measured by a few passes without drafts now and then, ${off}` : "Estimated";
+  speed.why.say(null, doubt ? `Cannot tell, since ${doubt}: ${figures}` : `${how}: ${figures}.`);
 }
 
 /** How old the figures are that are not of now. */
@@ -116,13 +120,15 @@ function ofWhen({ until }, now) {
   return age < 60 ? "Figures are of the last minute." : `Idle since ${clock(until)}; figures are of the minute before.`;
 }
 
-export function showHeader({ server, live, verdict, totals, now, self_check: checks }) {
+/** raced: why the races of this page make the speed-up doubtful, if they do. */
+export function showHeader({ server, live, verdict, totals, now, self_check: checks }, raced = "") {
   showPair(server);
   keep(byId("facts"), facts(server, checks).map(chip));
-  showSpeed(live);
+  showSpeed(live, live.doubt || raced);
   const when = live.step_seconds === null && live.tokens_per_step === null ? "" : ofWhen(live, now);
-  byId("verdict").textContent = `${verdict} ${when}`;
-  const headline = live.speed_up === null || live.doubt ? "" : `${say(FIGURES.speedUp, live.speed_up)} · `;
+  const found = raced ? `Cannot tell whether speculation pays: ${raced}.` : verdict;
+  byId("verdict").textContent = `${found} ${when}`;
+  const headline = live.speed_up === null || live.doubt || raced ? "" : `${say(FIGURES.speedUp, live.speed_up)} · `;
   document.title = `${headline}Foresay: ${server.model}`;
   const { running, waiting } = live.gauges,
     begun = totals.engine_steps || totals.requests || running || waiting;
@@ -131,13 +137,13 @@ export function showHeader({ server, live, verdict, totals, now, self_check: che
 
 // -- tiles ----------------------------------------------------------------------------------------------------------
 
-const tile = (figure, rest = () => figure.term) => ({
+const tile = (figure, more = () => "") => ({
   name: title(figure),
   why: figure.why,
   value: (live) => say(figure, figure.live(live)),
-  rest,
+  rest: (live, minute) => `${figure.term}; mean, ${minute}${more(live)}`,
 });
-const late = ({ time_to_first_token: { p99 } }) => (p99 === null ? "" : `99 % within ${time(p99)}`);
+const late = ({ time_to_first_token: { p99 } }) => (p99 === null ? "" : `; 99 % within ${time(p99)}`);
 
 const TILES = [
   tile(FIGURES.throughput),
@@ -152,13 +158,13 @@ const TILES = [
       "What the model remembers of the texts at hand, in pages of a few tokens each: the share that running requests " +
       "use. Pages that are only kept let a prompt with the same beginning start sooner; they make room when needed.",
     value: ({ gauges }) => percent(gauges.kv_used, 1),
-    rest: ({ gauges }) => (gauges.kv_kept ? `KV cache; ${percent(gauges.kv_kept, 1)} kept` : "KV cache"),
+    rest: ({ gauges }) => `KV cache, now${gauges.kv_kept ? `; ${percent(gauges.kv_kept, 1)} kept` : ""}`,
   },
   {
     name: "Requests",
     why: "How many are being answered now, and how many wait until there is room for them.",
     value: ({ gauges }) => `${count(gauges.running)} running`,
-    rest: ({ gauges }) => `${count(gauges.waiting)} waiting`,
+    rest: ({ gauges }) => `${count(gauges.waiting)} waiting, now`,
   },
 ];
 
@@ -180,8 +186,9 @@ const NOTHING_YET = () =>
   );
 
 let tiles = null;
-/** Shows the tiles whose figures are known. */
-export function showTiles({ live }) {
+/** Shows the tiles whose figures are known, and which minute they are of. */
+export function showTiles({ live, now }) {
+  const minute = now - live.until < 60 ? "last minute" : `minute to ${clock(live.until)}`;
   if (!tiles) byId("tiles").before(NOTHING_YET());
   tiles ??= TILES.map(made);
   keep(byId("tiles"), tiles.map(({ element }) => element));
@@ -189,7 +196,7 @@ export function showTiles({ live }) {
     const text = TILES[index].value(live);
     element.hidden = !text;
     [value.textContent, unit.textContent] = text.split(" ");
-    rest.textContent = TILES[index].rest(live);
+    rest.textContent = TILES[index].rest(live, minute);
   }
 }
 

@@ -2,19 +2,19 @@
 
 import { ask } from "./api.js";
 import { spread } from "./bars.js";
-import { BUSY } from "./compare.js";
 import { drafters } from "./drafters.js";
 import { byId, html } from "./elements.js";
 import { follow } from "./feed.js";
 import { clock, percent } from "./format.js";
 import { notice, showFooter, showHeader, showTiles } from "./header.js";
-import { showModels } from "./models.js";
+import { learnDrafters, showModels } from "./models.js";
 import { overTime } from "./overtime.js";
 import { Playground } from "./playground.js";
 import { Requests } from "./requests.js";
 import { SPANS, Timeline } from "./timeline.js";
 
 const VIEWS = { "#dashboard": "dashboard-view", "#playground": "playground", "#prompt": "playground" };
+const BUSY = 0.25; // share of its time that an engine waits for a core on a machine that is busy, as in the log
 const state = { snapshot: null, bounds: [], heard: null };
 const timeline = new Timeline();
 const requests = new Requests(byId("requests"));
@@ -32,8 +32,8 @@ function build() {
 
 /** Draws what is in view: the rest would take time from the answers that the playground measures. */
 function draw() {
-  showHeader(state.snapshot);
   playground.offer(state.snapshot);
+  showHeader(state.snapshot, playground.doubt(state.snapshot));
   if (byId("dashboard-view").hidden) return;
   if (!charts.length) build();
   showTiles(state.snapshot);
@@ -70,6 +70,7 @@ function take({ snapshot, points, models }) {
   document.documentElement.removeAttribute("data-unreachable");
   if (restarted) return begin().catch(console.debug);
   showModels(models);
+  learnDrafters(snapshot.server);
   timeline.more(points, snapshot.now);
   tellStatus(snapshot);
   draw();

@@ -1,4 +1,5 @@
-// Which model the page tells of, where there are several. It is chosen in the header and kept in the page's address.
+// Which model the page tells of, where there are several, and what its drafters are called. The model is chosen in the
+// header and kept in the page's address.
 
 import { byId, html } from "./elements.js";
 
@@ -7,7 +8,21 @@ export const chosen = new URLSearchParams(location.search).get("model");
 
 const STATES = { ok: "", unloaded: " (not loaded)", loading: " (loading)", failed: " (cannot be loaded)" };
 
-let names = [];
+let names = [],
+  drafters = {};
+
+/** What a reader calls a path, or a repository: its last part. */
+export const base = (path) => path.replace(/\/+$|\.gguf$/, "").split("/").at(-1) || path;
+
+/** Learns the names of drafters: of each its kind, and its source as `--draft` names it, in the same order. */
+export function learnDrafters({ drafters: kinds, draft }) {
+  const sources = draft.split(", ");
+  drafters = Object.fromEntries(kinds.length === sources.length ? kinds.map((kind, at) => [kind, sources[at]]) : []);
+}
+
+/** What one or several drafters (suffix+draft_model) are called: by their model's name where they have one. */
+export const drafterName = (kinds) =>
+  kinds.replace(/[^+, ]+/g, (kind) => base(drafters[kind] || kind));
 
 /** What requests of the page call the model; null where there is one alone. */
 export const model = () => (names.length ? (chosen ?? names[0]) : null);

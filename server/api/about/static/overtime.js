@@ -1,11 +1,12 @@
 // The charts on the time axis: panels one above the other that share it, a legend that tells the values, a cursor.
 
 import { html, svg } from "./elements.js";
-import { FIGURES, plainSeconds, ratio, say, title } from "./figures.js";
+import { FIGURES, ratio, say, title } from "./figures.js";
 import { clock, count, number, percent, span as spanned, time } from "./format.js";
+import { drafterName } from "./models.js";
 import { card, entries, LEFT, marked, Plot, pointing, RIGHT, scale, ticks, TOP } from "./plot.js";
 
-const [BOTTOM, GAP] = [20, 14];
+const [BOTTOM, GAP] = [20, 20];
 /** Seconds between the marks of the time axis, by what it spans. */
 const STEPS = { 60: 15, 180: 60, 600: 120, 3600: 900 };
 
@@ -58,7 +59,7 @@ class TimeChart extends Plot {
     const { from, now } = this.timeline,
       right = width - RIGHT;
     Object.assign(this, this.timeline.bins(right - LEFT), { x: scale(from, now, LEFT, right) });
-    let bottom = TOP - GAP;
+    let bottom = 0;
     const panels = this.panels.map((panel) => this._panel(panel, bottom + GAP, (bottom += GAP + panel.height), right));
     const height = bottom + BOTTOM;
     this.cursor = svg("line", { y1: TOP, y2: bottom });
@@ -95,8 +96,7 @@ class TimeChart extends Plot {
       marked(marks, (value) => y(value / times), right, mark),
       series.map(line),
       plain && svg("line.level", { x1: LEFT, x2: right, y1: y(level), y2: y(level) }),
-      plain && svg("text.level", { colour: "ink", x: right - 4, y: y(level) - 4 }, "without drafts"),
-      svg("text.unit", { colour: "faint", x: LEFT + 4, y: top + 9 }, unit),
+      svg("text.unit", { colour: "faint", x: LEFT, y: top - 6 }, unit),
     ];
   }
 
@@ -199,7 +199,7 @@ const PHASES = [
 /** The share of the passes in which somebody drafted, by name; "": nobody. */
 const drafted = (who) => {
   const steps = (bin) => (who ? (bin.drafters[who] ?? 0) : bin.runs - bin.drafts);
-  return series(who || "nobody", who, (bin) => ratio(steps(bin), bin.runs), (share) => percent(share));
+  return series(drafterName(who) || "nobody", who, (bin) => ratio(steps(bin), bin.runs), (share) => percent(share));
 };
 const whoDrafted = (bins) => [...new Set(bins.flatMap((bin) => Object.keys(bin.drafters)))].sort().concat("");
 
@@ -219,12 +219,12 @@ function leftOut(timeline, state) {
 /** All of them, in the order in which they are read. state: the last event of the feed. */
 export function overTime(timeline, state) {
   const chart = (id, title, term, note, panels) => new TimeChart(timeline, state, panels, { id, title, term, note });
-  const speed = "How fast answers are written, how many times as fast as without drafts, and how soon they begin.";
-  const passes = "How many tokens one pass of the model adds to a text. Without drafts it is one.";
+  const speed = "How fast answers are written, how many times as fast as without drafts (dashed), how soon they begin.";
+  const passes = "How many tokens one pass of the model adds to a text. Without drafts it is one: the dashed line.";
   const step = "What the time of one pass goes to. The dashed line is a pass without drafts.";
   const choices = "Which drafter guessed, in what share of the passes, and how many tokens it guessed at a time.";
   const load = "Memory held by running requests, memory that only keeps old prompts for reuse, and who waits.";
-  const root = { times: 1000, stacked: true, level: () => plainSeconds(state.snapshot.live) };
+  const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
     series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));

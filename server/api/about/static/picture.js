@@ -1,6 +1,5 @@
 // A picture of a race, drawn as the page shows it, to copy or to save.
 
-import { secondsOf } from "./answer.js";
 import { html } from "./elements.js";
 import { count, time } from "./format.js";
 
@@ -54,10 +53,10 @@ function drawn(race, about) {
   write(race.detail, EDGE, 106, "400 17px", "soft", wide);
   write(`“${race.prompt}”`, EDGE, 142, "400 17px", "ink", wide);
   write(about, EDGE, HEIGHT - 34, "400 15px", "soft", wide);
-  const slowest = Math.max(...race.shownRuns.map(({ response }) => secondsOf(response)));
+  const slowest = Math.max(...race.seconds);
   race.lanes.forEach((lane, index) => {
     const left = EDGE + index * (LANE + GAP),
-      seconds = secondsOf(race.shownRuns[index].response);
+      seconds = race.seconds[index];
     write(lane.title, left, 196, "600 17px", "ink", LANE);
     write(time(seconds), left, 240, "700 40px", lane.element.matches(".first") ? "accent" : "ink", LANE);
     const counts = `${count(lane.tokens)} tokens, ${count(lane.steps.size)} passes`;
@@ -75,15 +74,16 @@ function drawn(race, about) {
 
 /** The beginning of a coloured text, in lines that fit a lane. */
 function tokens(pen, spans, left) {
-  pen.font = `18px Charter, Georgia, "Noto Serif", serif`;
   let [x, y] = [left, 304];
   for (const span of spans)
-    for (const part of span.textContent.split(/(\n|\s+)/).filter(Boolean)) {
-      const { color, backgroundColor } = getComputedStyle(span),
-        width = pen.measureText(part).width;
-      if (part === "\n" || x + width > left + LANE) [x, y] = [left, y + LINE];
+    for (const part of span.textContent.split(/(\n|[^\S\n]+)/).filter(Boolean)) {
+      const { color, backgroundColor, fontFamily } = getComputedStyle(span);
+      pen.font = `${span.matches(".fenced") ? 16 : 18}px ${fontFamily}`;
+      const width = pen.measureText(part).width,
+        full = x + width > left + LANE;
+      if (part === "\n" || full) [x, y] = [left, y + LINE];
       if (y > LAST_LINE) return;
-      if (part === "\n" || (x === left && !part.trim())) continue;
+      if (part === "\n" || (full && !part.trim())) continue;
       pen.fillStyle = backgroundColor;
       pen.fillRect(x, y - 19, width, 26);
       pen.fillStyle = color;

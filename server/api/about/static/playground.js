@@ -1,7 +1,9 @@
 // The playground: a conversation, how to go on with it, and its answers; or two of them that race.
 
 import { Answer, textOf, tokensButton } from "./answer.js";
+import { doubted } from "./compare.js";
 import { html } from "./elements.js";
+import { drafterName } from "./models.js";
 import { Race } from "./race.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
@@ -13,11 +15,11 @@ const MODES = [
 ];
 const IDEAS = [
   [
-    "Correct a text",
-    "Correct the spelling mistakes and give me the whole text:\n\nThe fox lives in the forrest near the river. Every " +
-      "morning the fox walks from the forrest to the river and drinks the cold watter. Every evening the fox walks " +
-      "from the river back to the forrest and sleeps under an old tree. In winter the river is frosen, and the fox " +
-      "stays in the forrest.",
+    "Put in commas",
+    "Put in the missing commas and give me the whole text:\n\nThe fox lives in the forest near the river. Every " +
+      "morning the fox walks from the forest to the river and drinks the cold water. Every evening the fox walks " +
+      "from the river back to the forest and sleeps under an old tree. In winter the river is frozen, and the fox " +
+      "stays in the forest.",
   ],
   ["Write code", "Write CSS for five buttons in different colours."],
   ["Explain something", "Explain how a rainbow forms, in a numbered list."],
@@ -34,6 +36,7 @@ export class Playground {
     this.session = new Session();
     this.settings = new Settings();
     this.history = [];
+    this.raced = { key: "", races: [], at: 0 }; // races of this page with the same model and settings, and when
     this.coloured = false;
     this.server = null;
     this.turns = html("div.turns");
@@ -86,6 +89,7 @@ export class Playground {
       event.preventDefault();
       this._submit();
     });
+    this.prompt.addEventListener("input", () => this.settings.likeliest(false));
     this.prompt.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -98,27 +102,36 @@ export class Playground {
     const toy = this.server?.target === "bundled",
       ideas = toy ? [SUM] : IDEAS,
       untouched = [...IDEAS.map(([, text]) => text), ""].includes(this.prompt.value);
-    const take = (text) => () => {
+    const put = (text) => {
       this.prompt.value = text;
+      this.settings.likeliest(!toy); // what an idea asks for, a small model does only by its likeliest tokens
+    };
+    const take = (text) => () => {
+      put(text);
       this.prompt.focus();
     };
     this.ideas.replaceChildren(
       ...ideas.map(([label, text]) => html("button.quiet", { type: "button", onclick: take(text) }, label)),
       html("span.note", toy && TOY),
     );
-    if (untouched && !this.history.length) this.prompt.value = ideas[0][1];
+    if (untouched && !this.history.length) put(ideas[0][1]);
   }
 
   /** What is known of the server, each second: who may draft, and whether its answers are exact. */
-  offer({ server, live }) {
+  offer({ server, now }) {
     const before = this.server;
-    this.server = server;
-    if (this.race) this.race.crowded = live.crowded;
+    [this.server, this.now] = [server, now];
     this.settings.offer(server.drafters);
     this.second.textContent = server.exact === false ? ALIKE : server.exact && !server.drafters.length ? ALONE : EXACT;
     if (before?.status === server.status) return;
     this.settings.learn(server.model).catch(console.debug);
     if (before?.target !== server.target) this._suggest();
+  }
+
+  /** Why the estimated speed-up, which is of a minute, is doubtful after the races of this minute; "" if it is not. */
+  doubt({ live: { speed_up, until } }) {
+    const { races, at } = this.raced;
+    return speed_up !== null && races.length && until - at < 60 ? doubted(races, speed_up) : "";
   }
 
   get mode() {
@@ -213,18 +226,41 @@ export class Playground {
   }
 
   async _race(turn, prompt, input) {
-    this.race = new Race(prompt, this._ask.bind(this), () => this._about());
+    const fields = this.settings.fields,
+      key = JSON.stringify([this.server?.target, { ...fields, seed: 0 }, this.settings.speculation(false)]);
+    if (key !== this.raced.key) this.raced = { key, races: [] };
+    this.race = new Race(prompt, this._ask.bind(this), () => this._about(), this._further(turn, prompt, input));
     turn.append(this.race.element);
     this.race.element.scrollIntoView({ block: "nearest" });
-    await this.race.go({ input, ...this.settings.fields });
+    this.raced.races = await this.race.go({ input, ...fields }, this.raced.races);
+    this.raced.at = this.now;
     return this.race.first;
+  }
+
+  /** What to do with a race that is over: the same again, or its prompt changed. Both take its place. */
+  _further(turn, prompt, input) {
+    const instead = (again) => () => {
+      if (this.busy) return;
+      const typed = this.prompt.value;
+      this.history = input.slice(0, -1);
+      while (this.turns.lastChild !== turn) this.turns.lastChild.remove();
+      turn.remove();
+      this.prompt.value = prompt;
+      this._busy(false);
+      if (!again) return this.prompt.focus();
+      this.form.elements.mode.value = "compare";
+      this.form.requestSubmit();
+      this.prompt.value = typed;
+    };
+    const button = (label, again) => html("button.quiet", { type: "button", onclick: instead(again) }, label);
+    return [button("Race again", true), button("Edit", false)];
   }
 
   /** A line for a picture on what ran. */
   _about() {
     const { target, model, drafter, dtype, device, version } = this.server;
     const name = (target || model).replace(/\/+$/, "").split("/").at(-1);
-    return `${name}, drafted by ${drafter || "none"}, ${dtype} on ${device} · Foresay ${version}`;
+    return `${name}, drafted by ${drafterName(drafter || "none")}, ${dtype} on ${device} · Foresay ${version}`;
   }
 
   _busy(busy) {

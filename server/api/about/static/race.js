@@ -1,8 +1,8 @@
 // A race: the same answer with drafts and without. Two at once would slow each other, so they are written one after the
-// other and shown side by side at the pace that was measured. Then more of them, for a verdict.
+// other. Quick answers are then shown side by side at the pace that was measured, slow ones while they are written.
 
 import { Answer, secondsOf, textOf, tokensButton } from "./answer.js";
-import { difference, ENOUGH, verdict, winner } from "./compare.js";
+import { difference, faster, headline, MOST, verdict } from "./compare.js";
 import { html } from "./elements.js";
 import { time } from "./format.js";
 import { pictureButtons } from "./picture.js";
@@ -10,55 +10,53 @@ import { pictureButtons } from "./picture.js";
 const TITLES = ["With drafts", "Without drafts"];
 const WARM_TOKENS = 8;
 const SHORTEST = 2.5; // seconds that a race is shown at least, slower than it was if need be
+const SLOW = 4; // seconds that an answer takes before it is shown while it is written
+const DRAWN = 0.25; // seconds from one drawing of it to the next: drawing takes time from what is measured
 const LARGEST_SEED = 2 ** 31;
 
 const random = (below) => Math.floor(Math.random() * below);
 const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
 
 export class Race {
-  /** run(off, fields, more): makes a response; more(delta) is called for each of its deltas. about(): what ran. */
-  constructor(prompt, run, about) {
+  /** run(off, fields, more): makes a response; more(delta) is called for each of its deltas. about(): what ran.
+   * buttons: what else can be done with a race that is over. */
+  constructor(prompt, run, about, buttons) {
     [this.prompt, this.run] = [prompt, run];
-    this.stopped = false;
-    this.crowded = 0; // the share of its time in which the engine waits for a core
-    this.times = [];
+    this.stopped = this.live = false;
     this.first = null;
-    this.lanes = TITLES.map((title) => new Answer(title));
+    const strips = [];
+    this.lanes = TITLES.map((title) => new Answer(title, strips));
     this.outcome = html("div.outcome", { role: "status" });
     this.how = html("p.note");
-    this.races = html("ol.races");
-    this.buttons = html("div.buttons", { hidden: true }, tokensButton(this.lanes, true), pictureButtons(this, about));
+    const made = [buttons, tokensButton(this.lanes, true), pictureButtons(this, about)];
+    this.buttons = html("div.buttons", { hidden: true }, made);
     for (const lane of this.lanes) {
       lane.element.dataset.state = "waiting";
       lane.counts.replaceChildren("waits its turn");
     }
     const lanes = html("div.lanes", this.lanes.map((lane) => lane.element));
-    this.element = html("div.race", this.outcome, lanes, html("div.finish", this.how, this.races, this.buttons));
+    this.element = html("div.race", this.outcome, lanes, html("div.finish", this.how, this.buttons));
   }
 
-  /** Ends what runs, or what is shown of it; later races do not begin. */
+  /** Ends what runs, or what is shown of it. */
   stop() {
     this.stopped = true;
   }
 
-  /** The whole of it. `first` is the first race's response with drafts, once that race was shown. */
-  async go(fields) {
-    this._say("Warming up", "The first answers find nothing ready, so they do not count.");
-    await this._both({ ...fields, max_output_tokens: WARM_TOKENS });
-    const seed = fields.seed ?? random(LARGEST_SEED - ENOUGH);
-    for (let number = 0; number < ENOUGH && !this.stopped; number++) {
-      const item = html("li", `Race ${number + 1} `, "…");
-      this.races.append(item);
-      const runs = await this._both({ ...fields, seed: seed + number }, number === 0).finally(() => {
-        if (this.stopped) item.remove();
-      });
-      if (!runs) return;
-      if (number === 0) await this._show(runs);
-      this.first ??= runs[0].response;
-      this._judge(runs, seed + number);
-      const [drafted, plain] = this.times.at(-1).map((seconds) => html("b", time(seconds)));
-      item.lastChild.replaceWith(drafted, " with drafts, ", plain, " without");
+  /** The whole of it. Returns the races that the verdict is made of: `before`, those of this page with the same model
+   * and settings, and this one. `first` is the response with drafts, once the race was shown. */
+  async go(fields, before) {
+    if (!before.length) {
+      this._say("Warming up", "The first answers find nothing ready, so they do not count.");
+      await this._both({ ...fields, max_output_tokens: WARM_TOKENS });
     }
+    const request = { ...fields, seed: fields.seed ?? random(LARGEST_SEED) },
+      runs = this.stopped ? null : await this._both(request, true);
+    if (!runs) return before;
+    if (this.live) this.how.textContent = "Measured and shown one after the other.";
+    else await this._show(runs);
+    this.first = runs[0].response;
+    return this._judge(runs, before, request.seed);
   }
 
   /**
@@ -75,23 +73,28 @@ export class Race {
       if (seen) this._say(`Measuring: ${title.toLowerCase()}`, "One after the other, so that neither slows the other.");
       runs.push(await this._measured(index === 1, request, seen ? this.lanes[index] : null));
     }
-    if (this.stopped) return null;
-    this.times.push(runs.map((run) => run.seconds));
-    return runs;
+    return this.stopped ? null : runs;
   }
 
-  /** One response, its seconds, and its deltas with when they came. lane: shows how far it is. */
+  /** One response, its seconds, those of its passes, and its deltas with when they came. lane: shows how far it is. */
   async _measured(off, fields, lane) {
     const deltas = [],
       began = performance.now();
-    let tokens = 0;
+    let [tokens, shown, drawn] = [0, 0, 0];
     const response = await this.run(off, fields, (delta) => {
-      deltas.push({ at: performance.now() - began, delta });
+      const at = (performance.now() - began) / 1000;
+      deltas.push({ at, delta });
       tokens += delta.tokens.length;
       lane?.advance(tokens / fields.max_output_tokens);
-      lane?.counts.replaceChildren(`${tokens} tokens so far`);
+      this.live ||= lane === this.lanes[0] && at > SLOW;
+      if (!this.live) return lane?.counts.replaceChildren(`${tokens} tokens so far`);
+      lane.element.dataset.state = "running";
+      while (shown < deltas.length) lane.add(deltas[shown++].delta);
+      if (at - drawn > DRAWN) lane.tick((drawn = at));
     });
-    lane?.counts.replaceChildren("measured");
+    lane?.advance(1);
+    if (this.live) lane.end(response);
+    else lane?.counts.replaceChildren("measured");
     const seconds = secondsOf(response),
       pace = seconds / (deltas.at(-1)?.at || 1);
     return { response, seconds, deltas: deltas.map(({ at, delta }) => ({ at: at * pace, delta })) };
@@ -106,7 +109,6 @@ export class Race {
     const pace = slower === 1 ? "at the pace measured" : `${slower} times slower than measured; the clocks are true`;
     this._say("The race", `Side by side, ${pace}.`);
     this.how.textContent = `Measured one after the other, shown side by side ${pace}.`;
-    this.shownRuns = runs;
     for (const lane of this.lanes) lane.element.dataset.state = "running";
     for (let open = true; open; await frame()) {
       const now = this.stopped ? Infinity : (performance.now() - began) / 1000 / slower;
@@ -121,16 +123,26 @@ export class Race {
         open ||= now < seconds;
       });
     }
-    const first = winner(runs.map((run) => run.seconds));
-    if (first !== null) this.lanes[first].element.classList.add("first");
-    this.buttons.hidden = false;
   }
 
-  _judge(runs, seed) {
+  /** Says what came of it, and of the races before. Returns those that count. */
+  _judge(runs, before, seed) {
     const [drafted, plain] = runs.map(({ response }) => textOf(response)),
-      exact = runs[0].response.metrics?.exact !== false;
-    this.differs ??= difference(drafted, plain, seed, exact);
-    this._say(...(this.differs ?? verdict(this.times, this.crowded)));
+      exact = runs[0].response.metrics?.exact !== false,
+      differs = difference(drafted, plain, seed, exact),
+      seconds = runs.map((run) => run.seconds),
+      passes = this.lanes.map((lane) => [...lane.steps.values()].map((step) => step.milliseconds)),
+      races = differs ? before : [...before, { seconds, passes }].slice(-MOST);
+    this.seconds = seconds;
+    if (differs) this._say(...differs);
+    else this._say(headline(passes.map((all) => all.length)), ...verdict(races));
+    const first = { drafts: 0, plain: 1 }[faster([{ seconds, passes }])];
+    this.lanes[first]?.element.classList.add("first");
+    const item = ({ seconds: [drafted, plain] }, index) =>
+      html("li", `Race ${index + 1} `, html("b", time(drafted)), " with drafts, ", html("b", time(plain)), " without");
+    if (races.length > 1) this.buttons.after(html("ol.races", races.map(item)));
+    this.buttons.hidden = false;
+    return races;
   }
 
   _say(headline, detail, kind = "") {

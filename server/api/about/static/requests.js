@@ -5,6 +5,7 @@ import { ColouredText, key, StepStrip } from "./coloured.js";
 import { html } from "./elements.js";
 import { FIGURES, say } from "./figures.js";
 import { clock, count } from "./format.js";
+import { drafterName } from "./models.js";
 
 const figure = (one) => [one.name, (request) => say(one, one.request(request)) || "–"];
 const ENDS = { stop: "complete", length: "token limit", tool_calls: "tool call", null: "running" };
@@ -25,7 +26,7 @@ const FEW = 8;
 
 /** The request in two lines: the prompt's first words, and below who drafted how. */
 function promptLines({ prompt, drafters, temperature, seed, differs }) {
-  const who = Object.keys(drafters).sort().join(", ");
+  const who = drafterName(Object.keys(drafters).sort().join(", "));
   const how = [who ? `drafts by ${who}` : "no drafts", `temperature ${temperature}`];
   if (seed !== null) how.push(`seed ${seed}`);
   const lines = [how.join(", "), ...(differs ? [`prompt ${differs}`] : [])].map((line) => html("small", {}, line));
@@ -70,8 +71,9 @@ export class Requests {
     this.list = [];
     this.open = null;
     this.all = false;
-    this.body = html("tbody");
     this.detail = html("div", { class: "detail", id: "request-detail" });
+    this.below = html("tr", { hidden: true }, html("td", { colspan: COLUMNS.length }, this.detail));
+    this.body = html("tbody", this.below);
     const heads = COLUMNS.map(([name]) => html("th", { scope: "col" }, name));
     const onclick = () => {
       this.all = !this.all;
@@ -83,7 +85,6 @@ export class Requests {
       html("p", { class: "note" }, NOTE),
       html("table", { class: "requests" }, html("thead", {}, html("tr", {}, heads)), this.body),
       this.more,
-      this.detail,
     );
     this._draw();
   }
@@ -98,11 +99,20 @@ export class Requests {
     const { list, all } = this;
     const focused = document.activeElement?.closest?.("tr")?.dataset.id;
     const none = html("td", { colspan: COLUMNS.length, class: "none" }, "None with this key yet.");
-    const rows = list.slice(0, all ? list.length : FEW).map((one) => this._row(one));
-    this.body.replaceChildren(...(rows.length ? rows : [html("tr", {}, none)]));
+    const listed = list.filter((one, index) => all || index < FEW || one.id === this.open),
+      rows = listed.length ? listed.map((one) => this._row(one)) : [html("tr", {}, none)];
+    this._place(rows, listed.findIndex((one) => one.id === this.open));
     this.more.hidden = list.length <= FEW;
     this.more.textContent = all ? `Show the last ${FEW}` : `Show all ${list.length}`;
     if (focused) this.body.querySelector(`tr[data-id="${CSS.escape(focused)}"] button`)?.focus({ preventScroll: true });
+  }
+
+  /** Rows around the details, which stay where they are: below the row `open`. */
+  _place(rows, open) {
+    for (const row of [...this.body.children]) if (row !== this.below) row.remove();
+    this.below.before(...rows.slice(0, open + 1));
+    this.below.after(...rows.slice(open + 1));
+    this.below.hidden = open < 0;
   }
 
   _row(one) {
@@ -128,7 +138,7 @@ export class Requests {
       const detail = await response.json();
       if (this.open !== id) return;
       this.detail.replaceChildren(...shown(detail).filter(Boolean));
-      this.detail.scrollIntoView({ block: "nearest" });
+      for (const row of [this.below, this.below.previousSibling]) row.scrollIntoView({ block: "nearest" });
     } catch (error) {
       this.detail.replaceChildren(html("p", { class: "wrong" }, error.message));
     }

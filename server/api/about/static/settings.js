@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { html } from "./elements.js";
-import { model } from "./models.js";
+import { drafterName, model } from "./models.js";
 
 const NUMBERS = [
   ["max_output_tokens", "Tokens at most", { value: 160, min: 1, step: 1 }],
@@ -42,7 +42,8 @@ export class Settings {
     const names = ["auto", ...drafters];
     if (names.join() === [...this.method.options].map((option) => option.value).join()) return;
     const chosen = this.method.value;
-    this.method.replaceChildren(...names.map((value) => html("option", { value, selected: value === chosen }, value)));
+    const option = (value) => html("option", { value, selected: value === chosen }, drafterName(value));
+    this.method.replaceChildren(...names.map(option));
   }
 
   /** Learns how people sample the model called `name`; a server with several may not know before it is loaded. */
@@ -54,9 +55,15 @@ export class Settings {
     this._tell();
   }
 
+  /** Whether to take the likeliest token each time, unless a temperature is set here. */
+  likeliest(on) {
+    this.greedy = on;
+    this._tell();
+  }
+
   /** The fields of a request. */
   get fields() {
-    const usual = this.usual ?? {},
+    const usual = { ...this.usual, ...(this.greedy ? { temperature: 0 } : {}) },
       given = [...this.numbers].map(([name, input]) => [name, input.value || (usual[name] ?? "")]),
       system = this.system.value.trim();
     return {
@@ -75,13 +82,16 @@ export class Settings {
   _tell() {
     if (!this.usual) return (this.line.textContent = "sampling: known once the model is loaded");
     const own = SAMPLED.filter((name) => this.numbers.get(name)?.value),
-      used = SAMPLED.map((name) => [name, this.numbers.get(name)?.value || this.usual[name]]),
+      fields = this.fields,
+      used = SAMPLED.map((name) => [name, name in fields ? `${fields[name]}` : this.usual[name]]),
       parts = used.filter(([, value]) => value ?? false).map(([name, value]) => `${name.replace("_", "-")} ${value}`);
     const source = own.length
       ? `${own.map((name) => name.replace("_", "-")).join(" and ")} as set here`
-      : this.usual.recommended.length
-        ? `${this.usual.recommended.map((name) => name.replace("_", "-")).join(" and ")} as the model recommends`
-        : "the usual values: the model recommends none";
+      : this.greedy
+        ? "temperature 0 for this idea"
+        : this.usual.recommended.length
+          ? `${this.usual.recommended.map((name) => name.replace("_", "-")).join(" and ")} as the model recommends`
+          : "the usual values: the model recommends none";
     this.line.textContent = `${parts.join(", ")} (${source})`;
   }
 }
