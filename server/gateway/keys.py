@@ -33,6 +33,8 @@ import msgspec
 from msgspec import Meta
 
 from foresay.server.gateway.caller import Caller, CallerUsage, Limits, RateLimiter
+from foresay.server.schemas.errors import complaint
+from foresay.server.settings.fields import nearest
 from foresay.spec.errors import ConfigurationError
 
 PREFIX = "sk-foresay-"
@@ -98,6 +100,14 @@ def _digest(key: str, salt: bytes) -> bytes:
     return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
 
 
+#: For messages: an entry, and what its fields must be; others are limits.
+EXAMPLE = 'an entry is [[key]], id = "5f0c81d2ab37", name = "alice" and hash = "blake2b$...", each on a line of its own'
+WANTED = {
+    "key": "entries, each below [[key]]",
+    "id": "1 to 64 small letters, digits and -",
+    "name": "1 to 64 letters, digits, '.', '@', '-' and '_'",
+    "hash": "as foresay keys new NAME printed it, not the key itself",
+}
 NotNegative = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
 
@@ -130,22 +140,39 @@ def read(path: Path) -> list[KeyEntry] | None:
 
     Raises :class:`ConfigurationError` saying what is wrong with it, without quoting a value.
     """
+    text = ""
     try:
-        entries = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Entries).key
+        text = path.read_text("utf-8")
+        entries = msgspec.convert(tomllib.loads(text), Entries).key
     except OSError as error:
         raise ConfigurationError(f"cannot read the key file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"cannot read the key file {path}: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"the key file {path} is not valid TOML: {error}") from None
+        raise ConfigurationError(f"the key file {path} is not valid TOML: {error}; {EXAMPLE}") from None
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"the key file {path} is wrong: {error}") from None
+        raise ConfigurationError(f"the key file {path}:{_wrong(text, *complaint(error))}; {EXAMPLE}") from None
     for field in ("id", "name"):
         values = [getattr(entry, field) for entry in entries or ()]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigurationError(f"the key file {path} has the {field} {twice!r} twice")
     return entries
+
+
+def _wrong(text: str, message: str, where: tuple[str | int, ...]) -> str:
+    """The line of a wrong entry or of its field, and what is wrong there. message, where: msgspec's."""
+    named = re.match("Object (missing|contains).*`(.*)`", message)
+    field, wrong = named[2] if named else str(where[-1]), "is missing"
+    if named is None:
+        wrong = f"must be {WANTED.get(field, 'a whole number from 0')}"
+    elif named[1] == "contains":
+        wrong = f"is unknown{nearest(field, ['key', *KeyEntry.__struct_fields__])}"
+    at = next((step + 1 for step in where if isinstance(step, int)), 0)
+    parts = re.split(r"(?m)^(?=[ \t]*\[\[)", text)  # each entry, and what is before the first
+    own = re.search(rf"(?m)^[ \t]*{re.escape(field)}[ \t]*=", entry := "".join(parts[at:]))
+    before = "".join(parts[:at]) + entry[: own.start() if own else 0]
+    return f"{before.count(chr(10)) + 1}: {field} {wrong}"
 
 
 def entry_text(name: str, key: str) -> str:

@@ -16,7 +16,9 @@ from typing import Any, Self, overload
 import msgspec
 
 from foresay.server.engine.build import build_engine
+from foresay.server.engine.costs import Costs
 from foresay.server.engine.history import HistoryWriter
+from foresay.server.engine.taken_over import Witness
 from foresay.server.host.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -26,7 +28,7 @@ from foresay.server.settings.resolved import check_names, target_directory
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
 from foresay.server.text.options import checked_count, forked, spelled_words, typed
-from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import Tokenizer, tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.request import EngineInfo, Grammar, Request
 from foresay.spec.sampling import SamplingParams
@@ -112,7 +114,7 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._engine = build_engine(config, progress)
+        self._engine = build_engine(config, progress, costs=Costs(), witness=Witness())
         self._history = HistoryWriter.of(config, self._engine)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
@@ -251,6 +253,11 @@ class Engine:
         prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether outputs can be structured: this needs a file with the vocabulary."""
+        return tokenizer_file(self._directory) is not None
 
     @cached_property
     def _compiler(self) -> GrammarCompiler:

@@ -25,11 +25,9 @@ def _import() -> None:
     with uncollected():
         from foresay.verifier.ops.kernels.cpu import kept
 
-        kept.sources()  # before modules are read: an upgrade may replace the files later
+        kept.run_unpatched()  # before modules are read: an upgrade may replace the files later
         import foresay.server.host.loop  # noqa: F401
-        from foresay.verifier.ops.kernels.cpu.launch import Compiled
 
-    Compiled.by_source = True
     gc.freeze()
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -89,7 +88,7 @@ INLINE_CHARACTERS = 2000
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer reports about its origin. id: of the request, without prefix. exact: as in
     :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: default for requests. warnings: about the model's
-    name.
+    name and fields that the API does not have.
     """
 
     id: str
@@ -198,22 +197,21 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what computes its texts; equal fingerprints imply the same tokenizer."""
-        info = self.opened()[1]
-        made_by = f"{info.target} {info.dtype} {info.activations} {info.device} {info.exact}"
-        return f"fs_{zlib.crc32(made_by.encode()):08x}"
+        """Identifies all that its texts depend on besides the request (:mod:`foresay.server.engine.identity`)."""
+        return self.opened()[1].fingerprint
 
     def origin(self, request_id: str, requested: str | None) -> AnswerOrigin:
         """What an answer reports about its origin. requested: the model that the request names."""
         info, name = self.opened()[1], self.names.own
         known = requested is None or self.names.has(requested)
-        warnings = () if known else (warning("model_renamed", "model", requested=requested, name=name),)
+        warnings = [] if known else [warning("model_renamed", "model", requested=requested, name=name)]
+        warnings += [warning("unknown_field", (field,), hint=hint) for field, hint in CONTEXT.get().unknown]
         return AnswerOrigin(
             id=request_id,
             model=name,
             fingerprint=self.fingerprint,
             exact=info.exact,
-            warnings=warnings,
+            warnings=tuple(warnings),
         )
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -135,32 +136,19 @@ class Steps(Protocol):
         """Cancel a request and free what it holds."""
 
 
-class TextStream:
-    """The text of one request, delta by delta; ``completion`` once it has ended.
+class AnswerStream(ABC):
+    """An answer, piece by piece; ``completion`` once it has ended.
 
     Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: provenance of the text so far,
     if requested.
     """
 
-    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
+    def __init__(self) -> None:
         self.completion: Completion | None = None
         self.steps: list[StepProvenance] = []
         self.tokens: list[TokenProvenance] = []
-        self._engine = engine
-        self._request = request
-        options = ChoiceOptions(stop=tuple(stop), by_token=provenance, provenance=provenance)
-        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
         self._unwanted = False
         self._pieces: deque[str] = deque()
-        self._text: list[str] = []
-        self._offsets: list[int] = []
-        self._drafters: list[str] = []
-        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._error: ForesayError | None = None
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -178,11 +166,9 @@ class TextStream:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """Cancel the request if it still runs; what was written so far becomes the completion."""
-        if self.completion is None:
-            self._engine.forget(self._request.id)
-            self._finish("cancelled")
 
     def close_soon(self) -> None:
         """Close it after the current step: for signal handlers, which must not change an engine in mid-step."""
@@ -199,6 +185,35 @@ class TextStream:
             self.close()
         else:
             self._step()
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Wait for what comes next of it."""
+
+
+class TextStream(AnswerStream):
+    """The text of one request of an in-process engine, delta by delta."""
+
+    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
+        super().__init__()
+        self._engine = engine
+        self._request = request
+        options = ChoiceOptions(stop=tuple(stop), provenance=provenance)
+        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
+        self._text: list[str] = []
+        self._offsets: list[int] = []
+        self._drafters: list[str] = []
+        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._error: ForesayError | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
+
+    def close(self) -> None:
+        if self.completion is None:
+            self._engine.forget(self._request.id)
+            self._finish("cancelled")
 
     def _step(self) -> None:
         """One step for all streams; raises only this request's error."""

@@ -29,7 +29,7 @@ from foresay.server.api.common import route
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.api.llamacpp import routes as llamacpp
 from foresay.server.api.ollama import routes as ollama
-from foresay.server.api.openai import chat, completions, stored, tokens
+from foresay.server.api.openai import chat, completions, tokens
 from foresay.server.api.responses import routes as responses
 from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
 from foresay.server.host.models.models import MODELS, Models
@@ -47,7 +47,6 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     about,
     completions,
     chat,
-    stored,
     responses,
     tokens,
     messages,

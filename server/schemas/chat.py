@@ -143,8 +143,7 @@ class ChatRequest(shared.GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
+    store: Annotated[bool | None, shared.not_followed(False, why="only responses are kept (POST /v1/responses)")] = None
 
     echo: Annotated[Any, shared.not_done(False)] = None
     functions: Annotated[Any, shared.not_done([])] = None
@@ -185,7 +184,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """A whole chat completion. metadata: only of a stored one."""
+    """A whole chat completion."""
 
     id: str
     object: str = "chat.completion"
@@ -193,7 +192,6 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: shared.Usage
-    metadata: dict[str, str] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None

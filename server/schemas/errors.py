@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -195,12 +196,25 @@ class TookTooLong(ApiError):
 
 
 def complaint(error: msgspec.ValidationError) -> tuple[str, Path]:
-    """msgspec's message and the path: ``Expected `int`, got `str` - at `$.stop[0]``` has the path ``("stop", 0)``.
+    """msgspec's message, types in words, and the path: ``Expected `int`, got `str` - at `$.stop[0]``` has the path
+    ``("stop", 0)``.
 
     Messages quote values, which may look like a path; the real path comes last, and holds no value.
     """
     message, _, path = str(error).rpartition(" - at `$")
-    return (message, path_of(path.removesuffix("`"))) if message else (path, ())
+    if not message:
+        message, path = path, ""
+    if message.startswith("Expected"):  # null beside another type means the default everywhere
+        message = message.replace(" | null", "").replace(" | ", " or ").replace("`", "")
+        message = re.sub(rf"\b({'|'.join(_TYPES)})\b", lambda kind: _TYPES[kind[0]], message)
+    return message, path_of(path.removesuffix("`"))
+
+
+#: What JSON has, as people call it.
+_TYPES = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "an object",
+}  # fmt: skip
 
 
 class Mistake(ApiError):

@@ -80,7 +80,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
-Pacing = Literal["at_once", "even"]
 WarningCode = Literal[
     "tool_left_out",
     "format_not_enforced",
@@ -91,6 +90,7 @@ WarningCode = Literal[
     "client_noise_left_out",
     "compacted",
     "not_followed",
+    "unknown_field",
     "generic_tools",
     "resumed",
 ]
@@ -175,7 +175,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_logprobs: ranges.Logprobs | None = None
     return_tokens_as_token_ids: bool | None = None
     stream_interval: ranges.Positive | None = None
-    stream_pacing: Pacing | None = None
     provenance: bool | None = None
     truncate_prompt_tokens: int | None = None
     spaces_between_special_tokens: bool | None = None
@@ -310,7 +309,8 @@ class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
     constrained to it. max_tokens_clamped: to the room in the context, or the server's limit. model_renamed: another
     model was requested.
     hint_left_out: the chat template does not support it. system_moved: a system message is sent as the user's.
-    client_noise_left_out: text that the client adds and changes each time. compacted: what was left out of a window.
+    client_noise_left_out: text that the client adds and changes each time. unknown_field: the API has none of that
+    name. compacted: what was left out of a window.
     resumed: another engine process continued an answer that is not exact; param is the number of the choice.
     """
 

@@ -88,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str = "bundled"
     draft: str = "auto"
+    anyway: bool = False
     dtype: Dtype = "auto"
     quantize: Quantize | None = None
     activations: Activations = "auto"

@@ -21,6 +21,8 @@ models
     tokens in Qwen3.5's checkpoints), the directory or hub id of a draft model or of heads (eagle3:PATH, dflash:PATH,
     medusa:PATH and such), the kind alone of one that ships with the target (draft_model, eagle3), a class of your own
     (package.module:Class, see docs/drafters.md), or several separated by commas
+  anyway: draft even with a model of another vocabulary that knows less than half of what a text consists of; launch:
+    start the agent even if the model does not suffice for it
   dtype (text): weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16
   quantize KIND (text): make the target's weights int8, int4 or fp8 as they are loaded: half or a quarter of the bytes
     to read in each step (as the files have them)

@@ -93,12 +93,46 @@ def check_names(config: EngineConfig) -> None:
         target_directory(config)
 
 
+class CannotRun(ConfigurationError):
+    """A setting that cannot work. fault: what is wrong. hint: how to fix it, without a full stop. The message is
+    both."""
+
+    def __init__(self, fault: str, hint: str) -> None:
+        super().__init__(f"{fault}: {hint}")
+        self.fault, self.hint = fault, hint
+
+
+#: A prompt and an answer of one token each.
+LEAST_TOKENS = 2
+
+
+def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest text, prompt and output together; raises CannotRun if more is requested than the target supports."""
+    wanted = config.max_model_len or model.max_positions
+    if wanted > model.max_positions:
+        raise CannotRun(
+            f"--max-model-len {wanted}: the model holds at most {model.max_positions} tokens",
+            f"--max-model-len {model.max_positions} is the most",
+        )
+    if config.max_model_len is None and config.kv_tokens is not None:
+        wanted = min(wanted, config.kv_tokens)
+    if wanted < LEAST_TOKENS:
+        raise CannotRun(
+            f"a context of {wanted} tokens cannot hold a prompt and an answer",
+            f"--max-model-len and --kv-tokens must be at least {LEAST_TOKENS}, and so must what the model holds",
+        )
+    return wanted
+
+
 def check_config(config: EngineConfig) -> ModelConfig | None:
     """The configuration of a target on disk, before the slow imports; None for one that has yet to be fetched. Raises a
-    loader's error for one that cannot be loaded."""
+    loader's error for one that cannot be loaded, CannotRun for a context that it does not hold."""
     source = Path(config.target).expanduser()
-    here = source.exists() or cached_target(config) is not None
-    return ModelConfig.from_directory(target_directory(config)) if here else None
+    if not source.exists() and cached_target(config) is None:
+        return None
+    model = ModelConfig.from_directory(target_directory(config))
+    max_model_len(config, model)
+    return model
 
 
 def check_model_name(what: str, name: str) -> None:
@@ -311,12 +345,3 @@ def _own_name(target: str) -> str:
     if target == "bundled" or not path.is_dir():
         return target
     return path.resolve().name or target
-
-
-class CannotRun(ConfigurationError):
-    """A setting that cannot work. fault: what is wrong. hint: how to fix it, without a full stop. The message is
-    both."""
-
-    def __init__(self, fault: str, hint: str) -> None:
-        super().__init__(f"{fault}: {hint}")
-        self.fault, self.hint = fault, hint

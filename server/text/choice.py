@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -13,7 +14,6 @@ from foresay.server.text.parts import (
     OutputParser,
     Part,
     PlainText,
-    TokenParts,
     ToolCallPart,
     joined,
     step_of,
@@ -28,15 +28,13 @@ from foresay.spec.trace import Statistics
 
 class ChoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of a choice is made from its tokens. stop: strings that end it. silent: no tokens are wanted; the
-    one that the engine still emits is dropped. by_token: record what each token adds. provenance: record the tokens'
-    origins; needs ``by_token``.
+    one that the engine still emits is dropped. provenance: record the origin of each token, and what it adds.
     """
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
     silent: bool = False
-    by_token: bool = False
     provenance: bool = False
 
 
@@ -46,7 +44,7 @@ class Piece(msgspec.Struct, kw_only=True):
     text: as the model wrote it; parts: the same, split by the choice's parser. logprobs: one entry per token, if
     requested. offsets: for each token, the number of complete characters before it. prompt_logprobs: once, if
     requested.
-    token_texts: what each token adds, if recorded. steps, tokens: their provenance, if requested.
+    steps, tokens: their provenance, if requested.
     """
 
     text: str = ""
@@ -57,7 +55,6 @@ class Piece(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: FinishReason | None = None
     finish_at: int | None = None
-    token_texts: list[TokenParts] = []
     steps: list[StepProvenance] = []
     tokens: list[TokenProvenance] = []
 
@@ -66,7 +63,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     """The concatenation of several pieces."""
     if len(pieces) == 1:
         return pieces[0]
-    lists = ("token_ids", "logprobs", "offsets", "token_texts", "steps", "tokens")
+    lists = ("token_ids", "logprobs", "offsets", "steps", "tokens")
     return Piece(
         text="".join(piece.text for piece in pieces),
         parts=joined([part for piece in pieces for part in piece.parts]),
@@ -141,27 +138,24 @@ class Choice:
             self._count_predicted(delta.origin, len(piece.token_ids))
         if delta.finish_reason is not None:
             self._finish(delta, piece)
-        if self._options.by_token:
-            piece.token_texts = _token_texts(piece, begins)
         if self._options.provenance and delta.origin is not None:
             piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
-            piece.tokens = tokens_of(delta.origin, piece.token_ids, piece.token_texts, piece.logprobs)
+            piece.tokens = tokens_of(delta.origin, piece.token_ids, _parts_of(piece, begins), piece.logprobs)
         piece.parts = joined(piece.parts)
         self._called = self._called or any(isinstance(part, ToolCallPart) for part in piece.parts)
         if piece.finish_reason == "stop" and self._called:
             self.finish_reason = piece.finish_reason = "tool_calls"
         return piece
 
-    def _feed(self, delta: Delta, piece: Piece) -> list[tuple[int, int]]:
+    def _feed(self, delta: Delta, piece: Piece) -> list[int]:
         """Feed tokens one by one, as in plain decoding, up to the one that completes a stop string.
 
-        Returns where in the piece's text and parts each token begins, if that is recorded.
+        Returns where in the piece's parts each token begins.
         """
         count, begins = 0, []
         for count, token in enumerate(delta.tokens, start=1):
             self.tokens.append(token)
-            if self._options.by_token:
-                begins.append((len(piece.text), len(piece.parts)))
+            begins.append(len(piece.parts))
             piece.offsets.append(self._length)
             last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
             if last and not self._options.include_stop:
@@ -233,10 +227,6 @@ def _silenced(delta: Delta) -> Delta:
     return msgspec.structs.replace(delta, tokens=[], logprobs=None, stop_token=None, finish_reason=reason)
 
 
-def _token_texts(piece: Piece, begins: Sequence[tuple[int, int]]) -> list[TokenParts]:
+def _parts_of(piece: Piece, begins: Sequence[int]) -> list[list[Part]]:
     """What each token of a piece adds; what is flushed at the end belongs to the last one."""
-    ends = [*begins[1:], (len(piece.text), len(piece.parts))]
-    return [
-        TokenParts(piece.text[text:end_of_text], piece.parts[part:end_of_parts])
-        for (text, part), (end_of_text, end_of_parts) in zip(begins, ends, strict=False)
-    ]
+    return [piece.parts[begin:end] for begin, end in pairwise([*begins, len(piece.parts)])]

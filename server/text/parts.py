@@ -130,13 +130,6 @@ def thought_of(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
 
 
-class TokenParts(msgspec.Struct, frozen=True):
-    """What one token adds to an answer: the model's text, and the parts it is split into."""
-
-    text: str
-    parts: list[Part]
-
-
 def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
     """The provenance of a step. kept: how many of the ``made`` tokens are in the answer."""
     return StepProvenance(
@@ -152,10 +145,11 @@ def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
 
 
 def tokens_of(
-    origin: Origin, tokens: Sequence[int], token_texts: Sequence[TokenParts], logprobs: Sequence[TokenLogprobs]
+    origin: Origin, tokens: Sequence[int], parts: Sequence[Sequence[Part]], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
-    """The provenance of a step's tokens that are in the answer. logprobs: one for each of them, or none."""
-    provenance = [_token(origin, position, token, token_texts[position].parts) for position, token in enumerate(tokens)]
+    """The provenance of a step's tokens that are in the answer. parts: what each adds. logprobs: one for each of them,
+    or none."""
+    provenance = [_token(origin, position, token, parts[position]) for position, token in enumerate(tokens)]
     for token, entry in zip(provenance, logprobs, strict=False):
         token.logprob = entry.logprob
     return provenance

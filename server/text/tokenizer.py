@@ -105,7 +105,7 @@ class _About(msgspec.Struct):
 def loader_of(directory: Path) -> str:
     """The transformers class for a checkpoint's tokenizer. ``AutoTokenizer`` takes half a second to import; for a
     checkpoint without a class of its own it chooses the plain one anyway, except for some families that it
-    overrides."""
+    overrides; the directories that we make of GGUF files name no family."""
     try:
         about, model = (
             msgspec.json.decode((directory / name).read_bytes(), type=_About)
@@ -113,7 +113,7 @@ def loader_of(directory: Path) -> str:
         )
     except (OSError, msgspec.MsgspecError):  # AutoTokenizer reports it
         return "AutoTokenizer"
-    plain = about.tokenizer_class in _NO_CLASS_OF_ITS_OWN and model.model_type in ("llama", "qwen3")
+    plain = about.tokenizer_class in _NO_CLASS_OF_ITS_OWN and model.model_type in (None, "llama", "qwen3")
     return AS_STORED if plain and not (about.auto_map or model.auto_map) else "AutoTokenizer"
 
 

@@ -22,7 +22,7 @@ MOST_TOOLS_NAMED = 16
 QUIET_SECONDS = 60.0
 _LONGEST_WORD = 64
 #: Values for sentences that are never a client's text.
-_OURS = ("name", "why")
+_OURS = ("name", "why", "hint")
 log = logging.getLogger("foresay.server")
 
 
@@ -37,6 +37,7 @@ _SENTENCES: dict[WarningCode, str] = {
     "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
     "compacted": "{results} results of tools, {thoughts} thoughts and {earlier} earlier items were left out",
     "not_followed": "not followed: {why}",
+    "unknown_field": "there is no such field here, so it changes nothing{hint}",
     "generic_tools": "this model's chat template has no tools; they are described in the prompt in a general format",
     "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
 }
@@ -100,7 +101,7 @@ def _counted(listed: list[str], count: int) -> list[str]:
 
 
 class WarningLog:
-    """Writes warnings to the log: at most one a minute for each code and field."""
+    """Writes warnings to the log: at most one a minute for each code and field, of unknown fields for all together."""
 
     def __init__(self) -> None:
         self._logged_at: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -109,7 +110,8 @@ class WarningLog:
         """Log warnings that were not logged recently."""
         now = time.monotonic()
         for one in warnings:
-            about = one.code, tuple(step for step in one.path if isinstance(step, str))
+            ours = one.code != "unknown_field"  # else clients could have it remember any number of names
+            about = one.code, tuple(step for step in one.path if ours and isinstance(step, str))
             if now - self._logged_at.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
                 self._logged_at[about] = now
                 log.warning("request %s: %s", CONTEXT.get().id or "-", one.message)

@@ -21,6 +21,8 @@ from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
 from tests.server.wire import until
 
+ENTRY = "[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n"
+
 
 def touch(path: Path, text: str) -> None:
     """Write, and make sure the change shows even within one tick of the file system's clock."""
@@ -121,11 +123,20 @@ def test_limits_in_the_file_win_and_zero_is_none(file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[key]]\nname = 'a'\n", "missing required field `id`"),
-        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'sk-plain-text-secret'\n", "hash"),
-        ("[[key]]\nid = 'a.b'\nname = 'a'\nhash = 'HASH'\n", "id"),
-        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\nmax_request_per_minute = 3\n", "max_request_per_minute"),
-        ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\nmax_tokens_per_minute = -3\n", "max_tokens_per_minute"),
+        ("[[key]]\nname = 'a'\n", ":1: id is missing; an entry is [[key]], id = "),
+        (
+            ENTRY + "\n[[key]]\nid = 'b'\nname = 'b'\nhash = 'sk-plain-text-secret'\n",
+            ":9: hash must be as foresay keys new",
+        ),
+        (ENTRY + "[[key]]\nname = 'b'\n", ":5: id is missing"),
+        ("[[key]]\nid = 'a.b'\nname = 'a'\nhash = 'HASH'\n", ":2: id must be 1 to 64 small letters"),
+        (
+            ENTRY + "max_request_per_minute = 3\n",
+            ':5: max_request_per_minute is unknown; did you mean "max_requests_per_minute"?',
+        ),
+        (ENTRY + "max_tokens_per_minute = -3\n", ":5: max_tokens_per_minute must be a whole number from 0"),
+        ("keys = 3\n", ':1: keys is unknown; did you mean "key"?'),
+        ("sk-plain-text-secret\n", "(at line 1, column 21); an entry is [[key]], id = "),
         ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n" * 2, "has the id 'a' twice"),
         ("[[key]\n", "not valid TOML"),
         ("", "holds no key"),

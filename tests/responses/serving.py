@@ -10,8 +10,7 @@ from typing import Any
 import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
-from foresay.server.api.common.kept import StoreLimits
-from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.api.responses.store import Responses, SocketLimits, StoreLimits
 from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware

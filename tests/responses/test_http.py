@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
 import pytest
 from msgspec.structs import replace
 
-from foresay.server.api.responses.events import OutputTextDelta
-from foresay.server.api.responses.store import MOST_EVENTS, Responses
+from foresay.server.api.responses.store import Responses
 from tests.responses.serving import STORY, address, asking, saying, serving
 from tests.server.live import openai_client
 from tests.server.scripted import END, INFO, ScriptedEngine
@@ -58,7 +56,7 @@ async def test_what_a_model_wrote_is_read_again_as_it_was_spelled(tokenizer, str
         before = engine.requests[0].prompt
         assert engine.requests[1].prompt[: len(before) + len(spelled)] == before + spelled
         behind: Any = service.engine
-        behind.info = replace(INFO, target="another")  # under the same name, after a reload
+        behind.info = replace(INFO, identity={"weights": "others"})  # under the same name, after a reload
         await client.responses.create(model="toy", input="And then?", previous_response_id=id)
         assert engine.requests[2].prompt != engine.requests[1].prompt
     requested = tokenizer.decode(engine.requests[2].prompt, skip_special_tokens=False)
@@ -92,37 +90,20 @@ async def test_retrieve_delete_and_input_items(tokenizer):
         assert third.status == "completed"
 
 
-async def test_events_can_be_read_again_from_a_number_on(tokenizer):
-    async with asking(saying(tokenizer), tokenizer) as client:
-        stream = await client.responses.create(model="toy", input="Tell", stream=True)
-        events = [event async for event in stream]
-        id = events[0].response.id  # type: ignore[union-attr]
-        again = [event async for event in await client.responses.retrieve(id, stream=True, starting_after=6)]
-        everything = [event async for event in await client.responses.retrieve(id, stream=True)]
-    assert again == events[7:]
-    assert everything == events
-
-
-async def test_a_running_response_is_followed_and_cancelled_from_elsewhere(tokenizer):
+async def test_a_running_response_is_cancelled_from_elsewhere(tokenizer):
     engine = saying(tokenizer, hold_after=5)
     async with asking(engine, tokenizer) as client:
         stream = await client.responses.create(model="toy", input="Tell", stream=True)
         events = [await anext(stream) for _ in range(6)]
         id = events[0].response.id  # type: ignore[union-attr]
         assert (await client.responses.retrieve(id)).status == "in_progress"
-        follower = asyncio.create_task(_all(await client.responses.retrieve(id, stream=True)))
         cancelled = await client.responses.cancel(id)
         events += [event async for event in stream]
         assert cancelled.status == "cancelled" and cancelled.output_text
         assert events[-1].type == "response.incomplete" and events[-1].response.status == "cancelled"
-        assert await follower == events
         assert (await client.responses.retrieve(id)).status == "cancelled"
         assert (await client.responses.cancel(id)).status == "cancelled"
         assert len(engine.cancelled) == 1
-
-
-async def _all(stream: Any) -> list[Any]:
-    return [event async for event in stream]
 
 
 async def test_a_response_that_nobody_streams_can_be_cancelled_too(tokenizer):
@@ -249,10 +230,10 @@ async def test_a_tool_is_called_and_its_result_read(able):
 @pytest.mark.parametrize(
     ("path", "param"),
     [
-        ("?stream=true&starting_after=x", "starting_after"),
-        ("?stream=true&starting_after=--1", "starting_after"),
+        ("?stream=true", "stream"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
+        ("/input_items?limit=x", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=item", "after"),
     ],
@@ -288,43 +269,3 @@ async def test_fewer_and_longer_deltas_on_request(tokenizer):
         deltas: list[str] = [event.delta async for event in stream if event.type == "response.output_text.delta"]
     assert "".join(deltas) == STORY
     assert len(deltas) <= 3 + len(tokenizer.encode(STORY, False)) // 4
-
-
-async def test_several_may_follow_and_none_misses_anything(tokenizer):
-    engine = saying(tokenizer, "fox " * 60, pause=0.001)
-    async with asking(engine, tokenizer, ping_seconds=0.001) as client:
-        stream = await client.responses.create(model="toy", input="Tell", stream=True)
-        first: Any = await anext(stream)
-        followers = [_all(await client.responses.retrieve(first.response.id, stream=True)) for _ in range(5)]
-        events = [first, *[event async for event in stream]]
-        async with asyncio.timeout(60):
-            followed = await asyncio.gather(*followers)
-    assert followed == [events] * 5
-
-
-async def test_a_follower_that_reads_slowly_gets_an_error_where_events_are_missing(tokenizer):
-    async with (
-        serving(saying(tokenizer, pause=600), tokenizer, send_buffer=1 << 16) as (http, service),
-        http.post("/v1/responses", json={"model": "toy", "input": "Tell", "stream": True}) as stream,
-    ):
-        await stream.content.readline()
-        [(record, _)] = service.server.of(Responses).running.values()
-        first = record.events[-1].sequence_number + 1
-        url = f"/v1/responses/{record.response.id}"
-        async with http.get(f"{url}?stream=true&starting_after={first - 1}") as following:
-            for number in range(first, first + 4 * MOST_EVENTS):  # 20 MB: more than the connection takes unread
-                record.note(text_delta(number, "fox " * 2500))
-                await asyncio.sleep(0)
-            async with http.post(f"{url}/cancel"):
-                pass
-            lines = [line async for line in following.content if line.startswith(b"data: ")]
-    *events, last = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
-    assert lines[-1] == b"data: [DONE]\n" and last["error"]["code"] == last["code"]
-    numbers = [event["sequence_number"] for event in events]
-    assert numbers == list(range(first, first + len(events)))
-    assert (last["type"], last["code"], last["sequence_number"]) == ("error", "slow_reader", numbers[-1] + 1)
-    assert url in last["message"]
-
-
-def text_delta(number: int, text: str) -> OutputTextDelta:
-    return OutputTextDelta(sequence_number=number, item_id="m", output_index=0, content_index=0, delta=text)

@@ -6,10 +6,9 @@ import re
 from typing import get_args
 
 import foresay.server.api.responses.socket as socket_module
-from foresay.server.api.common.kept import StoreLimits
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
-from foresay.server.api.responses.store import MOST_EVENTS, SocketLimits
+from foresay.server.api.responses.store import SocketLimits, StoreLimits
 from foresay.server.host.service import MOST_BODIES
 from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
@@ -39,7 +38,7 @@ def test_every_close_code_is_named():
 
 def test_the_numbers_are_those_of_the_code():
     sockets, stored = SocketLimits(), StoreLimits()
-    for number in (stored.bytes >> 20, MOST_EVENTS, sockets.most, MOST_BODIES):
+    for number in (stored.bytes >> 20, sockets.most, MOST_BODIES):
         assert re.search(rf"\b{number}\b", PAGE), number
     assert f"{stored.count:,}" in PAGE
     assert f"ping every {sockets.heartbeat:.0f} s" in PAGE

@@ -176,7 +176,7 @@ async def test_pings_come_and_silence_ends_the_socket(tokenizer):
         opcodes = []
         while PING not in opcodes:
             opcodes.append((await bare.read())[0])
-        await until(lambda: not service.server.on_drain)
+        await until(lambda: not service.server.on_drain and engine.cancelled)
         assert len(engine.cancelled) == 1
 
 

@@ -45,7 +45,12 @@ ASKED = {
     ),
     "chat": ("/v1/chat/completions", messages(("system", f"{HEADER}\nA\nB"), USER), "A\nB", "messages[0].content"),
     "responses": ("/v1/responses", {"instructions": f"{HEADER}\nA", "input": "Tell"}, "A", "input"),
-    "ollama": ("/api/chat", messages(("system", f"{HEADER}\nA"), USER, stream=False), "A", "messages[0].content"),
+    "ollama": (
+        "/api/chat",
+        {**messages(("system", f"{HEADER}\nA"), USER, stream=False), "max_tokens": None},
+        "A",
+        "messages[0].content",
+    ),
     "generate": ("/api/generate", {"prompt": "Tell", "system": f"{HEADER}\nA", "stream": False}, "A", "prompt"),
 }
 #: As other versions may write it.

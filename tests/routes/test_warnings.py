@@ -160,6 +160,32 @@ async def test_any_name_is_served_and_answers_have_the_real_one(agent, engine, n
     assert answer["warnings"] == [warning]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", APIS)
+async def test_fields_that_an_api_does_not_have_are_named_with_the_one_that_was_meant(agent, engine, name, stream):
+    api = APIS[name]
+    body = api.request(stream) | {"strem": True, "x" * 500: [1], "service_tier": "auto", "user": "me", "nothing": None}
+    async with served(engine, agent) as client:
+        warnings, header = await warned(client, api.path, body)
+        many, _ = await warned(
+            client, api.path, api.request(stream) | {f"{at} of many": at for at in range(99)} | {"nothing": None}
+        )
+    assert [(one["code"], one["param"]) for one in warnings] == [
+        ("unknown_field", "strem"),
+        ("unknown_field", "x" * 64),
+    ]
+    assert header == [one["message"] for one in warnings]
+    assert header[0] == 'strem: there is no such field here, so it changes nothing; did you mean "stream"?'
+    assert len(many) == 8
+
+
+def test_the_log_does_not_remember_names_that_clients_make_up(caplog):
+    log = WarningLog()
+    with caplog.at_level(logging.WARNING, "foresay.server"):
+        log.note(warning("unknown_field", (f"made up {number}",), hint="") for number in range(1000))
+    assert len(caplog.records) == len(log._logged_at) == 1
+
+
 async def test_lists_have_all_names(agent, engine):
     async with served(engine, agent, aliases=("gpt-4o", "a/b")) as client:
         models = await (await client.get("/v1/models")).json()

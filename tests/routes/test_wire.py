@@ -1,5 +1,5 @@
-"""What others' clients look for, asked of the real server with the bundled pair: llama.cpp's, LM Studio's, Ollama's and
-vLLM's routes and members, fields that are not followed, and chat completions that are kept.
+"""What others' clients look for, asked of the real server with the bundled pair: llama.cpp's, Ollama's and vLLM's
+routes and members, and fields that are not followed.
 """
 
 from __future__ import annotations
@@ -80,9 +80,6 @@ ASKED: list[tuple[str, Any, Json]] = [
         "prompt_token_ids": None, "choices.0.token_ids": None}),
     ("/responses", {"input": "Hi", "max_output_tokens": 4}, {"object": "response"}),
     ("/messages", CHAT | {"seed": None, "model": "no"}, {"type": "error", "error.type": "not_found_error"}),
-    ("/api/v0/models", None, {"data.0.state": "loaded", "data.0.loaded_context_length": 1024}),
-    ("/api/v0/models/bundled", None, {"type": "llm", "max_context_length": 1024, "arch": "llama"}),
-    ("/api/v0/models/none", None, {"error.code": "model_not_found"}),
     ("/api/show", {"model": "bundled"},
         {"model_info/llama.embedding_length": 256, "model_info/llama.block_count": any}),
     ("/api/pull", {"model": "bundled:latest", "stream": False}, {"status": "success"}),
@@ -106,6 +103,9 @@ ASKED: list[tuple[str, Any, Json]] = [
         {"warnings.0.param": "samplers", "warnings.1.param": "cache_prompt", "warnings.1.code": "not_followed"}),
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "timings_per_token": True},
         {"warnings.0.param": "timings_per_token"}),
+    ("/v1/chat/completions", CHAT | {"store": True}, {"warnings.0.param": "store", "warnings.0.code": "not_followed"}),
+    ("/v1/chat/completions", CHAT | {"store": False}, {"warnings": ...}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 4, "store": True}, {"warnings": ...}),
     ("/v1/messages", CHAT | {"seed": None, "model": "bundled", "thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"content.0.type": "text", "warnings.0.param": "thinking"}),
     ("/v1/messages", {"model": "bundled", "max_tokens": 4, "messages": [
@@ -243,22 +243,3 @@ async def test_what_is_no_json(http, kind, status):
 async def test_ollamas_clients_find_it_running(http):
     async with http.get("/", headers={"User-Agent": "ollama-python/0.6"}) as response:
         assert await response.text() == "Ollama is running"
-
-
-async def test_chat_completions_that_are_kept(http):
-    route = "/v1/chat/completions"
-    _, whole = await answer(http, route, CHAT | {"store": True, "metadata": {"n": "1"}})
-    streamed = (await events(http, route, **CHAT, store=True, metadata={"n": "2"}))[0]["id"]
-    await answer(http, route, CHAT)
-    _, listed = await answer(http, f"{route}?limit=2&order=desc")
-    assert {one["id"] for one in listed["data"]} == {whole["id"], streamed}
-    assert [one["choices"][0]["message"] for one in listed["data"]] == [whole["choices"][0]["message"]] * 2
-    assert (await answer(http, f"{route}?metadata[n]=2"))[1]["first_id"] == streamed
-    assert (await answer(http, f"{route}?after=none"))[1]["error"]["param"] == "after"
-    one = f"{route}/{whole['id']}"
-    assert await answer(http, one) == (200, whole)
-    assert (await answer(http, one, {"metadata": {"n": "3"}}))[1]["metadata"] == {"n": "3"}
-    assert (await answer(http, f"{one}/messages"))[1]["data"][0]["content"] == "Hi"
-    for status in (200, 404):
-        async with http.delete(one) as response:
-            assert response.status == status

@@ -44,7 +44,7 @@ async def test_errors_have_openais_body(tokenizer, path, fields, status, param, 
         ("/v1/v1/chat/completions", '; did you mean "/v1/chat/completions"?'),
         ("/api/tag", '; did you mean "/api/tags"?'),
         ("/v1/embeddings", ""),
-        ("/v1/chat/completions/batch", '; did you mean "/v1/chat/completions"?'),  # and no stored completion's id
+        ("/v1/chat/completions/batch", '; did you mean "/v1/chat/completions"?'),
     ],
 )
 async def test_a_path_that_is_not_there_names_the_one_that_was_probably_meant(tokenizer, path, hint):

@@ -63,8 +63,8 @@ async def test_what_everybody_sees_holds_no_text(service: Service) -> None:
         assert b"fox" not in encoded and QUESTION.encode() not in encoded and b"ali" not in encoded
 
 
-def stats(tenant: str, id: str, text: str = "") -> RequestStats:
-    ticks = count(1_000.0)
+def stats(tenant: str, id: str, text: str = "", began: float = 1_000.0) -> RequestStats:
+    ticks = count(began)
     entry = RequestStats(
         Request(id=id, prompt=[1], params=SamplingParams()), tenant, "", SharedStats(lambda: next(ticks))
     )
@@ -82,7 +82,7 @@ def ids(recent: Recent, tenant: str) -> list[str]:
     return [entry.id for entry in recent.of(tenant)]
 
 
-def test_each_key_sees_its_own_the_newest_first_and_what_runs_before_that() -> None:
+def test_each_key_sees_its_own_and_what_came_last_first() -> None:
     recent = Recent()
     keep(recent, stats("a", "1"), stats("b", "2"), stats("a", "3"))
     recent.begin(stats("a", "4"))
@@ -90,6 +90,8 @@ def test_each_key_sees_its_own_the_newest_first_and_what_runs_before_that() -> N
     assert recent.find("a", "2") is None and recent.find("b", "4") is None
     assert recent.find("b", "2") is not None and recent.find("a", "4") is not None
     assert recent.running == 1
+    recent.begin(stats("b", "5", began=900.0))
+    assert ids(recent, "b") == ["2", "5"], "by when they came, not by when they ended"
 
 
 def test_the_oldest_of_a_key_makes_room() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
-from foresay.server.api.common.validation import decoded
+from foresay.server.api.common.validation import decoded, unknown_fields
 from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import MODELS
 from foresay.server.schemas.bounds import BODY_PACE
@@ -230,8 +230,9 @@ class Route(web.AbstractRouteDef):
         server = http.app[MODELS].server
         with server.bodies.growing(server.crowded) as hold:
             body = await received(http, server.body_timeout, hold)
-            serve(body_bytes=len(body))
-            return await self.handler(http, decoded(body, self.body))
+            request = decoded(body, self.body)
+            serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
+            return await self.handler(http, request)
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -255,8 +256,8 @@ class ErrorShape:
 def error_shape(http: web.Request) -> ErrorShape | None:
     """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    found = [shape for shape in shapes if http.path.startswith((shape.prefix, shape.prefix.removeprefix("/v1")))]
-    return max(found, key=lambda shape: len(shape.prefix), default=None)
+    prefixes = ((shape, (shape.prefix, shape.prefix.removeprefix("/v1"))) for shape in shapes)
+    return next((shape for shape, prefix in prefixes if http.path.startswith(prefix)), None)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

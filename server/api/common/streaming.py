@@ -1,26 +1,15 @@
 """Running an answer to its end, with the model that its request names: as a stream of events, or collected into one
 body.
 
-When the pieces of a stream are sent, at once or evenly (``stream_pacing: "even"``)::
-
-    the engine      abc         def     gh              i
-    at once         abc         def     gh              i
-    evenly          a   b   c   d  e  f g    h          i
-
-The tokens of a step are spread over the time that the next step is expected to take. What is left when that step's
-tokens arrive is sent with them, and nothing waits at the end of the text; so no token is later than the next step's.
-
 A client that waits for a stream is kept alive: after a second the stream starts, with periodic comments.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial, wraps
 from itertools import groupby
-from math import inf
 from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,108 +25,9 @@ from foresay.server.host.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.text.choice import Piece, merged
-from foresay.server.text.parts import joined
 from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
-
-Batch = list[tuple[int, Piece]]
-#: Waits for the next pieces with the index of their choice; empty if none arrive within the given seconds.
-Arrivals = Callable[[float | None], Awaitable[Batch]]
-
-#: Weight of the latest interval between two steps in the expected next one.
-WEIGHT = 0.3
-
-
-class Spread:
-    """The tokens of one choice that wait to be sent. Times are seconds of any one clock."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Piece]] = deque()
-        self._last: float | None = None
-        self._interval: float | None = None
-
-    @property
-    def next_due(self) -> float | None:
-        """When the next token is to be sent; None if none waits."""
-        return self._waiting[0][0] if self._waiting else None
-
-    def arrive(self, now: float, run: Piece) -> None:
-        """Add the next step's tokens. Everything before them is due now, and so is the first of them."""
-        if self._last is not None:  # how long the next step is expected to take
-            passed = now - self._last
-            self._interval = passed if self._interval is None else self._interval + WEIGHT * (passed - self._interval)
-        self._last = now
-        tokens = split(run)
-        over = run.finish_reason is not None or run.finish_at is not None
-        pause = 0.0 if over or self._interval is None else self._interval / len(tokens)
-        self.hasten()
-        self._waiting += ((now + index * pause, piece) for index, piece in enumerate(tokens))
-
-    def hasten(self) -> None:
-        """Make everything that waits due now."""
-        self._waiting = deque((-inf, piece) for _, piece in self._waiting)
-
-    def due(self, now: float) -> Piece | None:
-        """All that is due, in one piece."""
-        pieces = []
-        while self._waiting and self._waiting[0][0] <= now:
-            pieces.append(self._waiting.popleft()[1])
-        return merged(pieces) if pieces else None
-
-
-class Evenly:
-    """Passes tokens on one by one, at the average rate. clock: seconds."""
-
-    def __init__(self, arrivals: Arrivals, clock: Callable[[], float] | None = None) -> None:
-        self._arrivals = arrivals
-        self._clock = clock or asyncio.get_running_loop().time
-        self._spreads: dict[int, Spread] = {}
-        self._error: Exception | None = None
-
-    async def __call__(self, timeout: float | None) -> Batch:
-        """As the arrivals; their error is raised after everything that arrived before it."""
-        began = self._clock()
-        while True:
-            now = self._clock()
-            due = ((index, spread.due(now)) for index, spread in self._spreads.items())
-            if batch := [(index, piece) for index, piece in due if piece is not None]:
-                return batch
-            if self._error is not None:
-                raise self._error
-            left = None if timeout is None else max(0.0, began + timeout - self._clock())
-            if not await self._arrive(left) and left == 0.0:
-                return []
-
-    async def _arrive(self, timeout: float | None) -> bool:
-        """Wait for arrivals until the next token is due; returns whether anything arrived."""
-        times = [spread.next_due for spread in self._spreads.values() if spread.next_due is not None]
-        waits = [max(0.0, min(times) - self._clock())] if times else []
-        try:
-            batch = await self._arrivals(min([*waits, *([] if timeout is None else [timeout])], default=None))
-        except Exception as error:
-            self._error = error
-            for spread in self._spreads.values():
-                spread.hasten()
-            return True
-        for index, run in batch:
-            self._spreads.setdefault(index, Spread()).arrive(self._clock(), run)
-        return bool(batch)
-
-
-def split(run: Piece) -> list[Piece]:
-    """A piece for each token; the first has what belongs to the step's beginning, the last what belongs to its end."""
-    if len(run.token_texts) < 2:
-        return [run]
-    lists = ("token_ids", "logprobs", "offsets", "tokens", "token_texts")
-    pieces = [
-        Piece(text=one.text, parts=joined(one.parts), **{name: getattr(run, name)[at : at + 1] for name in lists})
-        for at, one in enumerate(run.token_texts)
-    ]
-    pieces[0].prompt_logprobs, pieces[0].steps = run.prompt_logprobs, run.steps
-    pieces[-1].finish_reason, pieces[-1].finish_at = run.finish_reason, run.finish_at
-    return pieces
-
 
 #: How often a client that wants to know how far its prompt is read is told.
 PROGRESS_SECONDS = 1.0
@@ -219,10 +109,9 @@ async def batches(
     """
     paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
     reports = bool(answer.body.return_progress)
-    arrivals = delivery(answer, generation)
     while not finished(answer):
         try:
-            batch = await arrivals(timeout())
+            batch = list(pieces_of(answer, generation, await generation.next(timeout())))
         except (ApiError, InvalidRequest):
             if left := [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]:
                 yield left, b""
@@ -272,15 +161,6 @@ async def _unhurried(pieces: Sequence[Piece], make: Callable[P, T], *args: P.arg
 def finished(answer: Answer) -> bool:
     """Whether every choice has ended."""
     return all(choice.finished for choice in answer.choices)
-
-
-def delivery(answer: Answer, generation: Generation) -> Arrivals:
-    """The function that waits for the next pieces, at the client's pacing."""
-
-    async def arrivals(timeout: float | None) -> Batch:
-        return list(pieces_of(answer, generation, await generation.next(timeout)))
-
-    return Evenly(arrivals) if answer.body.stream_pacing == "even" else arrivals
 
 
 def pieces_of(answer: Answer, generation: Generation, batch: list[tuple[int, Delta]]) -> Iterator[tuple[int, Piece]]:

@@ -349,7 +349,6 @@ def _text_options(body: GenerationRequest) -> ChoiceOptions:
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         silent=scores_only(body),
-        by_token=bool(body.provenance) or body.stream_pacing == "even",
         provenance=bool(body.provenance),
     )
 

@@ -21,6 +21,7 @@ from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import ErrorDetail, GenerationRequest
+from foresay.server.settings.fields import nearest
 from foresay.server.text import options
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -58,6 +59,26 @@ def decoded(body: bytes, kind: type[S]) -> S:
     except msgspec.DecodeError as error:
         raise InvalidRequest((), f"The body is not valid JSON: {error}") from None
     return checked(request)
+
+
+#: Fields of the official clients that mean nothing here; docs/compatibility.md lists them.
+IGNORED = {
+    *("access_programs", "cache_control", "container", "diagnostics", "height", "image", "inference_geo"),
+    *("metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "speed", "steps", "user", "user_profile_id", "width", "workspace_id"),
+}
+#: Most unknown fields of a request that are named, and characters of a name.
+_MOST_UNKNOWN, _LONGEST_NAME = 8, 64
+
+
+def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """The fields of a valid body that a struct does not have and that are not null, and for each a hint at the known
+    one that was meant."""
+    known = [field.encode_name for field in fields_of(kind)]
+    given = _decoder(dict[str, msgspec.Raw]).decode(body)
+    unknown = (name for name, value in given.items() if name not in known and bytes(value) != b"null")
+    found = [name[:_LONGEST_NAME] for name in unknown if name not in IGNORED]
+    return tuple((name, nearest(name, known)) for name in found[:_MOST_UNKNOWN])
 
 
 def converted(fields: dict[str, Any], kind: type[S]) -> S:

@@ -1,1 +1,1 @@
-"""What clients of llama.cpp's server and of LM Studio need besides OpenAI's API."""
+"""What clients of llama.cpp's server need besides OpenAI's API."""

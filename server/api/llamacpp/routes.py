@@ -1,4 +1,4 @@
-"""llama.cpp's ``/completion``, ``/infill``, ``/props`` and ``/slots``; LM Studio's ``/api/v0/models``."""
+"""llama.cpp's ``/completion``, ``/infill``, ``/props`` and ``/slots``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.infill import infilled
-from foresay.server.api.common.route import EVENTS, ErrorShape, Route, Stream, json_response
+from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, room_for
 from foresay.server.api.common.validation import FieldNames
-from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import shown
@@ -261,37 +260,6 @@ async def slots(http: web.Request) -> web.Response:
     return json_response([{"id": index, **usual, "is_processing": index < busy} for index in range(info.max_seqs)])
 
 
-async def studio_models(http: web.Request) -> web.Response:
-    """The served models, loaded or not, in LM Studio's format."""
-    return json_response({"object": "list", "data": [_studio(entry, entry.name) for entry in http.app[MODELS]]})
-
-
-async def studio_model(http: web.Request) -> web.Response:
-    """One served model, in LM Studio's format."""
-    name = http.match_info["name"]
-    return json_response(_studio(http.app[MODELS].find(name), name))
-
-
-def _studio(entry: Model, name: str) -> dict[str, Any]:
-    known, running, text = entry.info, entry.running, entry.service.text
-    facts = {
-        "id": name,
-        "object": "model",
-        "type": "llm",
-        "publisher": "foresay",
-        "arch": known.family if known else "",
-        "compatibility_type": "safetensors",
-        "quantization": "" if known is None else known.quantization.partition(" ")[0] or known.dtype,
-        "state": "loaded" if running else "not-loaded",
-        "max_context_length": known.trained_length if known else entry.longest,
-        "capabilities": ["tool_use"] if text is not None and text.chat_format.calls is not None else [],
-    }
-    return facts if running is None else facts | {"loaded_context_length": running.max_model_len}
-
-
-#: LM Studio's paths share Ollama's prefix, but have OpenAI's error format.
-ERRORS = ErrorShape(prefix="/api/v0/", body=ErrorBody, make=lambda status, body: body)
-_NAME = (("name", "what clients call the model"),)
 _ERRORS = (400, 401, 404, 503)
 _STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
 ROUTES = [
@@ -300,6 +268,4 @@ ROUTES = [
     Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
     Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
     Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
-    Route("GET", "/api/v0/models", studio_models, answer=dict[str, Any], errors=(401,)),
-    Route("GET", r"/api/v0/models/{name:[\s\S]+}", studio_model, None, dict[str, Any], None, (401, 404), _NAME),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -14,32 +13,22 @@ from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices
-from foresay.server.api.openai.stored import StoredChats, keep
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import chat as schemas
-from foresay.server.schemas.bounds import check_metadata
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.schemas.tokens import ChatLogprobs, Provenance
-from foresay.server.text.choice import Choice, Piece, merged
+from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
 
 
 class ChatAnswer(Answer):
-    """``chat.completion`` and its chunks. store: where it is kept; None if it is not."""
+    """``chat.completion`` and its chunks."""
 
     prefix = "chatcmpl"
 
-    def __init__(
-        self,
-        origin: AnswerOrigin,
-        choices: Sequence[Choice],
-        body: schemas.ChatRequest,
-        store: StoredChats | None = None,
-    ) -> None:
+    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: schemas.ChatRequest) -> None:
         super().__init__(origin, choices, body)
         self._include_reasoning = body.include_reasoning is not False
-        self._store, self._request = store, body
-        self._pieces: list[list[Piece]] = [[] for _ in choices]
 
     def opening(self, index: int) -> list[msgspec.Struct]:
         chunk = self._chunk(index, schemas.ChatDelta(role="assistant", content=None))
@@ -54,8 +43,6 @@ class ChatAnswer(Answer):
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """A chunk for each part, and a last one with the finish reason."""
         self._note_prompt(index, piece)
-        if self._store is not None:
-            self._pieces[index].append(piece)
         deltas = [delta_of(part) for part in self._shown(piece)]
         if not deltas and self._has_token_fields(piece):
             deltas = [schemas.ChatDelta(content="")]
@@ -77,8 +64,6 @@ class ChatAnswer(Answer):
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage chunk, if requested: it has no choices, so only clients that requested it need to handle it."""
-        if self._store is not None:
-            self.whole([merged(of_choice) for of_choice in self._pieces])
         if not self._reports_usage:
             return []
         usage = statistics.usage(self.choices)
@@ -97,10 +82,7 @@ class ChatAnswer(Answer):
             prompt_token_ids=known(self._prompt_ids(0)),
             prompt_logprobs=known(self._prompt_logprobs(0)),
         )
-        whole = self._final(whole)
-        if self._store is not None:
-            keep(self._store, self._request, whole)
-        return whole
+        return self._final(whole)
 
     def _shown(self, piece: Piece) -> list[Part]:
         return [part for part in piece.parts if self._include_reasoning or not isinstance(part, ReasoningPart)]
@@ -183,9 +165,7 @@ def _call(part: ToolCallPart) -> schemas.ToolCall:
 @leasing(EVENTS)
 async def chat_completions(http: web.Request, service: Service, body: schemas.ChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    check_metadata(body.metadata)
-    store = service.server.of(StoredChats) if body.store else None
-    return await answered(http, service, body, await chat_choices(service, body), partial(ChatAnswer, store=store))
+    return await answered(http, service, body, await chat_choices(service, body), ChatAnswer)
 
 
 _STREAM = Stream(EVENTS, (schemas.ChatChunk, ErrorBody))

@@ -153,7 +153,7 @@ class Cancelled(ApiError):
 
 
 class ResponseAnswer(Answer):
-    """One response in progress. ``response`` is its current state; ``record`` is called with every event.
+    """One response in progress. ``response`` is its current state.
 
     toolbox: the client's names of its tools. stream_id: the WebSocket lane it belongs to. generates: false only
     computes the KV of the conversation, without output.
@@ -175,11 +175,15 @@ class ResponseAnswer(Answer):
         self.id, self.response = response.id, response
         response.warnings = self._warnings()
         self._generates = generates
-        self.record: Callable[[ResponseEvent], None] = lambda event: None
         self._stream_id = msgspec.UNSET if stream_id is None else stream_id
         self._items = ResponseItems(response.output, toolbox)
         self._provenance_so_far, self._pending_provenance = Provenance([], []), Provenance([], [])
         self._next = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first event was made."""
+        return self._next > 0
 
     @property
     def over(self) -> bool:
@@ -289,9 +293,8 @@ class ResponseAnswer(Answer):
         return msgspec.structs.replace(self.response, output=list(self.response.output))
 
     def _numbered(self, emitted: Sequence[ResponseEvent]) -> list[msgspec.Struct]:
-        """The events with their numbers, recorded."""
+        """The events with their numbers."""
         for event in emitted:
             event.sequence_number, event.stream_id = self._next, self._stream_id
             self._next += 1
-            self.record(event)
         return list(emitted)

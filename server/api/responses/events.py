@@ -147,9 +147,8 @@ class ArgumentsDone(Placed, kw_only=True, tag="response.function_call_arguments.
 
 
 class StreamError(Event, kw_only=True, tag="error"):
-    """The last event of a stream that cannot continue: the stream began while its model was loading and there is no
-    response; or the client reads so slowly that the next event is no longer kept. error: the same in the format of Open
-    Responses."""
+    """The last event of a stream that began while its model was loading, if there is no response. error: the same in
+    the format of Open Responses."""
 
     code: str | None
     message: str

@@ -73,7 +73,7 @@ def chat_request(
     fields |= {
         "messages": messages,
         "max_completion_tokens": body.max_output_tokens,
-        "store": body.store,
+        "store": None if body.store else body.store,  # chats are not kept, and warn of it
         "logprobs": True if schemas.LOGPROBS in (body.include or ()) or body.top_logprobs else None,
         "tools": list(toolbox.chat) or None,
         "tool_choice": _tool_choice(body.tool_choice),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.common.kept import LIST_QUERY, number, page
-from foresay.server.api.common.route import BODY_ERRORS, EventStream, Route, Stream, json_response
+from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import CANCELLED
@@ -21,13 +21,19 @@ from foresay.server.api.responses.turn import prepared, prompt_length, whole
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
-from foresay.server.schemas.errors import SlowReader, described
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 
 #: How long a cancel waits for the engine's last events.
 CANCEL_SECONDS = 2.0
+MOST_LISTED = 100
+#: Query parameters of lists.
+LIST_QUERY = (
+    ("after", "string", "skip the items up to this one"),
+    ("limit", "integer", f"at most this many items, up to {MOST_LISTED}"),
+    ("order", "string", "asc or desc"),
+)
 
 
 def _broken(status: int, body: ErrorBody) -> StreamError:
@@ -59,14 +65,11 @@ async def compact(http: web.Request, body: schemas.CompactRequest) -> web.Respon
     return json_response(answer, headers=headers(warnings))
 
 
-async def retrieve(http: web.Request) -> web.StreamResponse:
-    """Read a response, whole or (``?stream=true``) event by event, following it while it runs."""
-    record = _found(http)
-    if http.query.get("stream", "false").lower() not in ("true", "1"):
-        return json_response(record.response)
-    after = number(http, "starting_after", -1, -1, None)
-    ping = http.app[MODELS].find(record.model).service.ping_seconds
-    return await follow(http, record, after, ping)
+async def retrieve(http: web.Request) -> web.Response:
+    """Read a response."""
+    if http.query.get("stream", "false").lower() != "false":
+        raise InvalidRequest("stream", ": events are not kept; a response is read whole")
+    return json_response(_found(http).response)
 
 
 async def delete(http: web.Request) -> web.Response:
@@ -97,7 +100,32 @@ async def cancel(http: web.Request) -> web.Response:
 async def input_items(http: web.Request) -> web.Response:
     """List the input items of a response, including those of the earlier conversation."""
     entries = [(item.id or "", item) for item in _found(http).items]
-    return json_response(schemas.ItemList(**page(http, entries, "desc")))
+    return json_response(schemas.ItemList(**_page(http, entries)))
+
+
+def _page(http: web.Request, entries: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A page of entries, each given with its id, for the query's ``order``, ``after`` and ``limit``, in the format of
+    OpenAI's lists."""
+    order, after = http.query.get("order", "desc"), http.query.get("after")
+    limit = _limit(http.query.get("limit", "20"))
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
+    entries = entries[::-1] if order == "desc" else entries
+    if after is not None:
+        positions = [index for index, (id, _) in enumerate(entries) if id == after]
+        if not positions:
+            raise InvalidRequest("after", f": there is no item {after!r}")
+        entries = entries[positions[0] + 1 :]
+    ids, data = [id for id, _ in entries[:limit]], [one for _, one in entries[:limit]]
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    return {"data": data, "first_id": first, "last_id": last, "has_more": len(entries) > limit}
+
+
+def _limit(given: str) -> int:
+    """How many items a page may have."""
+    if not given.isdecimal() or len(given) > len(str(MOST_LISTED)) or not 1 <= int(given) <= MOST_LISTED:
+        raise InvalidRequest("limit", f" must be a number, between 1 and {MOST_LISTED}, got {given!r}")
+    return int(given)
 
 
 async def connect(http: web.Request) -> web.StreamResponse:
@@ -121,63 +149,16 @@ def _found(http: web.Request) -> Record:
 
 _ID = (("response_id", "the id of a response"),)
 _READ = (400, 401, 404)
-READ_QUERY = (
-    ("stream", "boolean", "stream the response as events"),
-    ("starting_after", "integer", "skip the events up to this sequence number"),
-)
 EVENTS = Stream(FRAMING, (ResponseEvent,))
 _ALL, _ONE = "/v1/responses", "/v1/responses/{response_id}"
 ROUTES = [
     Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS, (*BODY_ERRORS, 409)),
     Route("POST", f"{_ALL}/input_tokens", count, schemas.ResponseRequest, schemas.InputTokens),
     Route("POST", f"{_ALL}/compact", compact, schemas.CompactRequest, schemas.Compaction),
-    Route("GET", _ONE, retrieve, None, schemas.Response, EVENTS, _READ, _ID, READ_QUERY),
+    Route("GET", _ONE, retrieve, None, schemas.Response, None, _READ, _ID),
     Route("DELETE", _ONE, delete, None, schemas.DeletedResponse, None, _READ, _ID),
     Route("POST", f"{_ONE}/cancel", cancel, None, schemas.Response, None, _READ, _ID),
     Route("GET", f"{_ONE}/input_items", input_items, None, schemas.ItemList, None, _READ, _ID, LIST_QUERY),
     web.get(_ALL, connect, allow_head=False),
     web.get("/responses", connect, allow_head=False),
 ]
-
-
-# -- replaying the events of a response --------------------------------------------------------------------------------
-
-
-async def follow(http: web.Request, record: Record, after: int, ping: float) -> web.StreamResponse:
-    """Send all events with numbers above ``after``, without gaps: the last one is an error if the client reads so
-    slowly that the next one is no longer kept. Raises :class:`InvalidRequest` if the first one is no longer kept.
-
-    ping: seconds between comments while idle.
-    """
-    events = EventStream(http, FRAMING)
-    while True:
-        changed = record.changed  # taken before reading, so that no later event is missed
-        over = record.response.status != "in_progress"
-        kept = list(record.events)
-        if kept and kept[0].sequence_number > after + 1:
-            if not events.started:
-                raise InvalidRequest("starting_after", _only(kept))
-            await events.break_off(_left_behind(record, kept, after + 1))
-            return await events.end()
-        fresh = [event for event in kept if event.sequence_number > after]
-        await events.send(fresh, FRAMING.done if over else b"")
-        after = max([after, *(event.sequence_number for event in fresh)])
-        if over:
-            return await events.end()
-        try:
-            async with asyncio.timeout(ping):
-                await changed.wait()
-        except TimeoutError:
-            await events.write(FRAMING.ping)
-
-
-def _only(kept: Sequence[ResponseEvent]) -> str:
-    return f"Only the last {len(kept)} events are kept, from number {kept[0].sequence_number} on"
-
-
-def _left_behind(record: Record, kept: Sequence[ResponseEvent], number: int) -> StreamError:
-    """The error sent instead of the event with this number and all later ones."""
-    message = f"The client reads too slowly: {_only(kept)}; read it whole with GET /v1/responses/{record.response.id}"
-    error = _broken(*described(SlowReader(message)))
-    error.sequence_number = number
-    return error

@@ -249,7 +249,7 @@ class Socket:
                 async for events in turn.batches(generation, FIRST_EVENT_SECONDS):
                     self._send(turn.record.response.id, *events)
             except Exception as error:
-                if not turn.begun or turn.answer.over:
+                if not turn.answer.begun or turn.answer.over:
                     raise
                 self._note_failure(create, error)
                 self._send(turn.record.response.id, turn.answer.broken(error_body(error)[1]))

@@ -1,27 +1,42 @@
-"""Finished responses, kept in memory so that another can follow; each with its conversation."""
+"""Finished responses, kept in memory so that another can follow; each with its conversation. They are bounded: the
+tenant that keeps most is evicted from first.
+
+A record's size includes everything it refers to, although records may share parts, so the actual memory is lower.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
-from foresay.server.api.common.kept import Kept, Store, StoreLimits, weight
-from foresay.server.api.responses.events import ResponseEvent
 from foresay.server.api.responses.items import output_as_input
 from foresay.server.api.responses.schemas import InputItem, Response
 from foresay.server.gateway.caller import Shared
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
-#: Most events kept of one response, so that a client can resume a stream.
-MOST_EVENTS = 512
-EVENT_BYTES = 300
 OPTION_BYTES = 1000  # of a response that repeats nothing
 TOKEN_BYTES = 36  # a reference and a Python integer
+#: Of longer lists, which are of one kind in what a model wrote, so many entries are weighed. Bytes of anything else.
+_WEIGHED, _OTHER_BYTES = 32, 16
+
+
+def weight(written: Any) -> int:
+    """About how many bytes some of the model's output holds."""
+    if isinstance(written, str):
+        return len(written) + _OTHER_BYTES
+    if isinstance(written, msgspec.Struct):
+        written = [getattr(written, name) for name in written.__struct_fields__]
+    elif isinstance(written, dict):
+        written = [*written, *written.values()]
+    if not isinstance(written, list | tuple) or not written:
+        return _OTHER_BYTES
+    some = written[:: -(-len(written) // _WEIGHED)]
+    return sum(map(weight, some)) * len(written) // len(some)
 
 
 class ResponseNotFound(ApiError):
@@ -36,13 +51,16 @@ class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
 
-class Record(Kept, kw_only=True, eq=False):
-    """A response and its conversation. model, fingerprint: what made it. tokens: prompt and output, as the model read
-    and generated them. events: the latest ones. changed: set and replaced with each event. over: set after the last
-    one.
-    items_bytes, options_bytes: about how large the items are, and what the response repeats of the request.
-    socket_id: the only WebSocket that can find it; "": any."""
+class Record(msgspec.Struct, kw_only=True, eq=False):
+    """A tenant's response and its conversation.
 
+    size: in bytes, once it is kept. items_bytes, options_bytes: about how large the items are, and what the response
+    repeats of the request. model, fingerprint: what made it. tokens: prompt and output, as the model read and generated
+    them. over: set after its last event. socket_id: the only WebSocket that can find it; "": any.
+    """
+
+    tenant: str
+    size: int = 0
     response: Response
     items: tuple[InputItem, ...]
     items_bytes: int = 0
@@ -50,22 +68,8 @@ class Record(Kept, kw_only=True, eq=False):
     model: str = ""
     fingerprint: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
-    events: deque[ResponseEvent] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
-    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
-    loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
     socket_id: str = ""
-
-    def note(self, event: ResponseEvent) -> None:
-        """Record an event. May be called in a thread, where long events are made."""
-        self.events.append(event)
-        changed, self.changed = self.changed, asyncio.Event()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            self.loop.call_soon_threadsafe(changed.set)
-        else:
-            changed.set()
 
     @property
     def id(self) -> str:
@@ -83,27 +87,52 @@ class Record(Kept, kw_only=True, eq=False):
         return self.items_bytes + weight(self.response.output)
 
     def measured(self) -> int:
-        """About how many bytes it holds."""
-        size = sum(len(getattr(event, "delta", "")) + EVENT_BYTES for event in self.events)
-        size += TOKEN_BYTES * len(self.tokens) + OPTION_BYTES + self.options_bytes
-        return size + self.conversation_bytes
+        """About how many bytes it holds, found without reading what the client sent: that may be long."""
+        return TOKEN_BYTES * len(self.tokens) + OPTION_BYTES + self.options_bytes + self.conversation_bytes
 
 
-class ResponseStore(Store[Record]):
-    """Responses, and an index of their output items. Some can be found only from one WebSocket."""
+class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that is kept: records and bytes, of all tenants together."""
+
+    count: int = 4096
+    bytes: int = 256 << 20
+
+
+class ResponseStore:
+    """Responses by tenant and id, the least recently used first, and an index of their output items. A lookup of a
+    tenant never finds another's; some can be found only from one WebSocket."""
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
-        super().__init__(limits)
-        self._owners: dict[tuple[str, str], str] = {}
+        self.limits = limits or StoreLimits()
+        self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
+        self._owners: dict[tuple[str, str], str] = {}  # of items: the response
+        self._counts, self._sizes = Counter[str](), Counter[str]()  # by tenant
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all records together."""
+        return self._sizes.total()
 
     def keep(self, record: Record) -> None:
-        """Keep a record, and index its items."""
+        """Keep a record, and index its items. Beyond the limits, the tenant with the most loses its least recently used
+        records."""
+        self.drop(record.tenant, record.id)
         self._owners |= {(record.tenant, item.id): record.id for item in record.response.output}
-        super().keep(record)
+        record.size = record.measured()
+        self._records[record.tenant, record.id] = record
+        self._count(record, 1)
+        self._make_room(self._counts, self.limits.count)
+        self._make_room(self._sizes, self.limits.bytes)
 
     def find(self, tenant: str, id: str, socket_id: str = "") -> Record | None:
-        """The record; None if there is none, or only another WebSocket can find it."""
-        record = super().find(tenant, id)
+        """The record, which becomes the most recently used; None if there is none, or only another WebSocket can find
+        it."""
+        record = self._records.get((tenant, id))
+        if record is not None:
+            self._records.move_to_end((tenant, id))
         return record if record is not None and record.socket_id in ("", socket_id) else None
 
     def item(self, tenant: str, id: str, socket_id: str = "") -> InputItem | None:
@@ -113,16 +142,35 @@ class ResponseStore(Store[Record]):
         return next(iter(output_as_input(items)), None)
 
     def drop(self, tenant: str, id: str) -> bool:
-        """Drop a record and its items."""
-        record = super().find(tenant, id)
-        for item in () if record is None else record.response.output:
+        """Drop a record and its items; returns whether it existed."""
+        record = self._records.pop((tenant, id), None)
+        if record is None:
+            return False
+        for item in record.response.output:
             self._owners.pop((tenant, item.id), None)
-        return super().drop(tenant, id)
+        self._count(record, -1)
+        return True
 
     def forget(self, tenant: str, socket_id: str) -> None:
         """Drop the records that only this WebSocket can find."""
-        for id in [record.id for record in self.of(tenant) if record.socket_id == socket_id]:
-            self.drop(tenant, id)
+        found = [key for key, record in self._records.items() if key[0] == tenant and record.socket_id == socket_id]
+        for key in found:
+            self.drop(*key)
+
+    def _count(self, record: Record, change: int) -> None:
+        self._counts[record.tenant] += change
+        self._sizes[record.tenant] += change * record.size
+        if not self._counts[record.tenant]:
+            del self._counts[record.tenant], self._sizes[record.tenant]
+
+    def _make_room(self, held: Counter[str], most: int) -> None:
+        """Drop the oldest record of the tenant that holds the most, until all together hold at most ``most``."""
+        oldest: dict[str, Iterator[tuple[str, str]]] = {}  # each found once: a large record may replace many
+        while held.total() > most:
+            tenant = max(held, key=held.__getitem__)
+            if tenant not in oldest:
+                oldest[tenant] = iter([key for key in self._records if key[0] == tenant])
+            self.drop(*next(oldest[tenant]))
 
 
 # -- shared by all connections ----------------------------------------------------------------------------------------

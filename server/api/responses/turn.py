@@ -40,12 +40,6 @@ class ResponseTurn:
         self._service, self._keeps = service, keeps
         self._generation: Generation | None = None
         self._cancelled = False
-        answer.record = record.note
-
-    @property
-    def begun(self) -> bool:
-        """Whether its first event was made, so that an error is reported as a failed response."""
-        return bool(self.record.events)
 
     def cancel(self) -> None:
         """End it early; it keeps its output."""
@@ -67,7 +61,7 @@ class ResponseTurn:
                     self._run(generation)
                     yield generation
         except Exception as error:
-            if self.begun and not self.answer.over and not isinstance(error, ConnectionError):
+            if self.answer.begun and not self.answer.over and not isinstance(error, ConnectionError):
                 self.answer.broken(error_body(error)[1])
             raise
         finally:
@@ -85,12 +79,12 @@ class ResponseTurn:
         that the engine's refusals are reported as errors and not as failed responses.
         """
         with NAMES:
-            async for events, _ in batches(self.answer, generation, lambda: None if self.begun else timeout):
+            async for events, _ in batches(self.answer, generation, lambda: None if self.answer.begun else timeout):
                 yield events
 
     def _keep(self) -> None:
         """The response has ended: close it if that has not happened (the client left), and keep it if it ever began."""
-        if not self.begun and not self._cancelled:
+        if not self.answer.begun and not self._cancelled:
             return
         if not self.answer.over:
             self.answer.broken(described(Cancelled())[1])

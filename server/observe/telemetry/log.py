@@ -45,18 +45,19 @@ def line(window: Window) -> str:
     drafted, accepted = window.drafted, window.accepted
     return (
         f"Speculation: {tokens_per_step(window.tokens, window.runs) or 0.0:.2f} tokens per step, {accepted:,} of "
-        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window))}"
+        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window), window.spread)}"
     )
 
 
-def _speed(verdict: Verdict) -> str:
+def _speed(verdict: Verdict, spread: float) -> str:
     if verdict.speed_up is None:
         return ""
     saved = verdict.saved_seconds
     known = (
         f"cannot tell: {verdict.doubt}" if verdict.doubt else f"{abs(saved):.2f} s {'lost' if saved < 0 else 'saved'}"
     )
-    return f", {verdict.speed_up:.2f}x the speed of plain decoding (estimated; {known})"
+    how = f"measured, ± {spread:.0%}" if spread and not verdict.doubt else "estimated"
+    return f", {verdict.speed_up:.2f}x the speed of plain decoding ({how}; {known})"
 
 
 class Reporter:

@@ -45,9 +45,10 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """The tiles, for the 60 seconds up to ``until``, the last second in which the engine stepped: an idle server shows
     its last activity. The gauges are current. ``tokens_per_second`` is over the time that the engine stepped.
 
-    speed_up: estimated speed relative to plain decoding: tokens per step of one request, times ``root_seconds`` over
-    the mean seconds of a decoding step. doubt: why that is unknown; empty if it is known. root_seconds: of a step
-    without drafts, as of now. crowded: of the last 10 seconds, the share of the steps' time in which the engine waited
+    speed_up: speed relative to plain decoding: tokens per step of one request, times ``root_seconds`` over the mean
+    seconds of a decoding step. spread: how far that may be off, as a share of it, where plain steps are measured now
+    and then; 0 where it is estimated. doubt: why it is unknown; empty if it is known. root_seconds: of a step without
+    drafts, in the mean. crowded: of the last 10 seconds, the share of the steps' time in which the engine waited
     for a core taken by another program.
     """
 
@@ -59,6 +60,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     tokens_per_step: float | None
     speed_up: float | None
+    spread: float
     doubt: str
     root_seconds: float
     step_seconds: float | None
@@ -191,6 +193,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     exact: bool | None = None
     exact_reason: str = ""
+    fingerprint: str = ""
     draft_shape: Sequence[int] = ()
     kv_tokens: int = 0
     page_size: int = 0

@@ -324,10 +324,10 @@ class Recent:
             stats.reads(read, cached, seconds)
 
     def of(self, tenant: str) -> list[RequestStats]:
-        """Running and recent requests, the newest first."""
+        """Running and recent requests, those that came last first."""
         running = [stats for stats in self._running.values() if stats.tenant == tenant]
         over = [self._over[id][0] for id in self._of_tenant.get(tenant, ())]
-        return [*reversed(running), *reversed(over)]
+        return sorted([*reversed(running), *reversed(over)], key=lambda stats: stats.began, reverse=True)
 
     def find(self, tenant: str, id: str) -> RequestStats | None:
         """The request of this tenant; None if there is none, or it was evicted."""

@@ -31,11 +31,11 @@ class Window:
     """
 
     # Of steps; phases are seconds. Those named decode, propose and plain: of steps without prefill in which no request
-    # had switched speculation off. plain_seconds: estimate of what plain decoding would have taken for their tokens;
-    # doubted: seconds of those whose estimate may be wrong, by reason; waited_seconds: estimated time in which the
-    # engine waited for a core. chosen: steps by the budget's choice, if there is a budget. disk: tokens whose KV was
-    # written to or read from disk. woken: experts used in steps of a mixture, by the steps' rows (rounded up to a power
-    # of two); woke: those steps.
+    # had switched speculation off. plain_seconds: what plain decoding would have taken for their tokens; decode_tokens:
+    # of one request, in the steps for which that is known; doubted: seconds of those whose estimate may be wrong, by
+    # reason; waited_seconds: estimated time in which the engine waited for a core. chosen: steps by the budget's
+    # choice, if there is a budget. disk: tokens whose KV was written to or read from disk. woken: experts used in steps
+    # of a mixture, by the steps' rows (rounded up to a power of two); woke: those steps.
     steps: int
     emitted: int
     preemptions: int
@@ -53,6 +53,7 @@ class Window:
     decode_seconds: float
     propose_seconds: float
     plain_seconds: float
+    decode_tokens: float
     doubted: dict[str, float]
     # Of runs (a step of one request that emitted text).
     runs: int
@@ -109,18 +110,23 @@ class Window:
 
     @property
     def speed_up(self) -> float | None:
-        """Estimated speed relative to plain decoding; None if nothing was decoded or it is unknown."""
+        """Speed relative to plain decoding; None if nothing was decoded or it is unknown."""
         return self.plain_seconds / self.decode_seconds if self.plain_seconds and self.decode_seconds else None
 
     @property
+    def spread(self) -> float:
+        """How far that may be off, as a share of it, where plain steps were measured too; 0 where it is estimated."""
+        return 0.0 if self.latest is None else self.latest.spread
+
+    @property
     def doubt(self) -> str:
-        """Why that estimate is doubtful for more than half of the time; "" if it is not."""
+        """Why the speed-up is doubtful for more than half of the time; "" if it is not."""
         doubted = self.doubted
         return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
 
     @property
     def unsure(self) -> bool:
-        """Whether the estimate is doubtful."""
+        """Whether the speed-up is doubtful."""
         return bool(self.doubt)
 
     @property
@@ -173,7 +179,9 @@ class Window:
             self.decode_emitted += trace.emitted
             self.decode_rows += trace.rows
             self.propose_seconds += trace.seconds.get("propose", 0.0)
-            self.plain_seconds += trace.root_seconds * trace.emitted / trace.sequences
+            tokens = trace.emitted / trace.sequences
+            self.plain_seconds += trace.root_seconds * tokens
+            self.decode_tokens += tokens if trace.root_seconds else 0.0
             if trace.doubt:
                 self.doubted[trace.doubt] = self.doubted.get(trace.doubt, 0.0) + total
         return total
@@ -249,8 +257,13 @@ def judged(window: Window) -> Verdict:
         return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {window.doubt}.", window.doubt)
     if speed_up is None or window.decode_steps < FEWEST_STEPS:
         return Verdict(None, speed_up, saved, TOO_FEW, FEW)
+    if abs(speed_up - 1.0) < window.spread * speed_up:
+        known = f"{speed_up:.2f} times the speed of plain decoding, ± {window.spread:.0%}"
+        return Verdict(True, speed_up, saved, f"Speculation neither pays nor costs, as far as it is measured: {known}.")
     if speed_up >= GAIN:
-        return Verdict(True, speed_up, saved, f"Speculation pays: {speed_up:.2f} times the speed of plain decoding.")
+        how = f" (measured, ± {window.spread:.0%})" if window.spread else ""
+        sentence = f"Speculation pays: {speed_up:.2f} times the speed of plain decoding{how}."
+        return Verdict(True, speed_up, saved, sentence)
     if speed_up > 1 / GAIN:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
     if not window.evident:
