@@ -112,7 +112,7 @@ $(VENV)/.installed-npm: tests/clients/node/package.json tests/clients/node/packa
 
 # The stamps make an install run again only when the files that decide it have changed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "==> installing Foresay, PyTorch, transformers and what they need (the first time takes 1 to 2 minutes)"
+	@echo "==> installing Foresay, PyTorch, transformers and what they need (the first time takes 1 to 5 minutes; $(VENV)/install.log says how far it is)"
 	$(call install,-c constraints.txt -e .)
 	@touch $@
 

@@ -15,6 +15,7 @@ NAMES = {
     "decode": "speculation on and off",
     "budget": "whether the budget ever loses",
     "peers": "Foresay and llama.cpp over HTTP",
+    "race": "races in the playground, in a real browser; a film of one",
     "agents": "coding agents' sessions: first tokens, and prompts found again",
     "replay": "what lookup drafters would have had accepted in recorded texts",
     "floor": "the least that a step costs here; what quantised weights and KV gain",

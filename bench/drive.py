@@ -268,12 +268,14 @@ def run(engine: Engine, wanted: Request) -> Run:
     return ended(stepped(engine, wanted))[0]
 
 
-def together(engine: Engine, requests: Sequence[Request]) -> list[Run]:
-    """Run all of them at once to their ends, untimed. Raises RequestFailed if one ends with an error."""
-    runs, left = {one.id: Run() for one in requests}, len(requests)
-    for one in requests:
-        engine.add(one)
+def together(engine: Engine, requests: Sequence[Request], apart: int = 0) -> list[Run]:
+    """Run all of them at once to their ends, untimed; or each ``apart`` steps after the one before, sooner if nothing
+    else runs. Raises RequestFailed if one ends with an error."""
+    runs, left, waiting, steps = {one.id: Run() for one in requests}, len(requests), list(requests), 0
     while left:
+        while waiting and (steps >= apart * (len(runs) - len(waiting)) or not engine.has_work):
+            engine.add(waiting.pop(0))
+        steps += 1
         for delta in engine.step():
             runs[delta.id].tokens += delta.tokens
             if delta.finish_reason is not None:

@@ -6,12 +6,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench import prompts
-from bench.made import BUNDLED, Device, bundled_eagle, inflated, paged, random_eagle, random_model, scribble
-from bench.shapes import EagleShape, ModelShape
+from bench.made import (
+    BUNDLED,
+    Device,
+    bundled_eagle,
+    bytes_read,
+    head_bytes_read,
+    inflated,
+    paged,
+    random_dflash,
+    random_eagle,
+    random_model,
+    scribble,
+)
+from bench.shapes import DFlashShape, EagleShape, ModelShape, kv_bytes_per_token
 from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.parallel import DFlashDrafter
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
 from foresay.kvpaging import PagePool
@@ -19,6 +32,7 @@ from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
+from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
@@ -30,16 +44,20 @@ from foresay.verifier.model_runner import ModelRunner
 PAGE = 16
 #: A head of a published shape with random weights: it costs what a trained one costs, and no draft is accepted.
 PUBLISHED = "eagle3 of a published shape"
+PUBLISHED_INT8, PUBLISHED_DFLASH = f"{PUBLISHED} in int8", "dflash of a published shape"
 _COST = CostModel((2, 64, 256), (1.0, 1.1, 2.0))  # only for sharing out the rows of prompts, which are not timed here
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target, and the draft model and the EAGLE-3 head of random weights that are made for it."""
+    """A target, and the draft model and the heads of random weights that are made for it. quantize: as the flag; such
+    targets are random."""
 
     target: ModelShape
     draft: ModelShape
     eagle: EagleShape
+    dflash: DFlashShape | None = None
+    quantize: str | None = None
 
 
 @dataclass(slots=True)
@@ -60,7 +78,7 @@ class Bench:
 
     def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         if self.random:
-            decoder = random_model(self.device, shape, self.positions)
+            decoder = random_model(self.device, shape, self.positions, self.pair.quantize)
         else:
             decoder = inflated(self.device, shape, BUNDLED / name, self.positions, seed=len(name))[1]
         model = paged(pool, decoder, self.device)
@@ -68,7 +86,7 @@ class Bench:
         return model
 
     def drafter(self, name: str) -> Any:
-        """``none``, ``ngram``; ``draft_model``, ``eagle3``, the bundled ones; or :data:`PUBLISHED`."""
+        """``none``, ``ngram``; ``draft_model``, ``eagle3``, the bundled ones; or a head of a published shape."""
         if name not in self._drafters:
             self._drafters[name] = self._made(name)
         return self._drafters[name]
@@ -84,11 +102,30 @@ class Bench:
                 return DraftModelDrafter(self._model(pool, self.pair.draft, "draft"), dynamic=False)
             case "eagle3":
                 return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
-        head = random_eagle(self.device, decoder, self.pair.eagle)
-        drafter = EagleDrafter(head, pool, dynamic=False, name=PUBLISHED)
-        for store in (drafter.store, drafter.hidden_states):
+        drafter = self._published(name)
+        for store in {getattr(drafter, "store", drafter.hidden_states), drafter.hidden_states}:
             scribble(store)
         return drafter
+
+    def _published(self, name: str) -> EagleDrafter | DFlashDrafter:
+        pool, decoder = self.target.store.pool, self.target.decoder
+        if name == PUBLISHED_DFLASH:
+            assert self.pair.dflash is not None, "the pair has one"
+            return DFlashDrafter(random_dflash(self.device, decoder, self.pair.dflash), pool, dynamic=False, name=name)
+        head = random_eagle(self.device, decoder, self.pair.eagle, int8=name == PUBLISHED_INT8)
+        return EagleDrafter(head, pool, dynamic=False, name=name)
+
+    def read_by_step(self, drafter: str, levels: int, context: float, rows: int = 1) -> float:
+        """Bytes that a step of one sequence reads at this context, at the least: rows of the target's pass, and as many
+        levels of drafts."""
+        passes, item = [(self.target.decoder, rows)], self.device.dtype.itemsize
+        made, needed = self.drafter(drafter), 0.0
+        if drafter == DRAFT_MODEL:
+            passes += [(made.model.decoder, 1)] * levels
+        elif levels and made is not None:
+            turns = 1 if drafter == PUBLISHED_DFLASH else levels
+            needed = head_bytes_read(made.head, turns) + turns * context * kv_bytes_per_token(made.head.layer, item)
+        return needed + sum(bytes_read(one, n) + context * kv_bytes_per_token(one.config, item) for one, n in passes)
 
     def proposer(self, name: str, shape: TreeShape) -> Proposer | None:
         """The drafter of captured steps of one sequence; None without one."""
@@ -108,7 +145,7 @@ class Bench:
             capture_passes(self.target, drafters, tokens, max_seqs, GPU_CHUNK, capture, _ignore)
             for _ in capture_levels(self.target, drafting, tokens, max_seqs, capture):
                 pass
-            chunk = GPU_CHUNK if capture is not Eager else 0
+            chunk = 0 if self.device.torch.type == "cpu" else GPU_CHUNK
             runner = runner_of(self.target, drafting, tokens, max_seqs, chunk, capture, _ignore)
         pool = self.target.store.pool
         info = EngineInfo(

@@ -20,16 +20,22 @@ from torch import dtype as Dtype
 import foresay.server
 from bench.inflate import Inflation, Shape, read_tensors
 from bench.inflate_heads import HeadInflation
-from bench.shapes import POSITIONS, EagleShape, ModelShape
+from bench.shapes import POSITIONS, DFlashShape, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
+from foresay.server.engine.parameters import quantized
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layouts import HeadTensors
-from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.weights import allocate, destinations
+from foresay.verifier.model.written import int8_parts
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 
 BUNDLED = Path(foresay.server.__file__).parent / "bundled"
 #: The target's layers whose inputs the bundled head reads; those of the embedded target are the same.
@@ -79,14 +85,49 @@ def inflated(
     return config, Decoder(config, weights, positions)
 
 
-def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS) -> Decoder:
-    """A decoder of this shape with random weights: every layer moves every number."""
+def random_model(device: Device, shape: ModelShape, positions: int = POSITIONS, quantize: str | None = None) -> Decoder:
+    """A decoder of this shape with random weights. quantize: as the flag of this name."""
     config = shape.config(ModelConfig.from_directory(BUNDLED / "target"), positions)
+    return random_decoder(device, config if quantize is None else quantized(config, quantize, "quantize"), positions)
+
+
+def random_decoder(device: Device, config: ModelConfig, positions: int = POSITIONS) -> Decoder:
+    """A decoder with random weights: every layer moves every number."""
     weights = allocate(config, device.dtype, device.torch)
-    for _, into in destinations(config, weights):
-        assert isinstance(into, Tensor), "nothing is quantised"
-        into.normal_(std=0.02)
+    for name, into in destinations(config, weights):
+        if isinstance(into, QuantizedMatrix):
+            _scribble_bits(into)
+        elif into.dim() == 1:
+            into.uniform_(0.5, 1.5).mul_(-1 if name.endswith(DECAYS) else 1)
+        else:
+            into.normal_(std=into.shape[-1] ** -0.5)
     return Decoder(config, weights, positions)
+
+
+def _scribble_bits(into: QuantizedMatrix) -> None:
+    """Any numbers, with scales at which rows keep their size."""
+    into.values.view(torch.uint8).random_()
+    if into.scales.dtype is E8M0:
+        into.scales.view(torch.uint8).fill_(120)
+    else:
+        into.scales.fill_(into.inner**-0.5 / 2 ** (into.bits - 2))
+
+
+def bytes_read(decoder: Decoder, rows: int = 1) -> float:
+    """Bytes of weights that a pass of so many rows reads: of a mixture those of the experts that as many rows wake,
+    each choosing at random; without routers."""
+    shares = dict[Linear, float]()
+    for layer in decoder.layers:
+        if layer.experts is not None:
+            how = layer.experts.routing
+            shares |= dict.fromkeys(layer.inner, 1 - (1 - how.chosen / how.experts) ** rows)
+    return sum(each.nbytes * shares.get(each, 1.0) for each in decoder.linears)
+
+
+def head_bytes_read(head: EagleHead | DFlashHead, passes: int) -> float:
+    """The same of a head's passes, and of the matrix that mixes features once."""
+    layers = sum(each.nbytes for _, layer in head._layers for each in (layer.qkv, layer.output, *layer.inner))
+    return (0 if head._fc is None else head._fc.nbytes) + passes * (head.output.nbytes + layers)
 
 
 def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
@@ -105,8 +146,31 @@ def paged(pool: PagePool, decoder: Decoder, device: Device) -> ModelRunner:
     return ModelRunner(decoder, store_for(pool, decoder, device), decoder.max_positions - 64)
 
 
-def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHead:
-    """An EAGLE-3 head of this shape with random weights, whose draft vocabulary is the first tokens of the target's."""
+def random_dflash(device: Device, target: Decoder, shape: DFlashShape) -> DFlashHead:
+    """A DFlash head of this shape with random weights, in z-lab's layout; it shares the target's embedding and output
+    matrix."""
+    own, depth = target.config, target.config.num_layers
+    stack = Stack.uniform(shape.layers, own.first.attention, shape.inner, own.stack.norm)
+    layer = replace(own, stack=stack)
+    read = (1 + round(number * (depth - 4) / (shape.layers - 1)) for number in range(shape.layers))
+    config = HeadConfig(
+        layer=layer, draft_vocab=own.vocab_size, names=tuple(f"layer.{number + 1}" for number in read), generation=0,
+        mask=own.vocab_size - 1, guesses=shape.block - 1, causal=(False,) * shape.layers,
+    )  # fmt: skip
+    sizes: dict[str, tuple[int, ...]] = {"fc.weight": (own.hidden_size, own.hidden_size * shape.layers)}
+    sizes |= {f"{name}.weight": (size,) for name, size in config.norms(own.hidden_size, ()).items()}
+    for number, node in enumerate(layer.stack.layers):
+        for product in node.products(own.hidden_size):
+            rows = {f"{module}.weight": (outer, product.inner) for module, outer in product.rows.items()}
+            sizes |= {f"layers.{number}.{name}": size for name, size in rows.items()}
+        sizes |= {f"layers.{number}.{one.name}": one.shape for one in node.vectors(own.hidden_size)}
+    tensors = {name: torch.randn(size, device=device.torch).mul_(0.02).to(device.dtype) for name, size in sizes.items()}
+    return DFlashHead(config, weights_of(HeadTensors(tensors, "made"), config, target), target.max_positions)
+
+
+def random_eagle(device: Device, target: Decoder, shape: EagleShape, int8: bool = False) -> EagleHead:
+    """An EAGLE-3 head of this shape with random weights, whose draft vocabulary is the first tokens of the target's.
+    int8: its matrices, in groups of 32."""
     sizes = Shape(1, shape.hidden, shape.heads, shape.kv_heads, shape.inner)
     tensors = {
         f"{name}.weight": torch.randn(width, device=device.torch).mul_(0.02).to(device.dtype)
@@ -114,6 +178,8 @@ def random_eagle(device: Device, target: Decoder, shape: EagleShape) -> EagleHea
     }
     for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
         tensors[f"{name}.weight"] = torch.ones(shape.hidden, device=device.torch, dtype=device.dtype)
+    if int8:
+        tensors = {name: part for each in tensors.items() for name, part in int8_parts(*each).items()}
     depth = target.config.num_layers
     layers = (2, depth // 2, depth - 3)[: shape.features]
     return _eagle(tensors, target, sizes, shape.head_dim, shape.draft_vocab, layers)

@@ -99,6 +99,20 @@ class EagleShape:
         return prod(self.matrices["fc"])
 
 
+@dataclass(frozen=True, slots=True)
+class DFlashShape:
+    """A DFlash head: layers of the target's widths, which read as many of its layers and guess blocks of ``block``
+    rows."""
+
+    layers: int
+    inner: int
+    block: int
+
+
+#: z-lab's for Qwen3-8B; and one for a rehearsal.
+DFLASH_8B, TINY_DFLASH = DFlashShape(5, 12288, 16), DFlashShape(2, 400, 4)
+
+
 def layer_weights(config: ModelConfig) -> int:
     """Numbers in the matrices of one layer."""
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -119,9 +133,3 @@ def kv_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:
 def step_bytes(config: ModelConfig, context: float, itemsize: int = 2) -> float:
     """Bytes that a step of one sequence reads at this context."""
     return weight_bytes(config, itemsize) + context * kv_bytes_per_token(config, itemsize)
-
-
-def eagle_bytes(shape: EagleShape, passes: int, context: float, itemsize: int = 2) -> float:
-    """Bytes that a draft loop of so many passes of an EAGLE-3 head reads, including its layer's keys and values."""
-    kept = 2 * shape.kv_heads * shape.head_dim * context
-    return itemsize * (shape.step_weights + passes * (shape.pass_weights + kept))

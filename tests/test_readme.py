@@ -95,8 +95,7 @@ def test_examples_in_help_are_commands_that_parse() -> None:
 
 
 def test_the_figures_are_those_of_the_newest_record() -> None:
-    records = readme.newest()
-    assert not records or readme.rewritten(README, readme.block(records)) == README, "run python -m bench readme"
+    assert readme.rewritten(README, readme.newest(), readme.on_gpu()) == README, "run python -m bench readme"
 
 
 QWEN_06B = ModelShape("Qwen3-0.6B", Shape(28, 1024, 16, 8, 3072), 128, 151_936, untied=False, qk_norm=True)

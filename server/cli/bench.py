@@ -1,5 +1,4 @@
-"""``foresay bench``: measures what speculation gains on this machine, for these models. ``foresay selfcheck``: checks
-that the tokens on this machine are those of plain decoding.
+"""``foresay bench``: measures what speculation gains on this machine, for these models.
 
 Each round of a bench decodes every prompt with the drafter and without, in turns. Both ways give the same tokens if the
 engine is exact, and the report says whether they did, or that it cannot tell whether drafts gain.
@@ -25,16 +24,17 @@ from foresay.server.cli.command import JSON, argument, command
 from foresay.server.cli.generate import sampling_params
 from foresay.server.cli.measure import Speeds, Written, in_turns, rounded, rounded_pair, why_unknown
 from foresay.server.cli.progress import loaded
-from foresay.server.settings.config import BenchConfig, SamplingConfig
+from foresay.server.settings.config import BenchConfig
 from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted
 from foresay.spec.accept import GAIN, ByDepth, summed, tokens_per_step
-from foresay.spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.names import NONE, SUFFIX
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
+    from foresay.server.host.text_stream import TextStream
     from foresay.spec.request import EngineInfo
 
 PROMPTS = (
@@ -122,8 +122,6 @@ def measure(
 ) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report. engines: by name of the way to draft,
     including ``none``. progress: called with the number of answers so far."""
-    from foresay.server.cli.selfcheck_prompts import begun
-
     kept: dict[str, list[Written]] = {name: [] for name in engines}
     prompts = [_as_chat(engines[NONE], prompt) for prompt in prompts]
     written = count(1)
@@ -257,7 +255,10 @@ def _same(way: dict[str, Any]) -> str:
 def _gain(way: dict[str, Any]) -> str:
     """The gain from drafts, in one line."""
     gain = f"{way['speedup']:.2f} times as fast with drafts"
-    if unknown := way["cannot_tell"]:
+    unknown = way["cannot_tell"]
+    if not sum(way["on"]["drafted_per_depth"]):
+        gain = unknown
+    elif unknown:
         gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
     return f"{gain}; {_same(way)}"
 
@@ -282,33 +283,7 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
     yield f"the fastest: {shlex.join(['foresay', 'serve', config.target, *flags])}"
 
 
-# -- foresay selfcheck -------------------------------------------------------------------------------------------------
-
-
-@command(SamplingConfig)
-@_PROMPTS
-@JSON
-def selfcheck(config: SamplingConfig, arguments: Namespace) -> int:
-    """Decode prompts with and without drafts, and compare every token.
-
-    foresay selfcheck
-    foresay selfcheck Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts prompts.txt --temperature 0.7
-    """
-    from foresay.drafters.training.progress import Progress
-    from foresay.server.cli.selfcheck_prompts import check, rows, sentence
-
-    prompts = prompts_of(arguments.prompts)
-    samplings = _samplings(config)
-    with (
-        loaded(config) as engine,
-        Progress("checked", len(prompts) * len(samplings), "answers") as progress,
-    ):
-        if arguments.prompts is None:
-            prompts = [_short(engine, prompt) for prompt in prompts]
-        report = check(engine, prompts, samplings, config.stop, progress.to)
-    lines = [*rows(report), sentence(report)]
-    print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(lines), flush=True)
-    return 1 if report.mismatches else 0
+# -- prompts -----------------------------------------------------------------------------------------------------------
 
 
 def prompts_of(path: str | None) -> list[Prompt]:
@@ -318,14 +293,11 @@ def prompts_of(path: str | None) -> list[Prompt]:
     return read_prompts(Path("/dev/stdin" if path == "-" else path))
 
 
-def _short(engine: Engine, prompt: Prompt) -> Prompt:
-    """A default prompt, cut so that half of the context is left for the answer."""
-    assert isinstance(prompt.content, str), "ours are texts"
-    ids, most = engine.tokenizer.encode(prompt.content), max(1, engine.info.max_model_len // 2)
-    return prompt if len(ids) <= most else replace(prompt, content=engine.tokenizer.decode(ids[:most]))
-
-
-def _samplings(config: SamplingConfig) -> list[SamplingParams]:
-    """Sampling at temperature 0 and at the requested one."""
-    params = msgspec.structs.replace(sampling_params(config), seed=0 if config.seed is None else config.seed)
-    return [msgspec.structs.replace(params, temperature=at) for at in sorted({0.0, params.temperature})]
+def begun(engine: Engine, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> TextStream:
+    """Start the answer to a prompt. Raises ConfigurationError for one that cannot be served."""
+    try:
+        if isinstance(prompt.content, str):
+            return engine.stream(prompt.content, params, stop=stop)
+        return engine.stream_chat(prompt.content, params, stop=stop)
+    except InvalidRequest as error:
+        raise ConfigurationError(f"{prompt.where}: {error}") from None

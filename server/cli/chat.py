@@ -1,4 +1,5 @@
-"""``foresay chat``: a conversation in the terminal; each turn reuses the KV of earlier turns."""
+"""``foresay chat``: a conversation in the terminal, with an engine in this process or with a server's; each turn reuses
+the KV of earlier turns."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
-from foresay.server.cli.progress import Stages, loaded, note, stopping, summary
+from foresay.server.cli.progress import Stages, loaded, note, stopping, summary, unechoed
+from foresay.server.cli.serve import URL, ServerGone
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
@@ -24,11 +27,15 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
+    from foresay.server.cli.served import ServedModel
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import Completion, TextStream
+    from foresay.server.host.text_stream import AnswerStream, Completion
+    from foresay.server.text.tokenizer import SamplingDefaults
+
+    Model = Engine | ServedModel
 
 #: Writes an answer while it is generated, optionally with its tokens coloured by drafter.
-Write = Callable[["TextStream", bool], "Completion"]
+Write = Callable[["AnswerStream", bool], "Completion"]
 Messages = list[dict[str, str]]
 
 COMMANDS = {
@@ -67,9 +74,11 @@ class ChatSession:
     """
 
     def __init__(
-        self, engine: Engine, config: SamplingConfig, system: str | None, write: Write, terminal: bool = False
+        self, engine: Model, config: SamplingConfig, system: str | None, write: Write, terminal: bool = False
     ) -> None:
-        self._engine, self._config, self._write, self._terminal = engine, for_people(config), write, terminal
+        self._engine, self._write, self._terminal = engine, write, terminal
+        self._usual: SamplingDefaults | None = getattr(engine, "usual", None)  # a server's
+        self._config = for_people(config, self._usual)
         self._system: Messages = []
         self._messages: Messages = []
         self._last: _Answer | None = None
@@ -124,7 +133,7 @@ class ChatSession:
         except ForesayError as error:
             if not self._terminal and not isinstance(error, InvalidRequest):
                 raise
-            note(f"{error} (/new begins a new conversation)")
+            note(f"{error}{'' if isinstance(error, ServerGone) else ' (/new begins a new conversation)'}")
             return
         self._last = _Answer(sent, params, completion, len(stream.steps))
         if completion.text or completion.finish_reason != "cancelled":
@@ -134,7 +143,7 @@ class ChatSession:
         if self._comparing:
             self._decode_again(self._last)
 
-    def _stream(self, sent: Messages, params: SamplingParams, speculate: bool = True) -> TextStream:
+    def _stream(self, sent: Messages, params: SamplingParams, speculate: bool = True) -> AnswerStream:
         return self._engine.stream_chat(
             sent, params, stop=self._config.stop, speculate=speculate, provenance=self._terminal
         )
@@ -160,7 +169,7 @@ class ChatSession:
             note("that answer was stopped: /compare TEXT asks again")
             return
         stream = self._stream(last.sent, msgspec.structs.replace(last.params, seed=last.completion.seed), False)
-        with stopping(stream), Stages() as stages:
+        with stopping(stream), unechoed(), Stages() as stages:
             stages("the same answer without drafts")
             again = stream.result()
         if again.statistics is None:
@@ -182,7 +191,8 @@ class ChatSession:
             case []:
                 note("\n".join(f"{name:<18} {_shown(name, getattr(self._config, name))}" for name in known))
             case [name, "unset"] if name in known:
-                self._config = for_people(msgspec.structs.replace(self._config, **{name: known[name].default}))
+                unset = msgspec.structs.replace(self._config, **{name: known[name].default})
+                self._config = for_people(unset, self._usual)
                 note(f"{name} {_shown(name, getattr(self._config, name))}")
             case [name, value]:
                 try:
@@ -260,31 +270,43 @@ def _timed(statistics: Statistics) -> str:
 
 @command(SamplingConfig)
 @argument("--system", metavar="TEXT", help="a system message to begin with")
+@argument("--url", metavar="URL", help="talk to a model of this server, instead of loading one")
+@argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
+@argument("--no-server", action="store_true", help=f"load the model, even where the server at {URL} has it")
 def chat(config: SamplingConfig, arguments: Namespace) -> int:
     """Talk to a model in the terminal.
 
     foresay chat
     foresay chat Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --temperature 0.7
+    foresay chat --url http://127.0.0.1:8001
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        with loaded(config, unlimited=True) as engine:
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    write: Write = write_out
+    read: Callable[[], str | None] = _line
+    with unechoed() if terminal else nullcontext():  # input typed while loading becomes the first question
+        from foresay.server.cli.served import served_model
+
+        if terminal:
+            from foresay.server.cli.terminal import AnswerWriter, LineReader  # takes a while
+        served = served_model(config, arguments)
+        model = loaded(config, unlimited=True) if served is None else nullcontext(served)
+    if terminal:
+        write, read = AnswerWriter(), LineReader()
+    with model as engine:
+        if arguments.url is None:
             hint_of_models("chat", config, arguments)
-            conversation = ChatSession(engine, config, arguments.system, write_out)
-            return _converse(conversation, engine, lambda: sys.stdin.readline() or None)
-    from foresay.server.cli.terminal import AnswerWriter, LineReader, unechoed
-
-    with unechoed():  # input typed while loading becomes the first question
-        engine = loaded(config, unlimited=True)
-    with engine:
-        hint_of_models("chat", config, arguments)
-        conversation = ChatSession(engine, config, arguments.system, AnswerWriter(), terminal=True)
-        return _converse(conversation, engine, LineReader())
+        conversation = ChatSession(engine, config, arguments.system, write, terminal)
+        return _converse(conversation, engine.info, read)
 
 
-def _converse(conversation: ChatSession, engine: Engine, read: Callable[[], str | None]) -> int:
-    drafter = engine.info.drafter
-    who = [engine.info.target, *([] if drafter == NONE else [f"drafted by {drafter}"]), conversation.sampling]
-    note(f"{', '.join(who)}\n/help shows the commands, /bye leaves.")
+def _line() -> str | None:
+    """A line of the standard input; None at its end."""
+    return sys.stdin.readline() or None
+
+
+def _converse(conversation: ChatSession, info: Any, read: Callable[[], str | None]) -> int:
+    drafted = [f"drafted by {info.drafter}"] if info.drafter not in ("", NONE) else []
+    note(f"{', '.join([info.target, *drafted, conversation.sampling])}\n/help shows the commands, /bye leaves.")
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0

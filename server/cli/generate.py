@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,8 @@ from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import Completion, TextStream
+    from foresay.server.host.text_stream import AnswerStream, Completion, TextStream
+    from foresay.server.text.tokenizer import SamplingDefaults
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:
@@ -30,11 +31,12 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
-def for_people(config: SamplingConfig) -> SamplingConfig:
-    """The config with unset sampling settings from the model's ``generation_config.json``, else with usual values."""
+def for_people(config: SamplingConfig, usual: SamplingDefaults | None = None) -> SamplingConfig:
+    """The config with unset sampling settings from ``usual``: by default the model's ``generation_config.json``, else
+    usual values."""
     from foresay.server.text.tokenizer import SamplingDefaults
 
-    usual = SamplingDefaults.read(target_directory(config)).for_people()
+    usual = usual or SamplingDefaults.read(target_directory(config)).for_people()
     unset = [name for name in ("temperature", "top_k", "top_p") if getattr(config, name) is None]
     return msgspec.structs.replace(config, **{name: getattr(usual, name) for name in unset})
 
@@ -50,15 +52,16 @@ def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -
     if config.target != "bundled" or "target" in arguments:
         return
     description, target = "smollm2 is a small real model", "smollm2"
-    for served in _served():
+    for served in served_models():
         if served["root"] != "bundled":
             description, target = f"the server at {URL} has {served['id']}", served["root"]
             break
     note(f"no model is named, so this is the toy; {description}: foresay {command} {target}")
 
 
-def _served() -> list[dict[str, str]]:
-    """The models of a Foresay server at the default address. No key is sent, since anything may listen there."""
+def served_models() -> list[dict[str, Any]]:
+    """The models of a Foresay server at the default address, as ``/v1/models`` lists them. No key is sent, since
+    anything may listen there."""
     try:
         listed = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
         return [model for model in listed if model["owned_by"] == "foresay"]
@@ -92,7 +95,7 @@ def generate(config: SamplingConfig, arguments: Namespace) -> int:
     return 0
 
 
-def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
+def _writer(chat: bool) -> Callable[[AnswerStream, bool], Completion]:
     """The function that prints an answer: on a terminal as in a conversation, with lines wrapped between words. The
     continuation of a prompt is printed unchanged."""
     if not (chat and sys.stdout.isatty()):
@@ -102,7 +105,7 @@ def _writer(chat: bool) -> Callable[[TextStream, bool], Completion]:
     return AnswerWriter()
 
 
-def write_out(stream: TextStream, coloured: bool = False) -> Completion:
+def write_out(stream: AnswerStream, coloured: bool = False) -> Completion:
     """Print a stream's text as it is generated, without colours; Ctrl-C ends the text, not the program."""
     with stopping(stream):
         for piece in stream:

@@ -52,7 +52,6 @@ def _add_agent(parser: ArgumentParser) -> None:
     "--url", metavar="URL", help="use the server that runs there (else one at --host and --port)", after_target=True
 )
 @argument("--model", metavar="NAME", help="which of its models, if it has several", after_target=True)
-@argument("--anyway", action="store_true", help="start the agent even if the model does not suffice", after_target=True)
 def launch(config: ServeConfig, arguments: Namespace) -> int:
     """Start a coding agent on a local model, with a server for it.
 
@@ -70,7 +69,7 @@ def launch(config: ServeConfig, arguments: Namespace) -> int:
         _server(config, arguments, agent) as url,
         tempfile.TemporaryDirectory(prefix="foresay-") as folder,
     ):
-        values = _values(url, config.api_key[0] if config.api_key else "none", arguments, agent)
+        values = _values(url, config, arguments, agent)
         print(f"foresay launch: {agent.title} uses {values['model']} at {url}", file=sys.stderr)
         command, variables = agent.started(values, Path(folder))
         return _run([*command, *arguments.words], variables)
@@ -253,8 +252,9 @@ def _health(url: str) -> dict[str, Any] | None:
 # -- its model ---------------------------------------------------------------------------------------------------------
 
 
-def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str, str | int]:
+def _values(url: str, config: ServeConfig, arguments: Namespace, agent: Agent) -> dict[str, str | int]:
     """The values for the agent's configuration. Raises ConfigurationError if the model does not suffice for it."""
+    key = config.api_key[0] if config.api_key else "none"
     known = {card["id"]: card for card in _answer(url, "/v1/models", key)["data"]}
     name = arguments.model or next(iter(known))
     if name not in known:
@@ -264,7 +264,7 @@ def _values(url: str, key: str, arguments: Namespace, agent: Agent) -> dict[str,
     lacks = [] if "tools" in can or not agent.tools else ["a chat template with tools"]
     if context and context < agent.tokens:
         lacks.append(f"a context of {agent.tokens:,} tokens (it has {context:,})")
-    if lacks and not arguments.anyway:
+    if lacks and not config.anyway:
         raise ConfigurationError(
             f"{name} does not suffice: {agent.title} needs {' and '.join(lacks)}. {_advice(agent, arguments.agent)}; "
             "--anyway starts it nevertheless"

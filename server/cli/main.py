@@ -36,6 +36,7 @@ from foresay.server.cli import (
     keys,
     launch,
     ollama,
+    prove,
     pull,
     serve,
     train,
@@ -73,7 +74,7 @@ def version(config: None, arguments: Namespace) -> int:
 GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
     "choose one:": (pull.show_models, pull.pull, pull.check, pull.quantize),
-    "make it faster:": (bench.bench, bench.selfcheck, train.run),
+    "make it faster:": (bench.bench, prove.prove, train.run),
     "run a server:": (serve.show_config, keys.run, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
 }
@@ -236,7 +237,7 @@ def _run(command: Command, arguments: Sequence[str]) -> int:
     known = settings_of(command.config)
     given = {name: value for name, value in vars(parsed).items() if name in known}
     loaded = load(command.config, given, os.environ, parsed.config)
-    if not command.elsewhere:
+    if not (command.elsewhere or getattr(parsed, "url", None)):
         check_names(loaded.config)
     return command.run(loaded.config, parsed)
 

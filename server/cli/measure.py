@@ -113,6 +113,8 @@ def why_unknown(speeds: Speeds, drafted: Sequence[Statistics], crowded: float) -
     drafted texts. crowded: the share of the time that threads waited for a core."""
     if speeds.speedup is None or speeds.spread is None or speeds.interval is None:
         return _nothing(drafted)
+    if not any(one.drafted for one in drafted):
+        return "nothing was drafted, so a difference is noise"
     (least, most), (low, high), most_tokens = speeds.spread, speeds.interval, _most_tokens(drafted)
     if crowded > _CROWDED:
         return f"other programs kept the cores busy for {crowded:.0%} of the time; {_AGAIN}"

@@ -1,5 +1,5 @@
-"""``foresay run``, ``list``, ``ps``, ``stop`` and ``rm``: Ollama's commands. Each does what another command or a route
-of the server does.
+"""``foresay run``, ``list``, ``ps`` and ``rm``: Ollama's commands. Each does what another command or a route of the
+server does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(config: SamplingConfig, arguments: Namespace) -> int:
     if arguments.prompt:
         prompt = " ".join(arguments.prompt)
         return generate(config, _with(arguments, prompt=prompt, chat=True, json=False, unlimited=True))
-    return chat(config, _with(arguments, system=None))
+    return chat(config, _with(arguments, system=None, url=None, api_key=None, no_server=True))
 
 
 def _with(arguments: Namespace, **more: object) -> Namespace:
@@ -121,23 +121,17 @@ def _agreed(question: str) -> bool:
 # -- on a server -------------------------------------------------------------------------------------------------------
 
 
-_API_KEY = argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
-
-
-def _answer(arguments: Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    return answer(arguments.url, path, arguments.api_key or os.environ.get("FORESAY_API_KEY"), body)
-
-
 @command(None)
 @AT
-@_API_KEY
+@argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
 def ps(config: None, arguments: Namespace) -> int:
     """List the models that a running server has loaded.
 
     foresay ps
     foresay ps --url http://127.0.0.1:8001
     """
-    show_table(("name", "size", "on", "until"), map(_row, _answer(arguments, "/api/ps").get("models", [])))
+    key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
+    show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
     return 0
 
 
@@ -147,18 +141,4 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
     return model["name"], bytes_in_words(model["size"]), "GPU" if model["size_vram"] else "CPU", until
 
 
-@command(None)
-@argument("model", metavar="MODEL", help="as foresay ps shows it")
-@AT
-@_API_KEY
-def stop(config: None, arguments: Namespace) -> int:
-    """Have a running server unload a model.
-
-    foresay stop smollm2
-    """
-    _answer(arguments, "/api/generate", {"model": arguments.model, "keep_alive": 0, "stream": False})
-    print(f"{arguments.model}: unloaded as soon as no request needs it (where the server has several keys it stays)")
-    return 0
-
-
-COMMANDS = (run, list_models, ps, stop, remove)
+COMMANDS = (run, list_models, ps, remove)

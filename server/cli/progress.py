@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from foresay.server.host.child import PASSIVE
 from foresay.server.host.imports import import_tokenizers, uncollected
 from foresay.server.settings.config import EngineConfig, SamplingConfig
-from foresay.server.settings.resolved import check_config
+from foresay.server.settings.resolved import check_config, max_model_len
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.host.text_stream import AnswerStream
 
 #: Seconds between updates of the line's clock, even if no progress is reported.
 TICK_SECONDS = 0.2
@@ -33,14 +34,16 @@ _ERASE = "\r\x1b[K"
 
 
 class Stages:
-    """Called with each stage, and the share done (0 to 1, None if unknown); closed at the end.
+    """Called with each stage, and the share done (0 to 1, None if unknown), and with warnings, which stay; closed at
+    the end.
 
     out: stderr by default. lines: whether to write a line for each stage if ``out`` is not a terminal. seconds:
-    duration of each finished stage.
+    duration of each finished stage. warned: the warnings written.
     """
 
     def __init__(self, out: TextIO | None = None, lines: bool = False) -> None:
         self.seconds: dict[str, float] = {}
+        self.warned: set[str] = set()
         self._out = out or sys.stderr
         self._live = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._lines = lines
@@ -55,6 +58,10 @@ class Stages:
         """Show the current stage."""
         with self._lock:
             if self._over.is_set():
+                return
+            if phase.startswith("warning: "):
+                self.warned.add(phase)
+                self._write(f"{_ERASE if self._live else ''}{phase}\n")
                 return
             self._share = share
             if phase != self._stage:
@@ -132,8 +139,8 @@ def loaded(config: EngineConfig, unlimited: bool = False) -> Engine:
         engine = Engine.from_config(config, stages)
     if unlimited:
         engine.usual_tokens = None
-    for warning in engine.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    for warning in sorted({f"warning: {one}" for one in engine.warnings} - stages.warned):
+        print(warning, file=sys.stderr)
     return engine
 
 
@@ -142,8 +149,7 @@ def _refuse_early(config: EngineConfig) -> None:
     model = check_config(config)
     if model is None or not isinstance(config, SamplingConfig) or config.max_tokens is None:
         return
-    longest = model.max_positions
-    length = min(config.max_model_len or longest, config.kv_tokens or longest, longest)
+    length = min(max_model_len(config, model), config.kv_tokens or model.max_positions)
     if config.max_tokens >= length:
         raise ConfigurationError(
             f"--max-tokens {config.max_tokens}: prompt and answer together have at most {length} tokens, so "
@@ -152,7 +158,7 @@ def _refuse_early(config: EngineConfig) -> None:
 
 
 @contextmanager
-def stopping(stream: TextStream) -> Iterator[None]:
+def stopping(stream: AnswerStream) -> Iterator[None]:
     """In this context Ctrl-C ends the text after the current step: an exception within a step would leave half of
     it."""
     before = signal.signal(signal.SIGINT, lambda *_: stream.close_soon())
@@ -160,6 +166,22 @@ def stopping(stream: TextStream) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Disable echo in the context, so that input does not appear within output; it is read afterwards."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    except (termios.error, OSError, ValueError):  # no terminal
+        yield
+        return
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def note(text: str, indent: int = 0) -> None:

@@ -128,10 +128,15 @@ def check(config: EngineConfig, arguments: Namespace) -> int:
     foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
     foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
     """
-    from foresay.server.cli.check import pair
-    from foresay.server.cli.check.probe import show
+    with Stages() as stages:
+        stages("importing")
+        from foresay.server.cli.check import pair
+        from foresay.server.cli.check.probe import show
 
-    report = pair.check(config, PROBE_SECONDS if arguments.probe else None)
+        stages("reading the models' headers")
+        report = None if arguments.probe else pair.check(config, None)
+    if report is None:
+        report = pair.check(config, PROBE_SECONDS)
     if arguments.json:
         print(msgspec.json.encode(report).decode())
     else:

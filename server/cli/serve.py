@@ -13,7 +13,7 @@ import resource
 import urllib.error
 import urllib.request
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -110,12 +110,20 @@ def admin_key(given: str | None) -> str:
     return key
 
 
+class ServerGone(ForesayError):
+    """No Foresay server answers, or it ended in the middle of an answer."""
+
+
 def answers(
-    url: str, path: str, key: str | None, body: dict[str, Any] | None = None, seconds: float | None = None
-) -> Iterator[dict[str, Any]]:
-    """The lines of the server's response, to a GET if there is no body; an error is one line. seconds: timeout of each
-    line;
-    None: wait forever."""
+    url: str,
+    path: str,
+    key: str | None,
+    body: dict[str, Any] | None = None,
+    seconds: float | None = None,
+    began: Callable[[Any], object] = lambda response: None,
+) -> Generator[dict[str, Any], None, None]:
+    """The lines or events of the server's response, to a GET if there is no body; an error is one. seconds: timeout of
+    each; None: wait forever. began: called with the response once its headers are there."""
     url = url if "://" in url else f"http://{url}"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
@@ -123,7 +131,11 @@ def answers(
         request = urllib.request.Request(url.rstrip("/") + path, data, headers)
         try:
             with opened(request, seconds) as answer:
-                yield from map(json.loads, answer)
+                began(answer)
+                for line in map(bytes.strip, answer):
+                    data = line.removeprefix(b"data: ")
+                    if data and not data.startswith(b":") and data != b"[DONE]":  # an event stream's comments and end
+                        yield json.loads(data)
         except urllib.error.HTTPError as error:
             with error:
                 error_body = json.loads(error.read())["error"]
@@ -134,7 +146,7 @@ def answers(
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         words = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
-        raise ForesayError(f"--url {url}: no Foresay server answers there ({words})") from None
+        raise ServerGone(f"--url {url}: no Foresay server answers there ({words})") from None
     except (ValueError, TypeError, KeyError):
         raise ForesayError(f"--url {url}: this is not a Foresay server") from None
 
@@ -148,9 +160,10 @@ def opened(request: urllib.request.Request, seconds: float | None) -> Any:
     return opener.open(request, timeout=seconds)
 
 
-def answer(url: str, path: str, key: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The server's response, if it is a single line; raises ForesayError if it is an error."""
-    found = next(answers(url, path, key, body), {})
+def answer(url: str, path: str, key: str | None, seconds: float | None = None) -> dict[str, Any]:
+    """The server's response to a GET, if it is a single line; raises ForesayError if it is an error. seconds: timeout;
+    None: wait forever."""
+    found = next(answers(url, path, key, seconds=seconds), {})
     if "error" in found:
         raise ForesayError(f"--url {url}: {found['error']['message']}")
     return found

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-import termios
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,10 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.progress import stopping
+from foresay.server.cli.progress import stopping, unechoed
 
 if TYPE_CHECKING:
-    from foresay.server.host.text_stream import Completion, TextStream
+    from foresay.server.host.text_stream import AnswerStream, Completion
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between redraws of the growing block.
@@ -130,7 +129,7 @@ class AnswerWriter:
         self._console = console or Console(highlight=False)
         self._colours: dict[str, str] = {}
 
-    def __call__(self, stream: TextStream, coloured: bool) -> Completion:
+    def __call__(self, stream: AnswerStream, coloured: bool) -> Completion:
         """Write an answer while it is generated; Ctrl-C ends it. coloured: by drafter, else as Markdown."""
         text = ""
         with stopping(stream), unechoed(), Live(console=self._console, auto_refresh=False, transient=True) as live:
@@ -163,7 +162,7 @@ class AnswerWriter:
         counts = Counter(map(_drafter, tokens))
         own = counts.pop("", 0)
         drafted = [Text(f"{name} {count}", self._colour(name)) for name, count in counts.items()]
-        return Text("  ").join([*drafted, Text(f"the target itself {own}")])
+        return Text("  ").join([*drafted, Text(f"the model's own {own}")])
 
 
 def _frames(stream: Iterable[str]) -> Iterator[str]:
@@ -213,19 +212,3 @@ class _Lines:
         for line in lines[-max(1, console.height - 2) :] if self._at_end else lines:
             yield from line
             yield Segment.line()
-
-
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """Disable echo in the context, so that input does not appear within output; it is read afterwards."""
-    try:
-        before = termios.tcgetattr(sys.stdin)
-        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-    except (termios.error, OSError, ValueError):  # no terminal
-        yield
-        return
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -156,7 +156,7 @@ def test_the_readme_shows_others_in_the_format_that_suits_each_way_best(tmp_path
     older = {**entry, "target": "other.gguf"}
     for number, record in enumerate([older, entry, at_once, {**entry, "kinds": {"together": {}, "own": {}}}]):
         (tmp_path / f"{number}-{record['bench']}.json").write_text(json.dumps(record))
-    text = readme.block(readme.newest(tmp_path))
+    text = readme.block(readme.newest(tmp_path), readme.on_gpu())
     assert "| llama.cpp A plain | 50 / 50 | 50 / 50 | 50 / 50 |" in text and "B plain |" not in text
     assert "| foresay auto | 300 / 300 |" in text and "| foresay auto | 300 | 300 |" in text
     same = "4.00 (4.00 to 4.00)"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from foresay.server.catalog.catalog import KnownShape, find_target, known_targets, of_shape
+from foresay.server.catalog.catalog import KnownShape, find_target, known_targets, of_shape, parameters_of
 from foresay.server.cli.check.pair import check, recommended
+from foresay.server.engine.checks import described
 from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, choose_draft
@@ -44,6 +47,19 @@ PUBLISHED_DRAFTS = {
     "RedHatAI/Qwen3-32B-speculator.eagle3": 1561,
     "text-generation-inference/Mistral-7B-Instruct-v0.2-medusa": 443.5,
 }
+
+
+def test_an_output_head_that_is_the_embedding_counts_once_where_files_store_it_again():
+    """As the GGUF files of Qwen2.5-Coder 1.5B do, and of the 0.5B that drafts for it."""
+    target = known_targets()["Qwen/Qwen2.5-Coder-1.5B-Instruct"]
+    for shape, count in [(target.shape, target.parameters), *((one.shape, one.parameters) for one in target.drafts)]:
+        assert shape is not None
+        tied = shape.model()
+        again = replace(tied, tie_word_embeddings=False)
+        assert parameters_of(again) == parameters_of(tied) == count < stored_parameters(again)
+        assert f" {count_in_words(count)} weights" in described(again, "bfloat16", "model")
+    untied = known_targets()["Qwen/Qwen2.5-7B-Instruct"]
+    assert parameters_of(untied.shape.model()) == untied.parameters
 
 
 @pytest.mark.parametrize("id", PUBLISHED)

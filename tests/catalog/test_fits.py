@@ -12,12 +12,12 @@ import pytest
 from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_targets
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.cli.models import GROUPS, TOKENS, WEIGHTS, Machine, fitting, flags, needed
-from foresay.server.engine.build import max_model_len, plan
+from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.resolved import BUNDLED, CannotRun
+from foresay.server.settings.resolved import BUNDLED, CannotRun, max_model_len
 from foresay.verifier.model.config import ModelConfig
 from tests.server.terminal import Terminal
 

@@ -135,7 +135,7 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_go_on(se
         for name, why in (
             ("damaged", "safetensors"),
             ("absent", "no such file or directory"),
-            ("long", "max_model_len is"),
+            ("long", "--max-model-len"),
         ):
             with pytest.raises(openai.InternalServerError, match=why) as refused:
                 await client.completions.create(model=name, **ASK)

@@ -51,8 +51,8 @@ def test_alone(built, expected, caplog, name, changes) -> None:
         assert_same(expected, run(engine, jobs))
         assert_same(expected, run(engine, JOBS))
     warnings = warned(caplog)
-    assert len(warnings) == (name in FAULTY), warnings
-    assert all(f"the drafter {name.lower()} failed" in text for text in warnings)
+    assert len(warnings) in ((1, 2) if name in FAULTY else (0,)), "at first, and when it is switched off"
+    assert all(text.startswith(f"{name.lower()} failed in ") for text in warnings)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -199,7 +200,7 @@ def test_an_engine_of_strangers(strangers, changes) -> None:
     listed = jobs_of(300, (9, 70, 33, 1, 20, 40), 20)
     engine = witnessed(build_engine(config(strangers / "target", str(strangers / "draft"), **changes)))
     assert engine.info.exact, engine.info.exact_reason
-    reason = "asked for, knows 269 of the target's 290 tokens, 93%"
+    reason = "asked for, knows 269 of the target's 290 tokens, 99% of a text"
     assert engine.info.drafter_reason == reason
     assert engine.info.warnings == ()
     bare = witnessed(build_engine(config(strangers / "target", "none")))
@@ -212,18 +213,27 @@ def test_an_engine_of_strangers(strangers, changes) -> None:
 def test_too_little_in_common_is_refused(strangers, tmp_path) -> None:
     make("llama2", tmp_path, num_hidden_layers=1)
     write_characters(tmp_path, "0123456789")
-    with pytest.raises(ConfigurationError, match=r"knows only 10 of the target's 290 tokens, 3%, too few to be of use"):
+    with pytest.raises(ConfigurationError, match=r"knows only 10 of the target's 290 tokens, .*--anyway to try it"):
         build_engine(config(strangers / "target", str(tmp_path)))
+    assert build_engine(config(strangers / "target", str(tmp_path), anyway=True)).info.warnings
+    write_characters(tmp_path, "ÄÖ")
+    with pytest.raises(ConfigurationError, match=r"knows only 0 of"):
+        build_engine(config(strangers / "target", str(tmp_path), anyway=True))
 
 
-def test_little_in_common_is_reported_with_what_to_do(strangers, tmp_path) -> None:
+def test_little_in_common_is_reported_before_anything_is_loaded(strangers, tmp_path) -> None:
+    """These letters are three quarters of a text, with hardly a tenth of all tokens."""
     make("llama2", tmp_path, num_hidden_layers=1)
-    write_characters(tmp_path, "0123456789abcdefgh")
-    engine = build_engine(config(strangers / "target", str(tmp_path)))
-    assert engine.info.warnings == (
-        f"--draft {tmp_path} knows only 18 of the target's 290 tokens, 6%, and drafts no others: name a draft model of "
-        "the target's family, or --draft suffix, which needs none",
+    write_characters(tmp_path, "abcdefghilmnoprstuy")
+    stages: list[str] = []
+    engine = build_engine(config(strangers / "target", str(tmp_path)), lambda stage, share=None: stages.append(stage))
+    (warning,) = engine.info.warnings
+    assert re.fullmatch(
+        rf"--draft {tmp_path} has another vocabulary: it knows only 19 of the target's 290 tokens, [5-8]\d% of a text, "
+        "and drafts no others; name a draft model of the target's family, or --draft suffix, which needs none",
+        warning,
     )
+    assert stages[:2] == ["finding the models", f"warning: {warning}"]
 
 
 def write_characters(directory: Path, characters: str) -> None:

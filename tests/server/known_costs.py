@@ -51,6 +51,7 @@ def give(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("foresay.verifier.model.kept_weights.LEAST_BYTES", sys.maxsize)
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
+    patch.setattr("foresay.server.host.local.Costs", known)
     patch.setattr(EngineProcess, "__init__", _forgetful(EngineProcess.__init__))
 
 

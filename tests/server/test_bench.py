@@ -18,7 +18,8 @@ from foresay.server.host.text_stream import TextStream
 from foresay.server.settings.config import BenchConfig
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
-from tests.dashboard.timed import Clock, Script, engine
+from foresay.spec.tree import DraftTree
+from tests.dashboard.timed import Clock, Knowing, Script, engine
 
 SPEEDS = {
     "none": Script(plain=0.010, drafting=0.0, verifying=0.010, right=0),
@@ -34,7 +35,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     clock.give(monkeypatch)
 
-    def build(config: BenchConfig, *rest: Any) -> Any:
+    def build(config: BenchConfig, *rest: Any, **kept: Any) -> Any:
         return engine(SPEEDS[config.draft], clock, config.draft != "none")
 
     monkeypatch.setattr("foresay.server.host.local.build_engine", build)
@@ -88,6 +89,16 @@ def test_a_gain_on_a_crowded_machine_is_not_reported(ways: Clock, capsys, monkey
     *_, last = run(capsys, "--prompt", "a", "--draft", "ngram")
     assert last.startswith("cannot tell how much drafts gain (")
     assert last.endswith(f"times as fast with drafts): {why}; both wrote the same tokens")
+
+
+def test_where_nothing_is_drafted_a_difference_is_noise(ways: Clock, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Knowing, "_tree", lambda drafter, root, shape: DraftTree.chain([root], drafter.name))
+    why = "nothing was drafted, so a difference is noise"
+    *_, last = run(capsys, "--prompt", "a", "--draft", "ngram")
+    assert last == f"{why}; both wrote the same tokens"
+    *_, row, _none, output, last = run(capsys, "--prompt", "a", "--compare", "ngram")
+    assert row.endswith("(cannot tell)") and output == f"ngram: cannot tell how much it gains: {why}"
+    assert last == NONE_GAINS
 
 
 @pytest.mark.parametrize("flags", [["--compare", "none"], ["--draft", "none"]])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import re
 import shutil
 import signal
 import stat
 import sys
+import termios
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -23,13 +27,16 @@ from foresay.server.cli import chat, terminal
 from foresay.server.cli.chat import ChatSession
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
-from foresay.server.cli.progress import note
+from foresay.server.cli.progress import Stages, note
+from foresay.server.cli.serve import answer
+from foresay.server.cli.served import ServedModel
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.accept import ByDepth
 from foresay.spec.errors import NumericalError
+from tests.server.live import LiveServer
 from tests.server.terminal import Terminal
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
@@ -167,22 +174,33 @@ def test_tokens_have_the_colour_of_their_drafter_and_a_legend_counts_them() -> N
     stream = Scripted(["So", " it", " was **not**", " so"], ["", "suffix", "suffix", "ngram"])
     shown = written(stream, coloured=True, colours=True)
     assert "So\x1b[32m it\x1b[0m\x1b[32m was **not**\x1b[0m\x1b[36m so\x1b[0m" in shown
-    assert shown.strip().endswith("\x1b[32msuffix 2\x1b[0m  \x1b[36mngram 1\x1b[0m  the target itself 1")
+    assert shown.strip().endswith("\x1b[32msuffix 2\x1b[0m  \x1b[36mngram 1\x1b[0m  the model's own 1")
 
 
 # -- the conversation --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine("bundled", "ngram", draft_tokens=2, max_model_len=512, dtype="float32") as engine:
-        yield engine
+AnyEngine = Engine | ServedModel
+SETTINGS: dict[str, Any] = {"draft": "ngram", "draft_tokens": 2, "max_model_len": 512, "dtype": "float32"}
+FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module", params=["own", "served"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyEngine]:
+    """One in this process, and the same one behind a real server."""
+    if request.param == "own":
+        with Engine("bundled", **SETTINGS) as engine:
+            yield engine
+        return
+    with LiveServer(tmp_path_factory.mktemp("chat") / "log", "bundled", *FLAGS) as server:
+        url = server.wait_for_url()
+        yield ServedModel(url, None, answer(url, "/v1/models", None)["data"][0])
 
 
 class Talk(ChatSession):
     """One of the bundled toy's, whose prompts and sampling are noted."""
 
-    def __init__(self, engine: Engine, interrupted: bool = False) -> None:
+    def __init__(self, engine: AnyEngine, interrupted: bool = False) -> None:
         self.asked: list[list[dict[str, str]]] = []
         self.params: list[object] = []
         self.interrupted = interrupted
@@ -216,16 +234,16 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
     return lambda: capsys.readouterr().err.splitlines()
 
 
-def test_the_line_after_an_answer_counts_tokens_and_passes(engine: Engine, said: Said) -> None:
+def test_the_line_after_an_answer_counts_tokens_and_passes(engine: AnyEngine, said: Said) -> None:
     assert Talk(engine).obey(QUESTION)
     pattern = r"12 tokens in \d+ passes, [\d.]+ tokens/s, cut for length \(/set max_tokens N\)"
     assert re.fullmatch(pattern, said()[-1])
 
 
-def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: Engine, said: Said) -> None:
+def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: AnyEngine, said: Said) -> None:
     before, talk = signal.getsignal(signal.SIGINT), Talk(engine, interrupted=True)
     talk.obey(QUESTION)
-    assert said()[-1].endswith("pass, stopped")
+    assert re.search(r"tokens? in \d+ pass(es)?, stopped$", said()[-1]), "a server may have gone on for a few"
     assert signal.getsignal(signal.SIGINT) is before, "as it was, ignored too where a shell's job has it so"
     talk.obey("And 3?")
     question, answer, _ = talk.asked[-1]
@@ -234,7 +252,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_was_written(engine: Engine, said:
     assert said()[-1] == "that answer was stopped: /compare TEXT asks again"
 
 
-def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engine, said: Said) -> None:
+def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: AnyEngine, said: Said) -> None:
     talk = Talk(engine)
     talk.obey("/compare")
     assert said() == ["the next question is answered with drafts and without"]
@@ -249,7 +267,48 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: Engin
     assert said()[-1] != "the same text"
 
 
-def test_system_and_new_change_what_is_sent(engine: Engine, said: Said) -> None:
+def test_what_is_typed_meanwhile_appears_neither_while_it_compares_nor_while_it_loads(
+    engine: AnyEngine, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read afterwards. It appeared in the line that shows progress."""
+    reader, writer = pty.openpty()
+    echoes: list[bool] = []
+
+    def noted() -> None:
+        echoes.append(bool(termios.tcgetattr(writer)[3] & termios.ECHO))
+
+    class Watched(Stages):
+        def __call__(self, phase: str, share: float | None = None) -> None:
+            noted()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, *rest: object) -> None:
+            if name == "foresay.server.cli.terminal":  # imports what takes a while
+                noted()
+
+    def stopped(*_: object, **__: object) -> None:
+        noted()
+        raise NumericalError("loaded enough")
+
+    with open(writer, "r+b", buffering=0) as screen, open(reader, "rb"):
+        monkeypatch.setattr(sys, "stdin", screen)
+        monkeypatch.setattr("foresay.server.cli.chat.Stages", Watched)
+        talk = Talk(engine)
+        talk.obey(QUESTION)
+        talk.obey("/compare")
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+        monkeypatch.delitem(sys.modules, "foresay.server.cli.terminal")
+        monkeypatch.delattr("foresay.server.cli.terminal")
+        monkeypatch.setattr("foresay.server.cli.chat.loaded", stopped)
+        with pytest.raises(NumericalError):
+            chat.chat(SamplingConfig(), Namespace(system=None, url=None, api_key=None, no_server=True, config=None))
+        noted()
+    assert echoes == [False, False, False, True]
+
+
+def test_system_and_new_change_what_is_sent(engine: AnyEngine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
         assert talk.obey(line)
@@ -288,12 +347,12 @@ def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pyt
         ("/stats", "nothing to tell yet"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_right(engine: Engine, said: Said, line: str, answer: str) -> None:
+def test_what_is_wrong_is_named_with_what_is_right(engine: AnyEngine, said: Said, line: str, answer: str) -> None:
     assert Talk(engine).obey(line)
     assert said() == [answer]
 
 
-def test_set_changes_the_next_answers(engine: Engine, said: Said) -> None:
+def test_set_changes_the_next_answers(engine: AnyEngine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/set temperature 0.5", "/set top_p 0.9", "/set max_tokens 3", "/set seed 7", QUESTION):
         talk.obey(line)
@@ -346,18 +405,17 @@ def test_how_far_drafts_were_right_is_shown_in_words(depths: list[int], drafts: 
     assert chat._accepted(ByDepth.of(depths, drafts)) == said
 
 
-def test_a_path_is_a_question_and_bye_leaves(engine: Engine) -> None:
+def test_a_path_is_a_question_and_bye_leaves(engine: AnyEngine) -> None:
     talk = Talk(engine)
     assert talk.obey("/etc/hosts is what?") and talk.asked
     assert not any(talk.obey(line) for line in ("/bye", "/quit", "/exit"))
 
 
-def test_an_error_ends_an_answer_and_not_the_conversation(
-    engine: Engine, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_ends_an_answer_and_not_the_conversation(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object) -> None:
         raise NumericalError("the logits hold NaN")
 
+    engine = Engine("bundled", **SETTINGS)
     talk = Talk(engine)
     talk.obey(QUESTION)
     with monkeypatch.context() as patch:
@@ -378,7 +436,7 @@ def test_a_whole_conversation_on_a_terminal(
     flags = ["--draft", "ngram", "--draft-tokens", "2", "--max-model-len", "256", "--dtype", "float32"]
     assert main(["chat", "--seed", "1", "--max-tokens", "12", *flags]) == 0
     captured = capsys.readouterr()
-    assert "the target itself " in captured.out
+    assert "the model's own " in captured.out
     assert captured.err.splitlines()[-1] == "the same text"
 
 

@@ -96,6 +96,7 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
         (["quantize", "bundled", "--out", "/"], "--out /: already exists and is not empty"),
         (["train", "medusa", "--prompts", "no", "--out", "x"], "--prompts no: no such file or directory"),
         (["generate", "--prompt", "x", "--max-tokens", "1024"], "so --max-tokens 1023 is the most"),
+        (["serve", "--max-model-len", "9999999"], "--max-model-len 9999999: the model holds at most 1024 tokens"),
         (["generate"], "foresay generate: needs --prompt (see"),
         (["generate", "--prompt", ""], "--prompt must be text that is not empty"),
         (["config", "shwo"], "foresay config: ACTION must be show, got 'shwo'; did you mean \"show\"?"),
@@ -130,7 +131,16 @@ def test_what_cannot_be_loaded_is_refused_before_torch_is_imported(
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    words = [command[0], str(tmp_path), *command[1:]]
+    refused_early([command[0], str(tmp_path), *command[1:]], said)
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "--prompt", "x"], ["chat"]])
+def test_so_is_a_context_that_the_model_does_not_hold(command: list[str]) -> None:
+    refused_early([*command, "--max-model-len", "1025"], "--max-model-len 1025: the model holds at most 1024 tokens")
+
+
+def refused_early(words: list[str], said: str) -> None:
+    """The command is refused with this, and torch not imported."""
     code = f"import sys\nfrom foresay.server.cli.main import main\nprint(main({words!r}), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout in ("1 False\n", "2 False\n")

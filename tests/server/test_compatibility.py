@@ -17,7 +17,7 @@ from openai.resources.responses import Responses
 from tokenizers import processors
 
 from foresay.server.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from foresay.server.api.common.validation import refused_fields
+from foresay.server.api.common.validation import IGNORED, refused_fields
 from foresay.server.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from foresay.server.api.openai.tokens import TokenizeRequest
 from foresay.server.api.responses.schemas import ResponseRequest
@@ -110,6 +110,12 @@ def test_every_field_of_the_struct_and_of_the_official_client_has_a_row(heading)
     assert not shared or fields(heading, "refused") == set(refused_fields(struct))
 
 
+def test_no_warning_comes_of_fields_that_are_listed_as_ignored():
+    responses = {field for field, what in table("`POST /v1/responses`").items() if what == "ignored"}
+    listed = {field for heading in APIS if heading != OPTIONS for field in fields(heading, "ignored")} | responses
+    assert listed - WITHOUT_EFFECT == IGNORED
+
+
 def test_fields_that_several_apis_have():
     assert set(GenerationRequest.__struct_fields__) <= set(table(SHARED))
     assert set(CountTokensRequest.__struct_fields__) < set(MessagesRequest.__struct_fields__)
@@ -121,7 +127,7 @@ def test_fields_that_several_apis_have():
 
 #: For each supported field a value that shows, and what has to be said besides to see it.
 VISIBLE: dict[str, Any] = {
-    "model": "other", "stream": True, "stream_pacing": "even", "provenance": True, "max_tokens": 3, "min_tokens": 2,
+    "model": "other", "stream": True, "provenance": True, "max_tokens": 3, "min_tokens": 2,
     "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 9, "presence_penalty": 1,
     "frequency_penalty": 1, "repetition_penalty": 1.5, "repeat_penalty": 1.5, "logit_bias": {"40": 1},
     "bad_words": ["fox"], "allowed_token_ids": [40], "n": 2, "best_of": 2, "stop": ["fox"], "stop_sequences": ["fox"],
@@ -138,7 +144,7 @@ VISIBLE: dict[str, Any] = {
     "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}, "options": {"num_predict": 3},
     "grammar": 'root ::= "a"', "json_schema": {"const": "a"}, "suffix": "fox",
     "samplers": ["top_k"], "cache_prompt": False, "return_progress": True, "timings_per_token": True, "store": True,
-    "metadata": {"a": "b"}, "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
+    "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
     "tool_choice": "none", "stream_options": {"include_usage": True}, "stream_interval": 5, "top_logprobs": 2,
     "include_stop_str_in_output": True, "return_tokens_as_token_ids": True, "continue_final_message": True,
 }  # fmt: skip
@@ -146,10 +152,8 @@ BESIDES: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [FUNCTION]},
     "stream_options": {"stream": True},
     "stream_interval": {"stream": True},
-    "stream_pacing": {"stream": True},
     "return_progress": {"stream": True},
     "top_logprobs": {"logprobs": True},
-    "metadata": {"store": True},
     "include_stop_str_in_output": {"stop": "fox"},
     "return_tokens_as_token_ids": {"prompt_logprobs": 0},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "Tell"}]},

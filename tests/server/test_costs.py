@@ -10,15 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from foresay import Engine
+from foresay.server.cli.main import main
+from foresay.server.engine import taken_over
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host import frames
+from foresay.server.host import frames, local
 from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.settings.config import EngineConfig, ServeConfig
@@ -118,6 +122,75 @@ def test_what_a_server_measured_is_known_to_those_that_start_within_a_day(
     (file,) = (tmp_path / "foresay" / "kernels").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     assert not Costs("these").recall()
+
+
+MEASURED = {"probing exactness", "measuring the step cost", "timing plain steps"}
+QUICK: dict[str, Any] = {"draft": "ngram", "max_model_len": 64, "threads": 1, "max_seqs": 1}
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rounds of steps, and the probes, of engines in this process, which keep what they find in a new folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("FORESAY_WEIGHT_CACHE", "FORESAY_KV_DISK"):  # the suite's: a command reads them, a script does not
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(local, "Costs", Costs)
+    done: list[str] = []
+
+    def counted(where: object, name: str) -> None:
+        found = getattr(where, name)
+
+        def noted(*given: Any, **named: Any) -> Any:
+            done.append(name)
+            return found(*given, **named)
+
+        monkeypatch.setattr(where, name, noted)
+
+    counted(taken_over, "probe")
+    counted(ProfileRun, "turns")
+    return done
+
+
+def test_a_second_engine_in_a_script_or_command_neither_probes_nor_measures(
+    tmp_path: Path, work: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(BUNDLED / "target", tmp_path / "target")
+
+    def started(**changes: Any) -> tuple[set[str], list[int]]:
+        work.clear()
+        said: list[str] = []
+        given = QUICK | changes
+        with Engine(str(tmp_path / "target"), progress=lambda phase, share=None: said.append(phase), **given) as engine:
+            text = engine.generate("The old king", SamplingParams(seed=1, max_tokens=16)).token_ids
+        assert ("probe" in work, "turns" in work) == ("probing exactness" in said, "timing plain steps" in said)
+        return MEASURED & {*said}, text
+
+    first, text = started()
+    assert first == MEASURED
+    assert started() == (set(), text)
+    work.clear()
+    flags = [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert (
+        main(
+            [
+                "generate",
+                str(tmp_path / "target"),
+                *flags,
+                "--prompt",
+                "The old king",
+                "--max-tokens",
+                "4",
+                "--seed",
+                "3",
+            ]
+        )
+        == 0
+    )
+    assert not work and "| exact |" in capsys.readouterr().err
+    assert started(page_size=32) == (MEASURED, text), "other settings"
+    os.utime(tmp_path / "target" / "model.safetensors")
+    assert started() == (MEASURED, text), "another model"
+    assert started() == (set(), text)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ WITH_MODEL = {
     "run": ["NAME"],
     "check": ["NAME"],
     "pull": ["NAME"],
-    "selfcheck": ["NAME"],
+    "prove": ["NAME"],
     "bench": ["NAME"],
     "train": ["draft", "--target", "NAME", "--prompts", "p.txt", "--out", "o"],
 }

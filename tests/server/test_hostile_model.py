@@ -49,7 +49,7 @@ CALLS = {
     "generate in chat": f"generate {{model}} --prompt fox --chat --max-tokens 2 {SMALL}",
     "chat": f"chat {{model}} --max-tokens 2 {SMALL}",
     "check": "check {model} --draft {model} --dtype float32",
-    "selfcheck": f"selfcheck {{model}} --max-tokens 2 {SMALL}",
+    "prove": f"prove {{model}} --max-tokens 2 {SMALL}",
     "bench": f"bench {{model}} --max-tokens 2 --rounds 1 --prompt fox {SMALL}",
     "quantize": "quantize {model} --out {out}",
     "train draft": f"train draft --target {{model}} --prompts {{prompts}} --out {{out}} --width 16 {TRAINING}",
@@ -129,7 +129,7 @@ def run(words: str, capsys: pytest.CaptureFixture[str], **places: object) -> tup
 
 def test_every_command_is_tried() -> None:
     others = {"serve", "config", "deploy", "keys", "models", "pull", "reload", "version"}
-    others |= {"list", "ps", "stop", "rm", "launch"}
+    others |= {"list", "ps", "rm", "launch"}
     assert {call.split()[0] for call in CALLS.values()} | others == set(COMMANDS)
 
 

@@ -207,7 +207,7 @@ def test_closing_gives_every_page_back(engine: Engine) -> None:
 
 
 def test_a_context_without_room_for_an_answer_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match=r"max_model_len is 1.*at least 2"):
+    with pytest.raises(ConfigurationError, match=r"a context of 1 tokens.*at least 2"):
         Engine("bundled", "ngram", max_model_len=1)
     with Engine("bundled", "ngram", max_model_len=2, dtype="float32") as engine:
         assert len(engine.generate([5], temperature=0.0).token_ids) == 1

@@ -1,9 +1,8 @@
-"""``foresay run``, ``list``, ``ps``, ``stop`` and ``rm``."""
+"""``foresay run``, ``list``, ``ps`` and ``rm``."""
 
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -111,8 +110,8 @@ class Server(BaseHTTPRequestHandler):
     asked: list[tuple[str, object, str | None]]
 
     def do_GET(self) -> None:
+        self.asked.append((self.path, None, self.headers["Authorization"]))
         if self.path == "/v1/models":
-            self.asked.append((self.path, None, self.headers["Authorization"]))
             self.answer(200, b'{"data": [{"id": "fox", "root": "./my-fox", "owned_by": "foresay"}]}')
             return
         details = ModelDetails(family="", families=(), parameter_size="", quantization_level="")
@@ -123,12 +122,6 @@ class Server(BaseHTTPRequestHandler):
             for name, at in ends.items()
         ]
         self.answer(200, msgspec.json.encode(Running(models)))
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, body, self.headers["Authorization"]))
-        there = body["model"] == "toy"
-        self.answer(200 if there else 404, b'{"done": true}' if there else b'{"error": "model not found"}')
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -175,13 +168,12 @@ def test_without_a_model_the_command_shows_how_to_name_a_better_one(
     assert "no model is named" not in capsys.readouterr().err
 
 
-def test_stop_has_a_server_unload_a_model(server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stop", "toy", "--url", server, "--api-key", "secret"]) == 0
-    assert capsys.readouterr().out.startswith("toy: unloaded as soon as no request needs it")
-    ((path, body, key),) = Server.asked
-    assert path == "/api/generate" and body == {"model": "toy", "keep_alive": 0, "stream": False}
-    assert key == "Bearer secret"
-    assert main(["stop", "toi", "--url", server]) == 1
-    assert capsys.readouterr().err == f"foresay stop: --url {server}: model not found\n"
+def test_ps_sends_the_key_it_is_given(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORESAY_API_KEY", "secret")
+    for words, key in (([], "Bearer secret"), (["--api-key", "other"], "Bearer other")):
+        assert main(["ps", "--url", server, *words]) == 0
+        assert Server.asked.pop() == ("/api/ps", None, key)
     assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
     assert "no Foresay server answers there" in capsys.readouterr().err

@@ -62,13 +62,13 @@ async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
 @pytest.mark.parametrize(
     ("wrong", "param", "says"),
     [
-        ({"prediction": "once"}, "prediction", "expected `object"),
+        ({"prediction": "once"}, "prediction", "expected an object"),
         ({"prediction": {"content": "once"}}, "prediction.type", "is required"),
         ({"prediction": {"type": "content"}}, "prediction.content", "is required"),
         ({"prediction": {"type": "tokens", "content": "once"}}, "prediction.type", "must be content, got 'tokens'"),
-        (of(5), "prediction.content", "got `int`"),
-        (of(None), "prediction.content", "got `null`"),
-        (of(["once"]), "prediction.content[0]", "expected `object`, got `str`"),
+        (of(5), "prediction.content", "got a whole number"),
+        (of(None), "prediction.content", "got null"),
+        (of(["once"]), "prediction.content[0]", "expected an object, got text"),
         (of([{"type": "text"}]), "prediction.content[0].text", "is required"),
         (
             of([{"type": "text", "text": "a"}, {"type": "image_url", "text": "b"}]),

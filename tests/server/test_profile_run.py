@@ -8,18 +8,14 @@ import time
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from foresay.server.engine.calibrate import ProfileRun, filled
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.protocols import Forward, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_regimes import Foresight
 from tests.spec.harness import Harness
 from tests.spec.tables import TableModel
-from tests.verifier.families import make
-from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 
 def rehearsed(max_model_len: int = 128, pages: int = 200) -> tuple[Harness, ProfileRun]:
@@ -37,23 +33,6 @@ def test_a_curve_of_growing_rows_and_what_a_draft_takes() -> None:
     assert profile_run.root_seconds() > 0
     harness.pool.check([], at_rest=True)
     assert harness.pool.available == harness.pool.num_pages - 1
-
-
-def test_what_a_mixture_wakes_is_counted_behind_a_text(tmp_path, monkeypatch) -> None:
-    """Of which recurrent layers have the state too."""
-    make("qwen3_5_moe", tmp_path)
-    reader, passes = Reader(load_decoder(tmp_path)), []
-    run, text = reader.model.run, random_tokens(random.Random(3), 200, 300)
-
-    def heard(rows: Sequence[Rows]) -> Forward:
-        passes.append((list(rows[0].tokens), run(rows)))
-        return passes[-1][1]
-
-    monkeypatch.setattr(reader.model, "run", heard)
-    info = rehearsed()[0].engine.info
-    ProfileRun(info, reader.model, reader.pool, text=text, experts=(8, 3))._woken()
-    logits = passes[-1][1].logits[-1].clone()
-    assert torch.equal(logits, reader.alone(passes[0][0] + passes[-1][0])[-1])
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,19 @@ def test_nothing_is_shown_of_a_command_whose_output_is_its_answer() -> None:
     assert out.getvalue() == ""
 
 
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_a_warning_is_written_at_once_and_stays(kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = kind()
+    with Stages(out) as stages:
+        stages("finding the models")
+        stages("warning: few tokens are shared")
+        assert "warning: few tokens are shared\n" in re.split(r"\r\x1b\[K", out.getvalue())[-1]
+        stages("reading weights")
+    assert out.getvalue().count("few tokens") == 1
+    assert stages.warned == {"warning: few tokens are shared"} and len(stages.seconds) == 2
+
+
 def test_one_line_on_a_terminal_that_shows_time_passing_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
@@ -103,6 +116,7 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
         "reading the draft model's weights",
         "packing the draft model's weights",
         "probing exactness",
+        "reading the fingerprint",
         "measuring the step cost",
         "measuring what drafting costs",
         "timing plain steps",

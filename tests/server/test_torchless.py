@@ -68,6 +68,7 @@ def test_without_it_tokenizers_load_and_nobody_complains() -> None:
 NAMED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({}, {"model_type": "qwen3"}),
+    ({}, {"model_type": None}),
     ({"tokenizer_class": "PreTrainedTokenizerFast"}, {}),
     ({"tokenizer_class": "LlamaTokenizerFast"}, {}),
     ({"tokenizer_class": None}, {}),
@@ -83,7 +84,7 @@ def test_a_tokenizer_is_read_as_auto_tokenizer_reads_it(about, model, tmp_path) 
         values = json.loads((BUNDLED / "target" / name).read_text())
         (tmp_path / name).write_text(json.dumps(values | changes))
     shutil.copy(BUNDLED / "target" / "tokenizer.json", tmp_path)
-    direct = NAMED.index((about, model)) < 3
+    direct = NAMED.index((about, model)) < 4
     assert loader_of(tmp_path) == ("PreTrainedTokenizerFast" if direct else "AutoTokenizer")
     if direct:
         one, other = (

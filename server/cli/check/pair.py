@@ -23,7 +23,7 @@ from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.probe import Probed, advice, gains, measured, probe
 from foresay.server.cli.measure import factor
 from foresay.server.engine import taken_over
-from foresay.server.engine.build import choose_dtype, draft_shape, fitting, max_model_len
+from foresay.server.engine.build import choose_dtype, draft_shape, fitting
 from foresay.server.engine.checks import CheckReport, Measured, Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import choose_activations, find_device
@@ -33,7 +33,7 @@ from foresay.server.engine.drafters.registry import drafts, find, settled
 from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import Resolved, choose_draft, named_in, target_directory
+from foresay.server.settings.resolved import Resolved, choose_draft, max_model_len, named_in, target_directory
 from foresay.server.settings.units import bytes_in_words, count_in_words, counted
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.names import NONE

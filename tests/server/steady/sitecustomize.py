@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 if "foresay.server.host.process" in sys.orig_argv:
-    from foresay.spec.budget.cost import CostGroup
+    from foresay.spec.budget import cost
 
-    def saw(group: CostGroup, *step: Any, **more: Any) -> None:
-        """Count what would be learnt from."""
-        group.learnt += 1
-
-    CostGroup.saw = saw  # type: ignore[method-assign, assignment]
+    cost.learn = lambda pace, amounts, seconds: None
