@@ -41,11 +41,10 @@ def store_rows(keys: Tensor, values: Tensor, slots: Tensor, k: Tensor, v: Tensor
     """Write one layer's new rows to their slots, in place.
 
     keys, values: [slots, G, D], one layer of a store. slots: int64 [N], distinct except for padding rows, which all go
-    to slots of page 0. k, v: [N, G, D], of the store's dtype, or of any dtype with scales: fp32[slots, 2, G], of keys
-    and of values.
+    to slots of page 0. k, v: [N, G, D]; scales: fp32[slots, 2, G], of keys and of values, where they are quantised.
     """
     for number, (part, rows) in enumerate(((keys, k), (values, v))):
-        numbers = rows
+        numbers = rows.to(part.dtype) if scales is None else rows
         if scales is not None:
             numbers, own = quantized(rows, part.dtype)
             scales[:, number].index_copy_(0, slots, own)

@@ -155,6 +155,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The running engine, for the banner, /health and reports.
 
     architecture: of the target, in transformers' words. parameters, weight_bytes: of the target; 0 if unknown.
+    bits: the class of its bits (:mod:`foresay.server.engine.numbers`).
     quantization: of the target's weights, in words; "" for floats. activations: the type they are multiplied with,
     ``int8`` or ``model``; "" if unknown. memory: what the engine holds, by parts, in words; empty if unknown.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: bytes per token of
@@ -188,6 +189,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     trained_length: int = 0
     parameters: int = 0
     quantization: str = ""
+    bits: str = ""
     activations: str = ""
     activations_reason: str = ""
     weight_bytes: int = 0
@@ -206,9 +208,9 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """The identity in one word."""
+        """The identity in one word, which begins with the class of bits."""
         parts = "\n".join(f"{name}={value}" for name, value in sorted(self.identity.items()))
-        return f"fs_{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+        return f"{self.bits.replace(' ', '') or 'bits'}_{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
     @property
     def family(self) -> str:

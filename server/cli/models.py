@@ -18,8 +18,8 @@ from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
 from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
+from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
 from foresay.server.engine.parameters import (
-    cpu_dtype,
     free_bytes,
     item_bytes,
     machine_bytes,
@@ -97,8 +97,6 @@ class Machine:
         """The dtype that the server would compute in."""
         if self.gpu is None:
             return cpu_dtype(model, self.has_bf16, self.total).value
-        from foresay.server.engine.build import choose_dtype
-
         return choose_dtype(EngineConfig(), model, self.gpu).value
 
     def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
@@ -106,6 +104,7 @@ class Machine:
         now."""
         length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
         dtype = self.dtype(model)
+        config = with_kv(config, model, dtype)
         try:
             if self.gpu is not None:
                 from foresay.server.engine.gpu_memory import plan_gpu

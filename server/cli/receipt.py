@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from foresay.server.engine.numbers import PORTABLE
 from foresay.spec.errors import ConfigurationError
 
 #: What ``--check`` takes instead of a file, and where the receipts of known models are.
@@ -118,6 +119,8 @@ def compared(receipt: Receipt, given: Receipt, decode: Decode) -> Iterator[str]:
             yield "The fingerprints are the same, so the texts should be: please report it."
     if unlike:
         yield f"The fingerprints differ ({receipt.fingerprint} here, {given.fingerprint} there) in {'; '.join(unlike)}."
+        if "arithmetic: " in str(unlike) and given.identity.get("arithmetic") == PORTABLE:
+            yield "Its bits are portable: with --bits portable this machine writes them too."
 
 
 def _first(receipt: Receipt, given: Receipt, decode: Decode) -> tuple[str, bool]:

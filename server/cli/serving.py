@@ -96,6 +96,7 @@ def rows(info: EngineInfo) -> list[Row]:
         *([("weights", info.quantization)] if info.quantization else []),
         *([("activations", _reasoned(_activations(info), info.activations_reason))] if info.quantization else []),
         ("exact", _reasoned("yes" if info.exact else "no", info.exact_reason)),
+        *([("bits", _bits(info))] if info.bits else []),
         (
             "KV cache",
             f"{info.kv_tokens:,} tokens{_kept(info)} in pages of {info.page_size}, "
@@ -250,6 +251,12 @@ def _reasoned(value: str, reason: str) -> str:
 
 def _kept(info: EngineInfo) -> str:
     return f" of {info.kv_token_bytes:,} bytes ({info.kv_dtype})" if info.kv_token_bytes else ""
+
+
+def _bits(info: EngineInfo) -> str:
+    portable = info.bits.startswith("portable")
+    meaning = "the same text on every CPU" if portable else f"texts of {info.device} with this processor or GPU"
+    return f"{info.bits} ({meaning}; fingerprint {info.fingerprint})"
 
 
 def _activations(info: EngineInfo) -> str:

@@ -16,7 +16,7 @@ from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
-from foresay.server.engine.device import Device, LoadContext, LoadProgress, choose_activations, find_device, give_back
+from foresay.server.engine.device import Device, LoadContext, LoadProgress, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
@@ -30,7 +30,8 @@ from foresay.server.engine.drafting import (
 )
 from foresay.server.engine.identity import identity
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
-from foresay.server.engine.parameters import cpu_dtype, in_words, kv_kind, pinned, quantized
+from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
+from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized
 from foresay.server.engine.taken_over import Witness, opened
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
@@ -94,19 +95,6 @@ def fitting(
         return plan(config, length, dtype, target, needed, device), needed
 
 
-def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: bf16 if the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits."""
-    if config.dtype == "float32" and device.name.startswith("cuda"):
-        raise CannotRun("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
-    if config.dtype != "auto":
-        return Resolved(config.dtype, "asked for")
-    if not device.is_gpu:
-        return cpu_dtype(model, device.has_bf16, device.total)
-    if device.has_bf16:
-        return Resolved("bfloat16", "the GPU multiplies bf16")
-    return Resolved("float16", "the GPU has no bf16 instructions")
-
-
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     """What was found and planned before a weight is read. named: the drafters. of: digest of what the costs of steps
@@ -158,7 +146,7 @@ def _built(
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
     chosen = _chosen(config, report, reserved)
-    loading, pool = chosen.loading, chosen.loading.pool
+    loading, config, pool = chosen.loading, chosen.loading.config, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
     drafters = [loading.made.setdefault(one.option, one.load(loading, verifier)) for one in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
@@ -214,6 +202,7 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, activations = choose_dtype(config, model, device), choose_activations(config, model, device)
+    config = with_kv(config, model, dtype.value)
     draft = choose_draft(config)
     length = max_model_len(config, model)
     named = drafts(config, draft.value)
@@ -353,6 +342,7 @@ def _info(
     """names: how ``--draft`` would name each drafter, by its name. doubts: about each. on_disk: as reported."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
+    bits = FAST if Op.by_reference else bits_of(loading.dtype, loading.device.is_gpu)
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
     remarks = [
         one.remark + (f", but {doubt}" if doubt else "") for one, doubt in zip(chosen.named, doubts, strict=True)
@@ -383,6 +373,7 @@ def _info(
         trained_length=model.max_positions,
         parameters=parameters_of(model),
         quantization=in_words(model, loading.dtype, chosen.activations.value),
+        bits=bits,
         activations=chosen.activations.value,
         activations_reason=chosen.activations.reason,
         weight_bytes=memory.weights["target"] + memory.host,
@@ -391,5 +382,5 @@ def _info(
         kv_token_bytes=memory.token_bytes,
         footprint=footprint(memory, loading.device),
         kv_disk=on_disk,
-        identity=identity(loading, chosen.activations.value, exactness.exact),
+        identity=identity(loading, chosen.activations.value, bits, exactness.exact),
     )

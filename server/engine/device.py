@@ -25,20 +25,18 @@ from foresay.server.engine.parameters import (
     wanted_rows,
 )
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import CannotRun, Resolved
+from foresay.server.settings.resolved import CannotRun
 from foresay.spec.errors import ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import kept_weights
-from foresay.verifier.model.config import ModelConfig, kv_shapes, matrices, window_shapes
+from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import Where, load, table_of
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
-from foresay.verifier.ops.linear import GROUP
 
 #: GPUs with at least this compute capability multiply bf16.
 _BF16_SINCE = (8, 0)
@@ -116,44 +114,11 @@ def find_device(config: EngineConfig) -> Device:
     return Device.cpu()
 
 
-def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
-    """``auto``: int8 if the weights have 4 bits and there are kernels for it (docs/quantization.md has costs and
-    gains)."""
-    bits = _rounded_bits(model)
-    against = _against_rounding(bits, device)
-    if config.activations == "int8" and against:
-        raise CannotRun(f"--activations int8: {against}", "leave --activations out")
-    if config.activations != "auto":
-        return Resolved(config.activations, "asked for")
-    if against or 4 not in bits:
-        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
-    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
-
-
-def _rounded_bits(model: ModelConfig) -> set[int]:
-    """Bit widths of the weights that have int8 kernels: integers, in whole groups of activations."""
-    if (found := model.quantization) is None:
-        return set()
-    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
-    return {each.bits for each in schemes if each is not None and (each.e2m1 or not each.floats)}
-
-
-def _against_rounding(bits: set[int], device: Device) -> str:
-    """Why activations cannot be rounded; "" if they can."""
-    if device.is_gpu:
-        return "there are kernels for rounded activations for a CPU alone"
-    if not Processor.here().multiplies_bytes:
-        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
-    if not bits:
-        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
-    return ""
-
-
 # -- what is loaded ----------------------------------------------------------------------------------------------------
 
 
 #: What ``--kv-dtype`` names.
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class LoadProgress(Protocol):

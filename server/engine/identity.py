@@ -4,7 +4,7 @@
 
     weights, tokenizer, settings    sha256 of the contents of the files that are used
     numbers                         types of weights, activations, keys and values
-    arithmetic                      the processor or GPU, torch, and the number of our own rules
+    arithmetic                      the class of bits, and for all but the portable one the processor or GPU, and torch
 
 No drafter is part of it: none changes a token. Kept as parts, so that it can be said what differs.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from foresay.server.engine.device import LoadContext
+from foresay.server.engine.numbers import PORTABLE
 from foresay.server.engine.parameters import kv_kind
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.gguf.file import LINK, parts_of
@@ -25,9 +26,9 @@ from foresay.verifier.model.rope_config import LongScaling
 from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 
-#: The number of the order of sums, roundings and draws (docs/same-tokens.md#the-bits): one more when a change of ours
-#: changes the tokens that anybody's model writes.
-RULES = 1
+#: The number of the order of sums, roundings and draws (docs/same-tokens.md#the-bits) where bits are not portable: one
+#: more when a change of ours changes the tokens that anybody's model writes.
+RULES = 2
 #: Which files are what, besides the weights; all others of a model change no token.
 _PARTS = {
     "tokenizer": ("tokenizer*", "tekken*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "chat_template*"),
@@ -37,9 +38,9 @@ _PARTS = {
 _HUB = 64
 
 
-def identity(loading: LoadContext, activations: str, exact: bool) -> dict[str, str]:
-    """The parts, each as a string. activations: the type that weights are multiplied with. Weights are read once for
-    each version of a file, unless the hub's cache names it by its content."""
+def identity(loading: LoadContext, activations: str, bits: str, exact: bool) -> dict[str, str]:
+    """The parts, each as a string. activations: the type that weights are multiplied with. bits: the class. Weights are
+    read once for each version of a file, unless the hub's cache names it by its content."""
     loading.report("reading the fingerprint")
     config, kind, directory = loading.config, kv_kind(loading.model, loading.config.kv_dtype), loading.target
     keys = loading.dtype if kind == "auto" else kind
@@ -55,15 +56,17 @@ def identity(loading: LoadContext, activations: str, exact: bool) -> dict[str, s
         "weights": _digest(weights),
         **{part: _digest(files) for part, files in found.items()},
         "numbers": numbers,
-        "arithmetic": f"rules {RULES} on {_processor(loading)}, torch {torch.__version__}{claim}",
+        "arithmetic": f"{_arithmetic(loading, bits)}{claim}",
     }
 
 
-def _processor(loading: LoadContext) -> str:
-    if loading.device.is_gpu:
-        return loading.device.model
-    here = Processor.here()
-    return f"{here.name}{' with dot products of bf16' if here.multiplies_bf16 else ''}"
+def _arithmetic(loading: LoadContext, bits: str) -> str:
+    if bits == PORTABLE:
+        return bits
+    here, on = Processor.here(), loading.device.model
+    if not loading.device.is_gpu:
+        on = f"{here.name}{' with dot products of bf16' if here.multiplies_bf16 else ''}"
+    return f"{bits}, rules {RULES} on {on}, torch {torch.__version__}"
 
 
 def _digest(files: Iterable[Path]) -> str:

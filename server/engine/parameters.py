@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import CannotRun, Resolved
+from foresay.server.settings.resolved import CannotRun
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
 from foresay.verifier.model.latents import Latent
@@ -88,8 +88,8 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
 
 
 def kv_kind(model: ModelConfig, setting: str) -> str:
-    """``int8``, ``fp8``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``, config.json
-    decides (``kv_cache_scheme``). Raises CannotRun where it cannot be quantised."""
+    """``int8``, ``fp8``, ``bfloat16``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``,
+    config.json decides (``kv_cache_scheme``). Raises CannotRun where it cannot be another than the engine's."""
     latent = any(isinstance(one, Latent) for one in model.stack.attentions)
     if latent and setting != "auto":
         fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {setting}"
@@ -106,16 +106,6 @@ def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
     rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
     stay = "activations rounded to int8" if activations == "int8" else f"activations stay {dtype}, {rounded}"
     return f"{found} ({source}; {stay})"
-
-
-def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
-    """The dtype that a CPU computes in. has_bf16: whether it multiplies bf16 natively. machine: bytes of its memory."""
-    if has_bf16:
-        return Resolved("bfloat16", "the processor multiplies bf16")
-    if packed_bytes(model, "float32") < machine / 2:
-        kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
-        return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
-    return Resolved("bfloat16", "fp32 would take more than half of the memory")
 
 
 def kept_in_16_bits(model: ModelConfig, dtype: str) -> bool:
@@ -193,8 +183,8 @@ def token_bytes(model: ModelConfig, dtype: str, kv_dtype: str, windowed: bool | 
     windowed: only layers with a window, or only the others; None: all.
     """
     kept = [shape for shape in window_shapes(model) if windowed in (None, shape.window is not None)]
-    if kv_kind(model, kv_dtype) == "auto":
-        return item_bytes(dtype) * sum(shape.numbers for shape in kept)
+    if (kind := kv_kind(model, kv_dtype)) in ("auto", "bfloat16"):
+        return item_bytes(dtype if kind == "auto" else kind) * sum(shape.numbers for shape in kept)
     return sum(shape.numbers + 4 * 2 * shape.heads for shape in kept)
 
 

@@ -30,8 +30,9 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Span = Annotated[str, Meta(pattern=units.SPAN, extra={"expected": units.EXPECTED})]
 KVDisk = Annotated[str, Meta(pattern=rf"^(off|{units.BYTES})$", extra={"expected": f"off or {units.BYTES_EXPECTED}"})]
 Dtype = Literal["auto", "bfloat16", "float32", "float16"]
+Bits = Literal["auto", "portable", "fast"]
 Quantize = Literal["int8", "int4", "fp8"]
-KVDtype = Literal["auto", "int8", "fp8"]
+KVDtype = Literal["auto", "bfloat16", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
@@ -90,6 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = "auto"
     anyway: bool = False
     dtype: Dtype = "auto"
+    bits: Bits = "auto"
     quantize: Quantize | None = None
     activations: Activations = "auto"
     kv_dtype: KVDtype = "auto"

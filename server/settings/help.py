@@ -23,13 +23,17 @@ models
     (package.module:Class, see docs/drafters.md), or several separated by commas
   anyway: draft even with a model of another vocabulary that knows less than half of what a text consists of; launch:
     start the agent even if the model does not suffice for it
-  dtype (text): weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16
+  dtype (text): weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16,
+    and where --bits portable is taken
+  bits (text): portable bits are the same on every CPU, so one seed gives one text everywhere; fast ones may be this
+    processor's own; auto takes the faster, which are portable on a processor without bf16 dot products
   quantize KIND (text): make the target's weights int8, int4 or fp8 as they are loaded: half or a quarter of the bytes
     to read in each step (as the files have them)
   activations (text): what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is
     faster on a CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU
   kv_dtype (text): the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice
-    as many tokens in the same memory; auto is --dtype
+    as many tokens in the same memory as 16 bits; auto is --dtype, but bfloat16 where a CPU chose float32 and the
+    weights have no more than 16 bits
   draft_quantize KIND: --quantize for a draft model
   draft_kv_dtype: --kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads
   device (text): where the models run; auto is the first GPU if there is one, otherwise the CPU

@@ -15,7 +15,8 @@ import torch
 
 from foresay.server.catalog.catalog import known_targets
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.device import Device, choose_activations
+from foresay.server.engine.device import Device
+from foresay.server.engine.numbers import choose_activations
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.spec.engine import Engine
@@ -244,7 +245,9 @@ def test_fewer_rows_at_once_have_the_same_bits(monkeypatch, nothing_kept, name, 
 
 def answer(target: str = "bundled") -> tuple[list[int], Engine]:
     """Twelve tokens of an engine that drafts nothing."""
-    engine = build_engine(EngineConfig(target=target, draft="none", kv_tokens=256, max_model_len=128), costs=known())
+    engine = build_engine(
+        EngineConfig(target=target, draft="none", dtype="float32", kv_tokens=256, max_model_len=128), costs=known()
+    )
     params = SamplingParams(temperature=0.0, max_tokens=12)
     engine.add(Request(id="one", prompt=[5, 6, 7, 8], params=params))
     tokens: list[int] = []

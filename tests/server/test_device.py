@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foresay.server.cli.check.pair import check
-from foresay.server.engine.build import choose_dtype
 from foresay.server.engine.device import Device, find_device
+from foresay.server.engine.numbers import bits_of, choose_dtype, with_kv
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig, parameters
@@ -97,6 +97,53 @@ def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
     monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
     assert choose_dtype(EngineConfig(), model(), Device("cpu", 8 * GIB)).value == "float32"
     assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"
+
+
+def test_portable_bits_are_of_fp32_and_taken_where_they_are_the_fastest(monkeypatch) -> None:
+    for config, has_bf16, dtype in (
+        (EngineConfig(), True, "bfloat16"),
+        (EngineConfig(), False, "float32"),
+        (EngineConfig(bits="fast"), True, "bfloat16"),
+        (EngineConfig(bits="portable"), True, "float32"),
+        (EngineConfig(bits="portable", dtype="float32"), True, "float32"),
+    ):
+        monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda has=has_bf16: has)
+        assert choose_dtype(config, model(), Device("cpu", 8 * GIB)).value == dtype
+    classes = [bits_of("float32", False), bits_of("bfloat16", False), bits_of("bfloat16", True)]
+    assert classes == ["portable 1", "fast", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "kept"),
+    [
+        ("bfloat16", {}, "bfloat16"),
+        ("float32", {}, "auto"),
+        ("bfloat16", {"dtype": "float32"}, "auto"),
+        ("bfloat16", {"kv_dtype": "int8"}, "int8"),
+    ],
+)
+def test_keys_and_values_have_no_more_bits_than_weights(stored, asked, kept) -> None:
+    """Unless fp32 was asked for."""
+    narrow = replace(model(), dtype=stored)
+    assert with_kv(EngineConfig(**asked), narrow, "float32").kv_dtype == kept
+    assert with_kv(EngineConfig(**asked), narrow, "bfloat16").kv_dtype == asked.get("kv_dtype", "auto")
+
+
+def test_bf16_beside_fp16_is_refused() -> None:
+    with pytest.raises(CannotRun, match="--kv-dtype bfloat16: the engine computes in float16"):
+        with_kv(EngineConfig(kv_dtype="bfloat16"), model(), "float16")
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "said"),
+    [
+        (EngineConfig(bits="portable"), HOPPER, "--bits portable: a GPU's bits are a class of their own"),
+        (EngineConfig(bits="portable", dtype="bfloat16"), Device("cpu", 8 * GIB), "portable bits are of float32"),
+    ],
+)
+def test_portable_bits_are_of_fp32_on_a_cpu(config, device, said) -> None:
+    with pytest.raises(CannotRun, match=said):
+        choose_dtype(config, model(), device)
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])

@@ -6,6 +6,7 @@ heads, D head dim, I inner width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -168,7 +169,7 @@ def _delta(node: Mixer, vectors: Mapping[str, Tensor]) -> DeltaWeights | None:
             for part, factor in zip(taps.split((node.keys, node.keys, node.values), dim=1), node.factors, strict=False):
                 part.mul_(factor)
             bias = own["conv1d.bias"][order] if node.biased else taps.new_zeros(node.channels)
-            norm = own.get("norm.weight", taps.new_full((node.values,), node.norm.eps**0.5))
+            norm = own.get("norm.weight", taps.new_full((node.values,), math.sqrt(node.norm.eps)))
             scan = Scan(bias, own["D"], node.key_heads, node.factors[3])
             return DeltaWeights(taps, own["A_log"], own["dt_bias"], norm, node.norm.eps, scan=scan)
     return None

@@ -3,6 +3,7 @@ letters are used here)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,9 +29,9 @@ class PackedInputs:
     @classmethod
     def of(cls, node: PerLayerEmbedding, projection: Linear, vectors: Mapping[str, Tensor]) -> PackedInputs:
         """vectors: of :meth:`PerLayerEmbedding.outside`."""
-        scale = float(torch.tensor(node.width**0.5).to(projection.dtype))
+        scale = float(torch.tensor(math.sqrt(node.width)).to(projection.dtype))
         own = Norm(vectors[f"{PROJECTION_NORM}.weight"], node.norm.eps)
-        return cls(projection, own, projection.in_features**-0.5, scale)
+        return cls(projection, own, 1 / math.sqrt(projection.in_features), scale)
 
     def __call__(self, table: Tensor, x: Tensor, tokens: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, L * P]: the inputs of all layers. x: [R, H], the embeddings of the tokens."""

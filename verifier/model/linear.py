@@ -15,10 +15,11 @@ from torch import Tensor
 
 from foresay.verifier.model.apart import laid_out
 from foresay.verifier.ops.experts import expert_linear
+from foresay.verifier.ops.groups import GROUP
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import GROUP, PackedWeight, head_linear, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import PackedWeight, head_linear, packed_linear, unfinished_linear
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
 from foresay.verifier.ops.rows import take_columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class PackedExperts:
             bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
         kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
         correction, factors = (None if name is None else vectors[name] for name in (how.correction, how.factors))
-        reads = None if how.scaled is None else Norm(vectors[how.scaled] * rows[0].shape[1] ** -0.5, eps)
+        reads = None if how.scaled is None else Norm(vectors[how.scaled] * (1 / math.sqrt(rows[0].shape[1])), eps)
         whole, left = torch.cat(rows), None
         if whole.device.type != "cpu":
             rounded_off = whole - whole.to(dtype).float()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foresay.verifier.model.angles import cos_sin
+from foresay.verifier.model.exact import ln, power
 from foresay.verifier.model.rope_config import (
     FrequencyFactors,
     LinearScaling,
@@ -52,7 +54,8 @@ class RopeTable:
             (frequencies, scale), self._still = inverse_frequencies(rope, head_dim, max_positions), False
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         still = (0, head_dim // 2 - len(frequencies))  # pairs that are not rotated
-        cos, sin = functional.pad(angles.cos() * scale, still, value=1.0), functional.pad(angles.sin() * scale, still)
+        turned = zip(cos_sin(angles), (1.0, 0.0), strict=True)
+        cos, sin = (functional.pad(numbers * scale, still, value=value) for numbers, value in turned)
         self.cos = torch.cat((cos, cos), dim=1).to(device, dtype)
         self.signed_sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
         factor = None if query_scaling is None else _query_factor(query_scaling, max_positions)
@@ -87,7 +90,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> 
     max_positions: of the longest text, by which LongRoPE chooses its factors.
     """
     rotated = rope.rotated(head_dim)
-    periods = rope.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+    shares = (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated).tolist()
+    periods = torch.tensor([power(rope.theta, share) for share in shares])
     match rope.parameters:
         case None:
             return 1.0 / periods, 1.0
@@ -108,7 +112,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int) -> 
 
 def _query_factor(scaling: QueryScaling, positions: int) -> Tensor:
     """float32 (positions,)."""
-    return 1 + scaling.beta * torch.log(1 + torch.arange(positions) // scaling.original_positions)
+    times = torch.arange(positions) // scaling.original_positions
+    return 1 + scaling.beta * torch.tensor([ln(1 + n) for n in range(int(times[-1]) + 1)])[times]
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -135,7 +140,7 @@ def _yarn(periods: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
 
 def _pair_with_turns(turns: float, head_dim: int, theta: float, positions: int) -> float:
     """The (fractional) pair whose angle makes ``turns`` full turns within ``positions``."""
-    return head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    return head_dim * ln(positions / (turns * 2 * math.pi)) / (2 * ln(theta))
 
 
 def _attention_factor(scaling: YarnScaling) -> float:

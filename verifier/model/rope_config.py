@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from foresay.verifier.model.exact import ln
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
 
 SCALINGS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
@@ -57,7 +58,7 @@ class YarnScaling:
 
     def mscale_of(self, share: float) -> float:
         """The factor by which attention's temperature is kept in a longer context, ``share`` of it."""
-        return 0.1 * share * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return 0.1 * share * ln(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def _long(config: Fields, scaling: Fields) -> LongScaling:
     factor = scaling.optional_number("factor") or positions / original
     scale = scaling.optional_number("attention_factor")
     if scale is None:
-        scale = 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        scale = 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + ln(factor) / ln(original))
     return LongScaling(_factors(scaling, "short_factor"), _factors(scaling, "long_factor"), original, scale)
 
 

@@ -27,6 +27,7 @@ from foresay.verifier.model import apart
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.exact import exp
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Attention, Layer
 from foresay.verifier.model.per_layer import PROJECTION, TABLE
@@ -147,7 +148,7 @@ def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
         if name in config.less_one and isinstance(into, Tensor):
             into.add_(1.0)
         if name.endswith(DECAYS) and isinstance(into, Tensor):
-            into.exp_().neg_()
+            into.copy_(torch.tensor([-exp(x) for x in into.flatten().tolist()]).view_as(into))
 
 
 def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype:

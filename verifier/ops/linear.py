@@ -16,7 +16,6 @@ Legend: R rows, K inner width, O outer width, P numbers of a piece, N = K / P pi
 
 from __future__ import annotations
 
-from math import gcd
 from typing import Protocol, Self
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled, op
+from foresay.verifier.ops.groups import GROUP, LEAST, piece_of
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
@@ -175,17 +175,6 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: G
     activation.
     """
     return _applied(functional.linear(x, weight, bias), gated)
-
-
-#: Numbers of a row that are rounded with one scale.
-GROUP = 32
-#: The least size of a group that is not zero: below it 127 / size overflows.
-LEAST = 2.0**-100
-
-
-def piece_of(group: int) -> int:
-    """P. group: numbers of a row of weights that share a scale."""
-    return gcd(group, GROUP)
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ Legend: R rows, H value heads, G key heads, D width of a key, E of a value, T ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -156,7 +157,7 @@ def _learned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) 
     remembered = (state * decay[:, None, None, None] * _spread(keys, state)[:, None, :, None]).sum(2)
     values = made[2 * keys.numel() :].view_as(remembered)
     learned = share.sigmoid()[:, None, None] * (values - remembered)
-    return queries * dim**-0.5, torch.cat((keys.flatten(), learned.flatten(), decay))
+    return queries * (1 / math.sqrt(dim)), torch.cat((keys.flatten(), learned.flatten(), decay))
 
 
 def _scanned(made: Tensor, rates: Tensor, weights: DeltaWeights, state: Tensor) -> tuple[Tensor, Tensor]:

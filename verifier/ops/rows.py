@@ -5,6 +5,8 @@ Kernels are in the file of the same name (:mod:`foresay.verifier.ops.kernels.row
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -292,7 +294,7 @@ def layer_inputs(
 
 
 #: The share of each of two numbers of one size in a sum of that size.
-_HALF = 2.0**-0.5
+_HALF = math.sqrt(0.5)
 
 
 @layer_inputs.kernel

@@ -23,13 +23,14 @@ from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.check.probe import Probed, advice, gains, measured, probe
 from foresay.server.cli.measure import factor
 from foresay.server.engine import taken_over
-from foresay.server.engine.build import choose_dtype, draft_shape, fitting
+from foresay.server.engine.build import draft_shape, fitting
 from foresay.server.engine.checks import CheckReport, Measured, Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
-from foresay.server.engine.device import choose_activations, find_device
+from foresay.server.engine.device import find_device
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.drafters.registry import drafts, find, settled
+from foresay.server.engine.numbers import bits_of, choose_activations, choose_dtype
 from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
@@ -58,19 +59,23 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
     device = notes.attempt("device", "leave --device out", lambda: find_device(config))
     if device is None:
         return None
-    dtype = choose_dtype(config, model, device)
     fix = "leave --activations out"
     activations = notes.attempt("target", fix, lambda: choose_activations(config, model, device))
     if activations is None:
         return None
+    dtype = notes.attempt("target", "leave --bits out", lambda: choose_dtype(config, model, device))
+    if dtype is None:
+        return None
+    bits = bits_of(dtype.value, device.is_gpu)
     look_at_files(notes, "target", directory, model, dtype.value)
     if not notes.failed("target"):
         notes.ok(
             "target",
-            f"{described(model, dtype.value, activations.value)}, {dtype.value} ({dtype.reason})",
+            f"{described(model, dtype.value, activations.value)}, {dtype.value} ({dtype.reason}), bits: {bits}",
             **facts(model),
             dtype=dtype.value,
             activations=activations.value,
+            bits=bits,
         )
     return Target(config.target, directory, model, dtype, activations, device)
 

@@ -13,9 +13,10 @@ from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target, described
-from foresay.server.engine.device import LoadContext, choose_activations
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
+from foresay.server.engine.numbers import choose_activations
 from foresay.server.engine.parameters import held_table_bytes, item_bytes, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory

@@ -194,6 +194,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool | None = None
     exact_reason: str = ""
     fingerprint: str = ""
+    bits: str = ""
     draft_shape: Sequence[int] = ()
     kv_tokens: int = 0
     page_size: int = 0

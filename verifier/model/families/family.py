@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,7 +84,7 @@ def attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> Attention
         raise fields.error(f"head_dim {head_dim} is odd; the rotary embedding needs pairs")
     if rope is not None:
         _check_rotated(fields, rope, head_dim)
-    return Attention(heads, kv_heads, head_dim, **{"scale": head_dim**-0.5, "rope": rope, **more})
+    return Attention(heads, kv_heads, head_dim, **{"scale": 1 / math.sqrt(head_dim), "rope": rope, **more})
 
 
 def _check_rotated(fields: Fields, rope: RopeConfig, head_dim: int) -> None:

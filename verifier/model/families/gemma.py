@@ -6,6 +6,7 @@ Muse Glimmer has normalised embeddings and gated heads; its layers without a win
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,10 +61,10 @@ def _norm(fields: Fields) -> NormKind:
 def _gemma(fields: Fields, ropes: tuple[RopeConfig, RopeConfig], pattern: int, **more: Any) -> Stack:
     """ropes: of full-attention and of sliding-window layers. more: of attention."""
     fields.refuse("use_bidirectional_attention")
-    scale, inner = fields.number("query_pre_attn_scalar") ** -0.5, mlp(fields, "gelu", "hidden_activation")
+    scale, inner = 1 / math.sqrt(fields.number("query_pre_attn_scalar")), mlp(fields, "gelu", "hidden_activation")
     own = attentions(fields, every(fields, pattern), ropes, scale=scale, biases=biased(fields), **more)
     made = stack(fields, own, inner, _norm(fields), SANDWICH)
-    return replace(made, embedding_scale=fields.integer("hidden_size") ** 0.5)
+    return replace(made, embedding_scale=math.sqrt(fields.integer("hidden_size")))
 
 
 #: Values that the configurations of its larger models leave out.
@@ -138,7 +139,7 @@ def gemma4(fields: Fields) -> Stack:
     made = stack(fields, own, inner, rms_norm(fields, wide=True), SANDWICH)
     return replace(
         ended(fields, made),
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        embedding_scale=math.sqrt(fields.integer("hidden_size")),
         logit_cap=fields.optional_number("final_logit_softcapping"),
     )
 
@@ -294,7 +295,7 @@ def muse_glimmer(fields: Fields) -> Stack:
     after = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
     plain = rms_norm(fields, wide=True, weighted=False)
     of_heads = HeadNorm(replace(plain, weighted=fields.flag(_WEIGHTED, False)))
-    scale = fields.number("qk_scale_factor", 3.87) * fields.integer("head_dim", 128) ** -0.5
+    scale = fields.number("qk_scale_factor", 3.87) / math.sqrt(fields.integer("head_dim", 128))
     more = {"scale": scale, "biases": biased(fields), "norm": of_heads, "gated": True}
     own = (
         attention(fields, rope, window=window(fields) if sliding else None, **more)

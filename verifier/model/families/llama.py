@@ -3,9 +3,11 @@ and in how heads are rotated: a part of each, adjacent pairs, or with a stretche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from foresay.verifier.model.exact import power
 from foresay.verifier.model.families.family import (
     FUSED_GATE_UP,
     FUSED_QKV,
@@ -199,7 +201,7 @@ def granite_attention(fields: Fields, rope: RopeConfig | None, **more: Any) -> A
 def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     """The multipliers in its GGUF files."""
     return {
-        "attention_multiplier": fields.optional_number("attention.scale") or head_dim**-0.5,
+        "attention_multiplier": fields.optional_number("attention.scale") or 1 / math.sqrt(head_dim),
         "residual_multiplier": fields.optional_number("residual_scale"),
         "embedding_multiplier": fields.optional_number("embedding_scale"),
         "logits_scaling": fields.optional_number("logit_scale"),
@@ -270,7 +272,7 @@ def _stretched(fields: Fields) -> RopeConfig:
     if dim <= 2:
         raise fields.error(f"head_dim {dim} is too small for a scaling by alpha")
     theta = scaling.optional_number("rope_theta") or fields.number("rope_theta", 10_000.0)
-    return RopeConfig(theta * scaling.number("alpha") ** (dim / (dim - 2)))
+    return RopeConfig(theta * power(scaling.number("alpha"), dim / (dim - 2)))
 
 
 def hunyuan(fields: Fields) -> Stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -279,7 +280,7 @@ def _latent(fields: Fields) -> Latent:
     )
     if turning % 2:
         raise fields.error(f"qk_rope_head_dim {turning} is odd; the rotary embedding needs pairs")
-    scale = (plain + turning) ** -0.5
+    scale = 1 / math.sqrt(plain + turning)
     match rope.parameters:
         case YarnScaling(mscale_all_dim=share) as yarn if share is not None:
             scale *= yarn.mscale_of(share) ** 2

@@ -18,6 +18,8 @@ differ in what is learned and in what surrounds the loop.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -57,7 +59,7 @@ def gated_delta(
         (number, 2 * keys // dim + heads),
         (mixed, rates, weights.taps, bias, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
          *of_rows, made, gains, len(rows.pages)),
-        {**sizes, **kinds, "TAPS": taps, "BLOCK": padded(max(dim, width)), "SCALE": dim**-0.5},
+        {**sizes, **kinds, "TAPS": taps, "BLOCK": padded(max(dim, width)), "SCALE": 1 / math.sqrt(dim)},
         num_warps=1,
         enable_fp_fusion=False,
     )  # fmt: skip

@@ -4,6 +4,7 @@ import { Answer, textOf, tokensButton } from "./answer.js";
 import { doubted } from "./compare.js";
 import { html } from "./elements.js";
 import { drafterName } from "./models.js";
+import { proof } from "./proof.js";
 import { Race } from "./race.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
@@ -207,7 +208,8 @@ export class Playground {
     const answer = new Answer(off ? "Without drafts" : "With drafts"),
       began = performance.now();
     const show = (coloured) => (this.coloured = coloured); // the next answer, too
-    answer.element.append(html("div.buttons", tokensButton([answer], this.coloured, show)));
+    const buttons = html("div.buttons", tokensButton([answer], this.coloured, show));
+    answer.element.append(buttons);
     turn.append(answer.element);
     turn.scrollIntoView({ block: "nearest" });
     const tick = () => {
@@ -217,12 +219,38 @@ export class Playground {
     };
     tick();
     try {
-      const response = await this._ask(off, { input, ...this.settings.fields }, (delta) => answer.add(delta));
+      const fields = { input, ...this.settings.fields },
+        ids = [];
+      const response = await this._ask(off, fields, (delta) => {
+        ids.push(...delta.tokens.map(({ id }) => id));
+        answer.add(delta);
+      });
       answer.end(response);
+      const [button, outcome] = this._proof(ids, off, { ...fields, seed: response.seed });
+      buttons.append(button);
+      answer.element.append(outcome);
       return response;
     } finally {
       answer.stop();
     }
+  }
+
+  /** How an answer is proved: with nothing kept of it, so that its prompt is read again too. */
+  _proof(ids, off, fields) {
+    const again = async () => {
+      if (this.busy) throw new Error("another answer is being written");
+      const others = [];
+      this._busy(true);
+      try {
+        const request = { ...fields, cache_salt: crypto.getRandomValues(new Uint32Array(2)).join("") };
+        await this._ask(!off, request, ({ tokens }) => others.push(...tokens.map(({ id }) => id)));
+      } finally {
+        this._busy(false);
+      }
+      if (this.cancelled) throw new Error("it was stopped");
+      return others;
+    };
+    return proof(ids, off, again, () => this.server.fingerprint);
   }
 
   async _race(turn, prompt, input) {

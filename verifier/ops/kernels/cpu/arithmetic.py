@@ -53,15 +53,16 @@ class Conversions(Instructions):
             return Value(self, self.builder.fpext(value.raw, self.like(value, F32)))
         return self._widened_fp16(self._word(value))
 
-    def narrowed(self, value: Value, of: ir.Type) -> Value:
-        """fp32 as another type, to the nearest, ties to even; for 8 bits: only numbers in its range."""
+    def narrowed(self, value: Value, of: ir.Type, exact: bool = False) -> Value:
+        """fp32 as another type, to the nearest, ties to even; for 8 bits: only numbers in its range. exact: denormal
+        numbers too, which the instruction for bf16 makes zero."""
         if of is F32:
             return value
         if of is I8:
             return self.integer(self.bits(value + UNITS, self.like(value, I32)) - UNITS_BITS, I8)
         if of is E4M3:
             return self.bits(self.integer(self._narrowed_e4m3(value), I8), self.like(value, of))
-        if of is BF16 and not self.processor.multiplies_bf16:
+        if of is BF16 and (exact or not self.processor.multiplies_bf16):
             return self._half_word(self._narrowed_bf16(value), of)
         if of is F16 and not self.processor.converts_fp16:
             return self._half_word(self._narrowed_fp16(value), of)

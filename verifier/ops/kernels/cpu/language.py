@@ -101,8 +101,8 @@ class Language:
         """A block computed elementwise from blocks."""
         return Block(self, of, shape_of(*blocks), lambda index: make(*(self.read(each, index) for each in blocks)))
 
-    def converted(self, value: Value, of: ir.Type) -> Value:
-        """As another type."""
+    def converted(self, value: Value, of: ir.Type, exact: bool = False) -> Value:
+        """As another type. exact: see :meth:`Conversions.narrowed`."""
         k, mine = self.k, element(value.type)
         if mine is of:
             return value
@@ -112,7 +112,7 @@ class Language:
             return k.integer(value, of)
         if of is E4M3 and mine in _WHOLE:
             return k.bits(k.integer(value, I8), k.like(value, of))
-        return k.narrowed(k.as_float(value) if mine is I32 else k.widened(value), of)
+        return k.narrowed(k.as_float(value) if mine is I32 else k.widened(value), of, exact)
 
     def _alike(self, one: Any, other: Any) -> tuple[Block, Block, ir.Type]:
         """Both as blocks of one type."""
@@ -305,7 +305,8 @@ class Language:
         block = value if isinstance(value, Block) else self.full((), value, pointer.of)
 
         def write(index: Index) -> None:
-            number, position = self.converted(self.read(block, index), pointer.of), self.read(pointer.offset, index)
+            number = self.converted(self.read(block, index), pointer.of, exact=True)
+            position = self.read(pointer.offset, index)
             if isinstance(position, Lanes):
                 number, position = number if lanes_of(number.type) else self.k.spread(number), position.first
             self.k.store(number, pointer.base, position)

@@ -17,6 +17,7 @@ which thread has which heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -206,7 +207,10 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int, scans: 
             k.store(_silu(k, _convolved(k, weights, window, at, channels, bias)), line, at)
         with k.loop(0, 0 if scans else 2 * keys, dim) as head:
             _normalize(
-                k, k.at(line, head, F32), dim, k.select(head < keys, k.constant(dim**-0.5, F32), k.constant(1.0, F32))
+                k,
+                k.at(line, head, F32),
+                dim,
+                k.select(head < keys, k.constant(1 / math.sqrt(dim), F32), k.constant(1.0, F32)),
             )
         mine = k.at(gains, row * 2 * heads, F32)
 
