@@ -173,25 +173,13 @@ class RateLimiter:
         return None if per_minute is None else TokenBucket(per_minute, self._clock)
 
 
-class CallerUsage(msgspec.Struct, eq=False):
-    """What one caller has used since the server started, or since the key was added. requests: number that ran.
-    last_request: when the last one began. Times are in seconds since 1970."""
-
-    since: int = msgspec.field(default_factory=lambda: int(time.time()))
-    requests: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    last_request: int | None = None
-
-
 class Caller(msgspec.Struct, frozen=True):
     """One user of the server. name: of their key, for the log. tenant: prefixes of prompts, stored responses and limits
-    are shared only within one tenant. rate_limiter: their limits. usage: what they have used."""
+    are shared only within one tenant. rate_limiter: their limits."""
 
     name: str = ""
     tenant: str = ""
     rate_limiter: RateLimiter = msgspec.field(default_factory=RateLimiter)
-    usage: CallerUsage = msgspec.field(default_factory=CallerUsage)
 
 
 ANYONE = Caller()
@@ -248,17 +236,13 @@ def admitted(requests: Sequence[Request]) -> Iterator[Callable[[int], None]]:
     Raises :class:`~foresay.server.schemas.errors.RateLimited` if the caller has used up a limit.
     """
     caller, meter = CONTEXT.get().caller, CONTEXT.get().meter
-    rate_limiter, usage = caller.rate_limiter, caller.usage
+    rate_limiter = caller.rate_limiter
     prompt_tokens = sum(len(request.prompt) for request in requests if request.fork_of is None)
     rate_limiter.enter(len(requests), prompt_tokens)
     meter.prompt_tokens += prompt_tokens
-    usage.requests += 1
-    usage.prompt_tokens += prompt_tokens
-    usage.last_request = int(time.time())
 
     def spend(tokens: int) -> None:
         meter.output_tokens += tokens
-        usage.completion_tokens += tokens
         rate_limiter.spend(tokens)
 
     began = time.monotonic()

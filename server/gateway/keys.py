@@ -32,7 +32,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foresay.server.gateway.caller import Caller, CallerUsage, Limits, RateLimiter
+from foresay.server.gateway.caller import Caller, Limits, RateLimiter
 from foresay.server.schemas.errors import complaint
 from foresay.server.settings.fields import nearest
 from foresay.spec.errors import ConfigurationError
@@ -226,11 +226,6 @@ class KeyStore:
         """The names of all keys."""
         return [key.name for key in self._keys]
 
-    @property
-    def callers(self) -> list[Caller]:
-        """The callers with keys, or a single one for everybody if no key is needed."""
-        return list(self._callers.values()) if self.needed else [self.anyone]
-
     def caller(self, presented: str) -> Caller | None:
         """The caller with this key; None if it is not valid. All keys are compared, so the time reveals nothing."""
         found = [key for key in self._keys if key.hashed.matches(presented)]
@@ -275,10 +270,9 @@ class KeyStore:
             known = before.get(key.id)
             kept = known is not None and known.hashed == key.hashed
             rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
-            usage = self._callers[key.id].usage if kept else CallerUsage()
             if rate_limiter.limits != key.limits:
                 rate_limiter.change(key.limits)
-            callers[key.id] = Caller(key.name, key.id, rate_limiter, usage)
+            callers[key.id] = Caller(key.name, key.id, rate_limiter)
         for id, caller in self._callers.items():
             caller.rate_limiter.revoked = id not in callers or callers[id].rate_limiter is not caller.rate_limiter
         for caller in callers.values():

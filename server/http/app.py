@@ -67,7 +67,6 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
-    app[about.KEYS] = auth.key_store
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
     app.cleanup_ctx.extend([auth.life, models.life])
