@@ -56,16 +56,15 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _list(path: Path) -> None:
-    """Print a line for each key: its name, its id, its own limits."""
+    """Print a line for each key: its name, its id, its own limit."""
     from foresay.server.gateway import keys
-    from foresay.server.gateway.caller import Limits
 
-    entries = keys.read(path) or []
+    entries = keys.read(path)
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
-        own = {limit: getattr(entry, limit) for limit in Limits.__struct_fields__}
-        limits = ", ".join(f"{limit} {most or 'none'}" for limit, most in own.items() if most is not None)
-        print(f"{entry.name:<{width}}  {entry.id}  {limits}".rstrip())
+        most = entry.max_requests_per_minute
+        limit = "" if most is None else f"max_requests_per_minute {most or 'none'}"
+        print(f"{entry.name:<{width}}  {entry.id}  {limit}".rstrip())
     print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
 
 

@@ -69,7 +69,7 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     app[MODELS] = models
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
-    app.cleanup_ctx.extend([auth.life, models.life])
+    app.cleanup_ctx.append(models.life)
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
         app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])

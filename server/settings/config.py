@@ -143,11 +143,9 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     admin_key: SecretKey | None = None
     cors_origin: tuple[Origin, ...] = ()
     max_requests_per_minute: Positive | None = None
-    max_tokens_per_minute: Positive | None = None
-    max_concurrent_requests: Positive | None = None
     max_output_tokens: Positive | None = None
     max_body_bytes: Annotated[int, Meta(ge=1024)] | None = None
-    body_timeout: Seconds = 30.0
+    body_timeout: Seconds = 60.0
     request_timeout: Seconds | None = None
     first_token_timeout: Seconds | None = None
     replicas: Replicas | None = None

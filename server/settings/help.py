@@ -103,20 +103,17 @@ server
 access
   api_key KEY (secret): a key that clients must send; may be given several times. Others on this machine can read
     flags: FORESAY_API_KEY or --api-key-file keep it to yourself
-  api_key_file FILE: keys with names and limits, hashed; foresay keys new makes entries. Read again when it changes
+  api_key_file FILE: keys with names and limits, hashed; foresay keys new makes entries
   admin_key KEY (secret): the key with which the engine of the running server may be replaced (foresay reload). It can
     be used to load any file: FORESAY_ADMIN_KEY keeps it from others on this machine (no one may)
   cors_origin ORIGIN: let web pages of this origin use the server; may be given several times, * is any page (default:
     none)
 limits
   max_requests_per_minute N: requests each key may send in a minute, then 429 (no limit)
-  max_tokens_per_minute N: tokens each key may use in a minute, prompt and output together, then 429 (no limit)
-  max_concurrent_requests N: choices of each key that may run or wait at once, then 429 (no limit)
   max_output_tokens N: most tokens of an output; who asks for more gets as many, and a warning (the context)
   max_body_bytes BYTES: largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the
     context)
-  body_timeout SECONDS: refuse with 408 a request whose body takes longer than this, plus a second for each 16 KiB of
-    it, to arrive
+  body_timeout SECONDS: refuse with 408 a request whose body takes longer than this to arrive
   request_timeout SECONDS: end a request that takes longer than this with an error (never)
   first_token_timeout SECONDS: end a request that waits longer than this for its first token with 429 (never)
 replicas

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from foresay.server.api.common.validation import decoded, unknown_fields
 from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import MODELS
-from foresay.server.schemas.bounds import BODY_PACE
 from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
@@ -227,12 +226,10 @@ class Route(web.AbstractRouteDef):
             http.app[MODELS].check_open()
         if http.content_type not in JSON_TYPES and not http.content_type.endswith("+json"):
             raise NotJson(http.content_type)
-        server = http.app[MODELS].server
-        with server.bodies.growing(server.crowded) as hold:
-            body = await received(http, server.body_timeout, hold)
-            request = decoded(body, self.body)
-            serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
-            return await self.handler(http, request)
+        body = await received(http, http.app[MODELS].server.body_timeout)
+        request = decoded(body, self.body)
+        serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
+        return await self.handler(http, request)
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -263,21 +260,17 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-async def received(http: web.Request, seconds: float, hold: Callable[[int], None]) -> bytes:
-    """Read the body. seconds: that it may take, in addition to an allowance by its size. hold: called with the size of
-    each received part, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` on timeout."""
-    body, loop = bytearray(), asyncio.get_running_loop()
-    began = loop.time()
+async def received(http: web.Request, seconds: float) -> bytes:
+    """Read the body. Raises :class:`TooLarge`, and :class:`SlowBody` if it takes longer than ``seconds``."""
+    body = bytearray()
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(seconds):
             while part := await http.content.readany():
-                hold(len(part))
                 body += part
                 if len(body) > http.client_max_size:
                     raise TooLarge(http.client_max_size)
-                limit.reschedule(began + seconds + len(body) / BODY_PACE)
     except TimeoutError:
-        raise SlowBody(len(body), loop.time() - began) from None
+        raise SlowBody(len(body), seconds) from None
     return bytes(body)
 
 
