@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from foresay.server.api.common.route import spellings
 from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, serve
 from foresay.server.gateway.keys import HashedKey, KeyStore
 from foresay.server.host.models.models import MODELS
@@ -27,7 +28,7 @@ from foresay.server.schemas.errors import Compressed, Forbidden, NotAdmin, TooLa
 from foresay.server.settings.config import ServeConfig
 
 #: The routes that open WebSockets.
-SOCKET_PATHS = frozenset({"/v1/responses", "/responses"})
+SOCKET_PATHS = spellings("/v1/responses")
 #: Browsers cannot set headers on a WebSocket; OpenAI's workaround is to send the key as a sub-protocol.
 KEY_PROTOCOL = "openai-insecure-api-key."
 

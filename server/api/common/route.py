@@ -184,6 +184,15 @@ BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 
+#: Paths that many clients request without /v1, if their base URL lacks it.
+_UNVERSIONED = tuple(f"/v1/{name}" for name in ("chat/completions", "responses", "messages", "models"))
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    """A path, and the same one without ``/v1`` where it is served so too."""
+    return (path, path.removeprefix("/v1")) if path.startswith(_UNVERSIONED) else (path,)
+
+
 @dataclass(frozen=True)
 class Stream:
     """A route's streamed response. chunks: the structs of its events or lines."""
@@ -253,8 +262,7 @@ class ErrorShape:
 def error_shape(http: web.Request) -> ErrorShape | None:
     """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    prefixes = ((shape, (shape.prefix, shape.prefix.removeprefix("/v1"))) for shape in shapes)
-    return next((shape for shape, prefix in prefixes if http.path.startswith(prefix)), None)
+    return next((shape for shape in shapes if http.path.startswith(spellings(shape.prefix))), None)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
