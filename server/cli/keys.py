@@ -1,4 +1,4 @@
-"""``foresay keys``: make API keys, hash your own, list those of a file or of a server."""
+"""``foresay keys``: make API keys, hash your own, list those of a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from argparse import Namespace
 from getpass import getpass
 from pathlib import Path
 
-from foresay.server.cli.command import argument, command, show_table
-from foresay.server.cli.serve import admin_key, answer
+from foresay.server.cli.command import argument, command
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.load import load
-from foresay.server.settings.units import moment
 from foresay.spec.errors import ConfigurationError
-
-#: Counts that a server keeps for each key.
-_COUNTED = ("requests", "prompt_tokens", "completion_tokens")
 
 
 @command(None, name="keys")
@@ -25,7 +20,7 @@ _COUNTED = ("requests", "prompt_tokens", "completion_tokens")
     metavar="ACTION",
     choices=("new", "hash", "list"),
     help="new: make a key, show it once on stderr and print its entry for the key file; hash: print the entry of a "
-    "key of yours, read from stdin; list: show the names that have keys, or with --url what each key has used",
+    "key of yours, read from stdin; list: show the names that have keys",
 )
 @argument(
     "name",
@@ -34,8 +29,6 @@ _COUNTED = ("requests", "prompt_tokens", "completion_tokens")
     help="the owner of the key (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
 )
 @argument("--api-key-file", metavar="FILE", help="list: the file of keys (default: the one in the settings)")
-@argument("--url", metavar="URL", help="list: ask the server there what each key has used since it started")
-@argument("--admin-key", metavar="KEY", help="the server's admin key, for --url (default: FORESAY_ADMIN_KEY)")
 @argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
 def run(config: None, arguments: Namespace) -> int:
     """Make API keys for the server, and list them.
@@ -43,7 +36,6 @@ def run(config: None, arguments: Namespace) -> int:
     foresay keys new alice
     foresay keys hash alice
     foresay keys list --api-key-file keys.toml
-    foresay keys list --url http://127.0.0.1:8000
     """
     from foresay.server.gateway import keys
 
@@ -52,10 +44,6 @@ def run(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(
             f"{action} takes no name" if name else f"{action} needs a name: foresay keys {action} NAME"
         )
-    if arguments.url is not None and action != "list":
-        raise ConfigurationError(f"--url is for foresay keys list only, not for {action}")
-    if arguments.url is not None:
-        return _list_usage(arguments.url, admin_key(arguments.admin_key))
     if action == "hash":
         print(keys.entry_text(name, _given()), end="")
     elif action == "list":
@@ -68,34 +56,16 @@ def run(config: None, arguments: Namespace) -> int:
 
 
 def _list(path: Path) -> None:
-    """Print a line for each key: its name, its id, its own limits."""
+    """Print a line for each key: its name, its id, its own limit."""
     from foresay.server.gateway import keys
-    from foresay.server.gateway.caller import Limits
 
-    entries = keys.read(path) or []
+    entries = keys.read(path)
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
-        own = {limit: getattr(entry, limit) for limit in Limits.__struct_fields__}
-        limits = ", ".join(f"{limit} {most or 'none'}" for limit, most in own.items() if most is not None)
-        print(f"{entry.name:<{width}}  {entry.id}  {limits}".rstrip())
+        most = entry.max_requests_per_minute
+        limit = "" if most is None else f"max_requests_per_minute {most or 'none'}"
+        print(f"{entry.name:<{width}}  {entry.id}  {limit}".rstrip())
     print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
-
-
-def _list_usage(url: str, key: str) -> int:
-    """Print a row for each key of the server: its usage, and when it was last used."""
-    used = answer(url, "/admin/usage", key)["data"]
-    rows = [
-        (one["name"] or "all clients", *(f"{one[count]:,}" for count in _COUNTED), _time(one["last_request"]))
-        for one in used
-    ]
-    show_table(("name", *(count.replace("_", " ") for count in _COUNTED), "last used"), rows)
-    since = _time(min((one["since"] for one in used), default=None))
-    print(f"counted since {since}, for keys that were added later since then", file=sys.stderr)
-    return 0
-
-
-def _time(seconds: int | None) -> str:
-    return "never" if seconds is None else f"{moment(seconds)[:16].replace('T', ' ')} UTC"
 
 
 def _file(arguments: Namespace) -> Path:

@@ -1,4 +1,4 @@
-"""API keys: how they are made, kept in a file, which is read again when it changes, and recognised.
+"""API keys: how they are made, kept in a file, which is read at the start, and recognised.
 
 A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess expensive,
 for secrets that people choose and others can guess; nobody guesses one of 2**256, and a slow hash on every request
@@ -11,14 +11,11 @@ have equal keys.
     id = "5f0c81d2ab37"
     name = "alice"
     hash = "blake2b$...$..."
-    max_requests_per_minute = 60      # defaults to the server's flags; 0 is no limit
-
-A file without keys must say ``key = []``: an empty file may be what an editor, or a full disk, left behind.
+    max_requests_per_minute = 60      # defaults to the server's flag; 0 is no limit
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -32,7 +29,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foresay.server.gateway.caller import Caller, CallerUsage, Limits, RateLimiter
+from foresay.server.gateway.caller import Caller, RateLimiter
 from foresay.server.schemas.errors import complaint
 from foresay.server.settings.fields import nearest
 from foresay.spec.errors import ConfigurationError
@@ -72,15 +69,6 @@ class HashedKey(msgspec.Struct, frozen=True):
         return hmac.compare_digest(_digest(presented, self.salt), self.digest)
 
 
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One valid key of the server. id: never changes, so it identifies the tenant."""
-
-    id: str
-    name: str
-    hashed: HashedKey
-    limits: Limits
-
-
 def new_key() -> str:
     """A key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
@@ -100,7 +88,7 @@ def _digest(key: str, salt: bytes) -> bytes:
     return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
 
 
-#: For messages: an entry, and what its fields must be; others are limits.
+#: For messages: an entry, and what its fields must be; the other is a limit.
 EXAMPLE = 'an entry is [[key]], id = "5f0c81d2ab37", name = "alice" and hash = "blake2b$...", each on a line of its own'
 WANTED = {
     "key": "entries, each below [[key]]",
@@ -119,27 +107,17 @@ class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: Name
     hash: Annotated[str, Meta(pattern=f"^{HASHED.pattern}$")]
     max_requests_per_minute: NotNegative | None = None
-    max_tokens_per_minute: NotNegative | None = None
-    max_concurrent_requests: NotNegative | None = None
-
-    def as_key(self, defaults: Limits) -> ApiKey:
-        """The key, with ``defaults`` for the limits that it does not set."""
-        names = Limits.__struct_fields__
-        own = {name: getattr(defaults if getattr(self, name) is None else self, name) or None for name in names}
-        return ApiKey(id=self.id, name=self.name, hashed=HashedKey.parse(self.hash), limits=Limits(**own))
 
 
 class Entries(msgspec.Struct, forbid_unknown_fields=True):
     """The whole file."""
 
-    key: list[KeyEntry] | None = None
+    key: list[KeyEntry] = []
 
 
-def read(path: Path) -> list[KeyEntry] | None:
-    """The keys in the file; None if it has no ``key`` at all.
-
-    Raises :class:`ConfigurationError` saying what is wrong with it, without quoting a value.
-    """
+def read(path: Path) -> list[KeyEntry]:
+    """The keys in the file. Raises :class:`ConfigurationError` saying what is wrong with it, without quoting a
+    value."""
     text = ""
     try:
         text = path.read_text("utf-8")
@@ -153,7 +131,7 @@ def read(path: Path) -> list[KeyEntry] | None:
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the key file {path}:{_wrong(text, *complaint(error))}; {EXAMPLE}") from None
     for field in ("id", "name"):
-        values = [getattr(entry, field) for entry in entries or ()]
+        values = [getattr(entry, field) for entry in entries]
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             raise ConfigurationError(f"the key file {path} has the {field} {twice!r} twice")
@@ -193,103 +171,34 @@ def exposed(path: Path) -> bool:
         return False
 
 
-LOOK_SECONDS = 0.5
 log = logging.getLogger("foresay.server")
-
-Stamp = tuple[int, int, int]
 
 
 class KeyStore:
     """The callers by their keys. Without a key in the settings and without a key file none is needed.
 
-    ``limits`` apply to keys without limits of their own, and to all callers together if no key is needed.
+    per_minute: the limit of keys without one of their own, and of all callers together if no key is needed.
     """
 
-    def __init__(self, keys: Sequence[str] = (), file: str | None = None, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._own = [
-            ApiKey(id=f"flag.{number}", name=f"key-{number}", hashed=HashedKey.of(key), limits=self._limits)
+    def __init__(self, keys: Sequence[str] = (), file: str | None = None, per_minute: int | None = None) -> None:
+        entries = [] if file is None else read(Path(file))
+        self.needed = bool(keys) or file is not None
+        if self.needed and not keys and not entries:
+            raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
+        if file is not None and exposed(Path(file)):
+            log.warning("others on this machine can read the key file %s: chmod 600 it", file)
+        alone = len(keys) + len(entries) == 1
+        self.anyone = Caller(rate_limiter=RateLimiter(per_minute))
+        self._callers = [
+            (HashedKey.of(key), Caller(f"key-{number}", f"flag.{number}", alone, RateLimiter(per_minute)))
             for number, key in enumerate(keys, start=1)
         ]
-        self._file = None if file is None else Path(file)
-        self._stamp: Stamp | None = None
-        self._keys: tuple[ApiKey, ...] = ()
-        self._callers: dict[str, Caller] = {}
-        self.needed = bool(keys) or file is not None
-        self.anyone = Caller(rate_limiter=RateLimiter(self._limits))
-        self._read()
-        if self.needed and not self._keys:
-            raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all keys."""
-        return [key.name for key in self._keys]
-
-    @property
-    def callers(self) -> list[Caller]:
-        """The callers with keys, or a single one for everybody if no key is needed."""
-        return list(self._callers.values()) if self.needed else [self.anyone]
+        for entry in entries:
+            own = entry.max_requests_per_minute
+            limiter = RateLimiter(per_minute if own is None else own or None)
+            self._callers.append((HashedKey.parse(entry.hash), Caller(entry.name, entry.id, alone, limiter)))
 
     def caller(self, presented: str) -> Caller | None:
         """The caller with this key; None if it is not valid. All keys are compared, so the time reveals nothing."""
-        found = [key for key in self._keys if key.hashed.matches(presented)]
-        return self._callers[found[-1].id] if found else None
-
-    async def watch(self) -> None:
-        """Poll the file while the server runs, and read it once it has stopped changing."""
-        stamp = self._stamp
-        while self._file is not None:
-            await asyncio.sleep(LOOK_SECONDS)
-            before, stamp = stamp, _stamp(self._file)
-            if stamp == before:
-                self.refresh()
-
-    def refresh(self) -> None:
-        """Read the file if it has changed. A missing, empty or invalid file only causes a log line."""
-        if self._file is None or _stamp(self._file) == self._stamp:
-            return
-        try:
-            self._read()
-            log.info("read the key file again: %s", ", ".join(self.names) or "no keys")
-        except ConfigurationError as error:
-            log.error("%s; the keys read before stay valid", error)
-
-    def _read(self) -> None:
-        keys = list(self._own)
-        if self._file is not None:
-            self._stamp = _stamp(self._file)
-            entries = read(self._file)
-            if entries is None and self._keys:
-                raise ConfigurationError(f"the key file {self._file} is empty (to revoke all keys, write key = [])")
-            keys += [entry.as_key(self._limits) for entry in entries or ()]
-            if exposed(self._file):
-                log.warning("others on this machine can read the key file %s: chmod 600 it", self._file)
-        self._replace(tuple(keys))
-
-    def _replace(self, keys: tuple[ApiKey, ...]) -> None:
-        """Use these keys. Keys that were removed, or changed under the same id, are revoked where in use."""
-        before = {key.id: key for key in self._keys}
-        callers = {}
-        for key in keys:
-            known = before.get(key.id)
-            kept = known is not None and known.hashed == key.hashed
-            rate_limiter = self._callers[key.id].rate_limiter if kept else RateLimiter(key.limits)
-            usage = self._callers[key.id].usage if kept else CallerUsage()
-            if rate_limiter.limits != key.limits:
-                rate_limiter.change(key.limits)
-            callers[key.id] = Caller(key.name, key.id, rate_limiter, usage)
-        for id, caller in self._callers.items():
-            caller.rate_limiter.revoked = id not in callers or callers[id].rate_limiter is not caller.rate_limiter
-        for caller in callers.values():
-            caller.rate_limiter.alone = len(callers) == 1
-        self._keys, self._callers = keys, callers
-
-
-def _stamp(file: Path) -> Stamp | None:
-    """A value that changes when the file does; None if there is no file."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        found = [caller for hashed, caller in self._callers if hashed.matches(presented)]
+        return found[-1] if found else None

@@ -13,13 +13,13 @@ from typing import TypeVar
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from foresay.server.gateway.caller import CONTEXT, Pace, Shared, admitted
+from foresay.server.gateway.caller import CONTEXT, Pace
 from foresay.server.host.imports import import_tokenizers
 from foresay.server.observe.selfcheck import SelfCheck
 from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
-from foresay.server.schemas.errors import EngineFailed, QueueFull, TooManyWaiting, Unavailable, going_away
+from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away
 from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames, target_directory
@@ -32,15 +32,11 @@ from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
-#: How many bodies or messages of the largest size may be held at once, over all callers.
-MOST_BODIES = 64
-
 K = TypeVar("K")
 
 
 class ServerState:
-    """draining: no more requests are taken. bodies: bytes of received bodies and messages, until answered.
-    body_timeout: seconds that a body may take, in addition to an allowance by its size. created: in seconds since 1970.
+    """draining: no more requests are taken. body_timeout: seconds that a body may take. created: in seconds since 1970.
     reading: held while files are read, since not all libraries for that can be imported by two threads at once.
     on_drain: called when the server shuts down, each for an open WebSocket."""
 
@@ -48,8 +44,7 @@ class ServerState:
         self.draining = False
         self._kept: dict[type, object] = {type(one): one for one in kept}
         self.on_drain: set[Callable[[], None]] = set()
-        self.bodies = Shared(0)
-        self.body_timeout = 30.0
+        self.body_timeout = 60.0
         self.connections = Connections()
         self.created = int(time.time())
         self.reading = asyncio.Lock()
@@ -67,18 +62,9 @@ class ServerState:
         for drain in list(self.on_drain):
             drain()
 
-    def allow_bodies(self, largest: int) -> None:
-        """Raise the limit of held bytes for bodies of this size, if it is lower."""
-        self.bodies.most = max(self.bodies.most, MOST_BODIES * largest)
-
     def refusal(self) -> Unavailable | None:
         """Why requests are refused, for any model; None if they are taken."""
         return going_away() if self.draining else None
-
-    def crowded(self) -> TooManyWaiting:
-        """Why no more bytes can be taken from the caller now."""
-        held = f"{self.bodies.used:,} bytes of request bodies are held already, {self.bodies.own:,} of them yours"
-        return TooManyWaiting(f"{held}; try again when some of these requests are answered")
 
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
@@ -143,9 +129,7 @@ class Service:
         self.pace = Pace()
         self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
-        self.slots = Shared(config.most_running)
-        self.server.allow_bodies(self.largest_body)  # until the context length is known
-        self._running: set[Generation] = set()
+        self._running: dict[Generation, int] = {}  # with the number of its choices
         self._idle = asyncio.Event()
         self._idle.set()
         counts = self.telemetry.self_check
@@ -156,7 +140,6 @@ class Service:
         another model, this service is a copy: holders of the previous service keep its engine and text to the end, and
         requests of both are limited and counted as one model's."""
         self.engine, self.config, self.text = engine, config, text
-        self.slots.most = config.most_running
         self.telemetry.follow(engine, same_texts)
         self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
 
@@ -169,7 +152,7 @@ class Service:
     @property
     def running(self) -> int:
         """Requests that run or wait in the engine."""
-        return self.slots.used
+        return sum(self._running.values()) + self.telemetry.arriving
 
     def refusal(self) -> Unavailable | None:
         """Why requests are refused now; None if they are taken."""
@@ -216,56 +199,55 @@ class Service:
 
     @asynccontextmanager
     async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
-        """Run choices; raises :class:`QueueFull`, or what the caller's limits or the engine raise.
+        """Run choices; raises :class:`QueueFull`, or what the engine raises.
 
-        All routes pass through here, so limits and time limits are enforced here. keeps_text: whether their text may be
-        kept for the self-check and for the dashboard, where their key can read it again.
+        All routes pass through here, so the limits of the queue and of time are enforced here. keeps_text: whether
+        their text may be kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
         about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
-        with (
-            self.slots.holding(count, lambda: self.queue_full(count)),
-            admitted(requests) as spend,
-            self.telemetry.watching(requests, keeps_text, about) as all_stats,
-        ):
-            release = CONTEXT.get().release
-            generation = Generation(self.engine, requests, self.most_pending_tokens, spend, all_stats, release)
+        self._check_queue(count)
+        with self.telemetry.watching(requests, keeps_text, about) as all_stats:
+            meter, release = CONTEXT.get().meter, CONTEXT.get().release
+            meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
+            generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, release)
             watching = self.self_check.watching(choices, keeps_text)
-            with self._present(generation), watching, self._deadlines(generation):
+            with self._present(generation, count), watching, self._deadlines(generation):
                 async with generation:
                     yield generation
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
         """Count a request that waits for the model against the queue limit; raises :class:`QueueFull`."""
-        with self.slots.holding(1, lambda: self.queue_full(1)):
-            self.telemetry.arriving += 1
-            try:
-                yield
-            finally:
-                self.telemetry.arriving -= 1
+        self._check_queue(1)
+        self.telemetry.arriving += 1
+        try:
+            yield
+        finally:
+            self.telemetry.arriving -= 1
 
     @contextmanager
-    def _present(self, generation: Generation) -> Iterator[None]:
-        """Count a generation as running."""
+    def _present(self, generation: Generation, count: int) -> Iterator[None]:
+        """Count a generation's choices as running."""
         began = time.monotonic()
-        self._running.add(generation)
+        self._running[generation] = count
         self._idle.clear()
         try:
             yield
         finally:
-            self._running.remove(generation)
+            del self._running[generation]
             self.pace.finished(time.monotonic() - began)
             if not self._running:
                 self._idle.set()
 
-    def queue_full(self, requested: int) -> QueueFull:
-        """Why ``requested`` choices can neither run nor wait."""
-        most = self.config.most_running
+    def _check_queue(self, requested: int) -> None:
+        """Raise :class:`QueueFull` if ``requested`` more choices can neither run nor wait."""
+        running, most = self.running, self.config.most_running
         if requested > most:
-            return QueueFull(f"This request asks for {requested} choices at once; this server runs {most}", None)
-        message = f"{self.running} requests are running or waiting already, {self.slots.own} of them yours; try again"
-        return QueueFull(message, self.pace.retry_after(len(self._running)))
+            raise QueueFull(f"This request asks for {requested} choices at once; this server runs {most}", None)
+        if running + requested > most:
+            message = f"{running} requests are running or waiting already; try again"
+            raise QueueFull(message, self.pace.retry_after(len(self._running)))
 
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
         first, whole = self.config.first_token_timeout, self.config.request_timeout

@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -26,7 +26,7 @@ from foresay.server.api.about.dashboard import Feed
 from foresay.server.api.admin import routes as admin
 from foresay.server.api.anthropic import messages
 from foresay.server.api.common import route
-from foresay.server.api.common.route import Route, json_response
+from foresay.server.api.common.route import Route, json_response, spellings
 from foresay.server.api.llamacpp import routes as llamacpp
 from foresay.server.api.ollama import routes as ollama
 from foresay.server.api.openai import chat, completions, tokens
@@ -67,10 +67,9 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
-    app[about.KEYS] = auth.key_store
     app[dashboard.FEED] = feed = Feed()
     app.on_shutdown.append(feed.close)
-    app.cleanup_ctx.extend([auth.life, models.life])
+    app.cleanup_ctx.append(models.life)
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
         app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
@@ -78,18 +77,9 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     app.on_response_prepare.extend([route.begin, _name_request, auth.mark])
     for module in ROUTE_MODULES:
         app.add_routes(module.ROUTES)
-        app.add_routes(without_version(module.ROUTES))
+        own = [one for one in module.ROUTES if isinstance(one, Route)]
+        app.add_routes([replace(one, path=path) for one in own for path in spellings(one.path)[1:]])
     return app
-
-
-#: Paths that many clients request without /v1, if their base URL lacks it.
-_UNVERSIONED = tuple(f"/v1/{name}" for name in ("chat/completions", "responses", "messages", "models"))
-
-
-def without_version(routes: Sequence[web.AbstractRouteDef]) -> list[Route]:
-    """The same routes under paths without ``/v1``."""
-    found = (one for one in routes if isinstance(one, Route) and one.path.startswith(_UNVERSIONED))
-    return [replace(one, path=one.path.removeprefix("/v1")) for one in found]
 
 
 # -- every request ---------------------------------------------------------------------------------------------------

@@ -8,30 +8,27 @@ considers them same-origin: a server bound to this machine only answers neither 
 
 ::
 
-    record ── request id, error bodies ── AuthMiddleware.admit: origin, host, preflight, key, body ── route ──
-    admitted: limits ── engine
+    record ── request id, error bodies ── AuthMiddleware.admit: origin, host, preflight, key, body, rate ── route
 """
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from aiohttp import web
 
-from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, Limits, RateLimiter, serve
+from foresay.server.api.common.route import spellings
+from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, serve
 from foresay.server.gateway.keys import HashedKey, KeyStore
 from foresay.server.host.models.models import MODELS
-from foresay.server.schemas.errors import Compressed, Forbidden, ModelNotFound, NotAdmin, TooLarge, Unauthorized
+from foresay.server.schemas.errors import Compressed, Forbidden, NotAdmin, TooLarge, Unauthorized
 from foresay.server.settings.config import ServeConfig
-from foresay.spec.errors import InvalidRequest
 
 #: The routes that open WebSockets.
-SOCKET_PATHS = frozenset({"/v1/responses", "/responses"})
+SOCKET_PATHS = spellings("/v1/responses")
 #: Browsers cannot set headers on a WebSocket; OpenAI's workaround is to send the key as a sub-protocol.
 KEY_PROTOCOL = "openai-insecure-api-key."
 
@@ -208,8 +205,7 @@ class AuthMiddleware:
     def of(cls, config: ServeConfig) -> AuthMiddleware:
         """The middleware that the settings describe. Raises :class:`foresay.spec.errors.ConfigurationError` if the key
         file cannot be used."""
-        limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
-        key_store = KeyStore(config.api_key, config.api_key_file, limits)
+        key_store = KeyStore(config.api_key, config.api_key_file, config.max_requests_per_minute)
         origins = Origins(config.cors_origin, config.host, key_store.needed)
         return cls(key_store, origins, config.max_body_bytes, config.admin_key)
 
@@ -224,31 +220,18 @@ class AuthMiddleware:
         serve(caller=self._caller(request))
         if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
             raise Compressed("Send the body uncompressed: this server does not decompress (Content-Encoding)")
-        rate_limiter = CONTEXT.get().caller.rate_limiter
         most = self.largest_body or request.app[MODELS].largest_body
         if (request.content_length or 0) > most:
             raise TooLarge(most)
         if request.body_exists:
-            rate_limiter.check()
-        try:
-            return await handler(request.clone(client_max_size=most))
-        except (InvalidRequest, ModelNotFound):
-            rate_limiter.refused()
-            raise
+            CONTEXT.get().caller.rate_limiter.enter()
+        return await handler(request.clone(client_max_size=most))
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add CORS, rate limit and other headers to a response."""
+        """Add CORS and other headers to a response."""
         response.headers.update(self.origins.headers(request))
-        response.headers.update(rate_headers(CONTEXT.get().caller.rate_limiter))
         response.headers["Server"] = "foresay"
         response.headers["X-Content-Type-Options"] = "nosniff"
-
-    async def life(self, app: web.Application) -> AsyncIterator[None]:
-        """Watch the key file while the server runs."""
-        watching = asyncio.create_task(self.key_store.watch())
-        yield
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
     def _caller(self, request: web.Request) -> Caller:
         if request.path.startswith(ADMIN):
@@ -274,14 +257,3 @@ class AuthMiddleware:
             raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
         if not self._admin.matches(key):
             raise NotAdmin("This is not the admin key of this server")
-
-
-def rate_headers(rate_limiter: RateLimiter) -> dict[str, str]:
-    """The limits and what remains of them, in the headers that OpenAI's clients read."""
-    added: dict[str, str] = {}
-    for what, bucket in (("requests", rate_limiter.requests), ("tokens", rate_limiter.tokens)):
-        if bucket is not None:
-            added[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
-            added[f"x-ratelimit-remaining-{what}"] = str(max(0, math.floor(bucket.level)))
-            added[f"x-ratelimit-reset-{what}"] = f"{bucket.seconds_until(bucket.per_minute):.3f}s"
-    return added

@@ -8,17 +8,13 @@ import logging
 import resource
 import signal
 import ssl
-from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from threading import Lock
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.gateway.caller import CONTEXT, Caller, Shared
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.models import residency
 from foresay.server.host.models.models import Models
@@ -28,79 +24,6 @@ from foresay.server.observe.telemetry import log as speculation_log
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class _Job(NamedTuple):
-    caller: Caller
-    work: Callable[[], Any]
-    done: Future[Any]
-
-
-class SharedThreads(ThreadPoolExecutor):
-    """A thread pool shared among callers by :class:`~foresay.server.gateway.caller.Shared`, each with its own queue.
-
-    Waiting callers take turns. The server's own work counts as one more caller.
-    """
-
-    def __init__(self, most: int | None = None, thread_name_prefix: str = "") -> None:
-        super().__init__(most, thread_name_prefix)
-        self._slots = Shared(self._max_workers)
-        self._waiting: dict[str, deque[_Job]] = {}  # by tenant, in the order of their turns
-        self._shut = False
-        self._lock = Lock()
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` as soon as its caller, that of the current context, may hold a thread. Raises RuntimeError after
-        :meth:`shutdown`."""
-        job = _Job(CONTEXT.get().caller, partial(fn, *args, **kwargs), Future())
-        with self._lock:
-            if self._shut:
-                raise RuntimeError("this pool of threads is shut down")
-            self._waiting.setdefault(job.caller.tenant, deque()).append(job)
-            self._begin()
-        return job.done
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in any pool, but waiting jobs are always cancelled."""
-        with self._lock:
-            waiting, self._waiting, self._shut = self._waiting, {}, True
-        for jobs in waiting.values():
-            for job in jobs:
-                job.done.cancel()
-        super().shutdown(wait, cancel_futures=cancel_futures)
-
-    def _begin(self) -> None:
-        """Start all jobs that may run."""
-        while (job := self._next()) is not None:
-            self._slots.change(job.caller.tenant, 1)
-            super().submit(self._run, job)
-
-    def _next(self) -> _Job | None:
-        """Remove and return the job of the next caller that may hold a thread; None if all must wait."""
-        fitting = (tenant for tenant, jobs in self._waiting.items() if self._slots.fits(1, jobs[0].caller))
-        tenant = next(fitting, None)
-        if tenant is None:
-            return None
-        jobs = self._waiting.pop(tenant)
-        job = jobs.popleft()
-        if jobs:
-            self._waiting[tenant] = jobs  # after all others
-        return job
-
-    def _run(self, job: _Job) -> None:
-        try:
-            if job.done.set_running_or_notify_cancel():
-                job.done.set_result(job.work())
-        except BaseException as error:
-            job.done.set_exception(error)
-        finally:
-            with self._lock:
-                self._slots.change(job.caller.tenant, -1)
-                self._begin()
-
 
 CLOSING_SECONDS = 2.0
 #: Prefix of the names of threads other than the event loop's.
@@ -120,7 +43,7 @@ async def run_server(
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
     asyncio.get_running_loop().set_exception_handler(Refusals())
-    threads = SharedThreads(thread_name_prefix=WORKER_NAME)
+    threads = ThreadPoolExecutor(thread_name_prefix=WORKER_NAME)
     asyncio.get_running_loop().set_default_executor(threads)
     models = Models.of(config, on_status, spawn)
     auth, tls = AuthMiddleware.of(config), context(config)

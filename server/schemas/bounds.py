@@ -16,8 +16,6 @@ from foresay.spec.errors import InvalidRequest, Path
 from foresay.spec.sampling import wanted, within
 
 LARGEST_BODY = 4 << 20
-#: Received bytes that extend a body's timeout by a second.
-BODY_PACE = 16 << 10
 #: A token is about four characters of text, which JSON may escape to six bytes each, or an id of up to seven digits.
 BYTES_A_TOKEN = 32
 #: Most strings, lists and objects of one body: at most 25 ms to decode. Numbers are cheap; the body's size bounds them.

@@ -73,7 +73,7 @@ class SlowBody(ApiError):
 
     def __init__(self, arrived: int, seconds: float) -> None:
         super().__init__(
-            f"{arrived:,} bytes of the body came in {seconds:.0f} s, and more of it is missing (body_timeout)"
+            f"{arrived:,} bytes of the body came in {seconds:g} s, and more of it is missing (body_timeout)"
         )
 
 
@@ -131,7 +131,7 @@ class QueueFull(Busy):
 
 
 class TooManyWaiting(Busy):
-    """The limit on bodies and messages held at once, in bytes or number, is reached."""
+    """As many messages of a WebSocket wait as the server allows."""
 
     code = "too_many_waiting"
 

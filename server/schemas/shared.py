@@ -303,16 +303,8 @@ class PromptProgress(msgspec.Struct, kw_only=True):
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not done as requested. param: the field; message: a sentence that names it.
-
-    tool_left_out: its type is not supported. format_not_enforced: the model sees the grammar of a tool, but is not
-    constrained to it. max_tokens_clamped: to the room in the context, or the server's limit. model_renamed: another
-    model was requested.
-    hint_left_out: the chat template does not support it. system_moved: a system message is sent as the user's.
-    client_noise_left_out: text that the client adds and changes each time. unknown_field: the API has none of that
-    name. compacted: what was left out of a window.
-    resumed: another engine process continued an answer that is not exact; param is the number of the choice.
-    """
+    """What is not done as requested. param: the field; message: a sentence that names it. docs/compatibility.md says
+    what each code means."""
 
     code: WarningCode
     param: str

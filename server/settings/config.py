@@ -1,4 +1,5 @@
-"""Every setting, once: the fields below are the flags, the ``FORESAY_*`` variables and the keys of a TOML file.
+"""Every setting, once: the fields below are the flags, the ``FORESAY_*`` variables and the keys of a TOML file; below
+each stands its help (:mod:`foresay.server.settings.help` reads it).
 
 ::
 
@@ -87,75 +88,178 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What :func:`foresay.server.engine.build.build_engine` needs: the models, how to draft, and how much memory to
     hold."""
 
+    # models
     target: str = "bundled"
+    """TARGET (text): bundled, a short name such as smollm2 (foresay models), a directory, a GGUF file, or a Hugging
+    Face hub id"""
     draft: str = "auto"
+    """DRAFT: what proposes tokens: auto (suffix, and a head or draft model that ships with the target), none, ngram,
+    suffix, self (the target in fewer bits, on its own KV cache; self:int4, self:int8), mtp (the layer for further
+    tokens in Qwen3.5's checkpoints), the directory or hub id of a draft model or of heads (eagle3:PATH, dflash:PATH,
+    medusa:PATH and such), the kind alone of one that ships with the target (draft_model, eagle3), a class of your own
+    (package.module:Class, see docs/drafters.md), or several separated by commas"""
     anyway: bool = False
+    """draft even with a model of another vocabulary that knows less than half of what a text consists of; launch: start
+    the agent even if the model does not suffice for it"""
     dtype: Dtype = "auto"
+    """(text): weights and KV cache; auto is bfloat16, or float16 on a GPU and float32 on a processor without bf16 and
+    with --bits portable"""
     bits: Bits = "auto"
+    """(text): portable bits are the same on every CPU, so one seed gives one text everywhere; fast ones may be this
+    processor's own; auto takes the faster, which are portable on a processor without bf16 dot products"""
     quantize: Quantize | None = None
+    """KIND (text): make the target's weights int8, int4 or fp8 as they are loaded: half or a quarter of the bytes to
+    read in each step (as the files have them)"""
     activations: Activations = "auto"
+    """(text): what quantised weights are multiplied with: int8 rounds activations in groups of 32, which is faster on a
+    CPU; model leaves them as they are; auto is int8 with weights of 4 bits on a CPU"""
     kv_dtype: KVDtype = "auto"
+    """(text): the target's KV cache: int8 or fp8 (e4m3), with a scale for each token and head, hold about twice as many
+    tokens in the same memory as 16 bits; auto is --dtype, but bfloat16 where a CPU chose float32 and the weights have no
+    more than 16 bits"""
     draft_quantize: Quantize | None = None
+    """KIND: --quantize for a draft model"""
     draft_kv_dtype: KVDtype = "auto"
+    """--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads"""
     device: DeviceKind = "auto"
+    """(text): where the models run; auto is the first GPU if there is one, otherwise the CPU"""
     graphs: bool = True
+    """capture whole steps in CUDA graphs at start-up; on a CPU there are none"""
+
+    # drafting
     draft_tokens: Chain | None = None
+    """K: draft a chain of K tokens in every step (chosen at each step from measurements)"""
     draft_tree: Shape | None = None
+    """SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths"""
     draft_layers: LayerNumbers | None = None
+    """LAYERS: the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (as the head's files
+    say)"""
     draft_vocab: DraftVocab = "auto"
+    """N: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto is
+    32768 of a vocabulary of at least twice as many, or all in texts that say others; full is all"""
     draft_growth: Growth = "dynamic"
+    """dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; static: keep as many at
+    each depth as the tree has there"""
     draft_history: str | None = None
+    """FILE: a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and of
+    the ends of prompts (forgotten on exit)"""
+
+    # memory
     max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4
+    """N: sequences decoded at the same time"""
     max_model_len: Positive | None = None
+    """TOKENS: longest prompt plus output in tokens (the model's own limit)"""
     kv_tokens: Positive | None = None
+    """TOKENS: tokens the KV cache holds (chosen from the free memory)"""
     page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    """TOKENS: tokens in one page of the KV cache"""
     gpu_memory_utilization: Share | None = None
+    """SHARE: share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)"""
     prefix_cache: bool = True
+    """reuse the KV of prompts that start alike"""
     kv_disk: KVDisk | None = None
+    """SIZE: how much of the user's cache directory the KV of prompts and answers may take, so that servers started
+    later need not compute it, in files that you alone may read; off: none. The least recently used goes first (a tenth
+    of what is free, at most 8GiB; off on a GPU)"""
     weight_cache: bool = True
+    """keep packed weights on disk, so that later starts on a CPU read and pack nothing"""
     weight_cache_bytes: Positive = 20_000_000_000
+    """BYTES: the most that packed weights on disk may take; the least recently used go first (20 GB)"""
     threads: Positive | None = None
+    """N: CPU threads (one per physical core)"""
+
+    # sampling
     seed: int | None = None
+    """S: seed of requests that give none (random)"""
 
 
 class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay serve`` adds: where it listens and how it treats its clients."""
 
+    # server
     host: str = "127.0.0.1"
+    """ADDRESS: address to listen on"""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """PORT: port to listen on; 0 takes a free one"""
     served_model_name: tuple[ModelName, ...] = ()
+    """NAME: the model's name in the API; may be given several times, answers show the first (the target's name, or the
+    last part of its directory). Not for [models.NAME] in the file: those are called NAME"""
     any_model_name: bool = False
+    """serve requests whatever model they name; with [models.NAME], the first in the file serves them; answers show the
+    real name"""
     strict_limits: bool = False
+    """refuse a max_tokens larger than the context leaves or --max-output-tokens allows (else the answer gets that many,
+    with a warning)"""
     keep_client_noise: bool = False
+    """show the model also what clients put into prompts that changes each time and means nothing to it, such as Claude
+    Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds what follows
+    again)"""
     max_queue: Annotated[int, Meta(ge=0)] = 256
+    """N: requests that may wait for their turn before new ones get 429"""
     tool_parser: ToolParser = "auto"
+    """how the model writes tool calls; auto takes it from its chat template"""
     reasoning_parser: ReasoningParser = "auto"
+    """how the model writes its reasoning; auto takes it from its chat template"""
     drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    """SECONDS: after SIGTERM, how long running requests may take to finish"""
     engine_timeout: Seconds = 30.0
+    """SECONDS (cluster): kill and restart the engine process if it shows no sign of life (no answer, no CPU time, or on
+    a CPU no kernel that ends) for this long; 20 times as long if it is only silent, or loading, a sixth (but 5 s) if on
+    a CPU all of that is missing, and a fifteenth if it was stopped (SIGSTOP)"""
     max_resumes: Annotated[int, Meta(ge=0)] = 3
+    """N (cluster): how often a request is resumed in a new engine process after the one that ran it died or hung; 0: it
+    fails"""
     idle_unload: Span | None = None
+    """TIME: end the engine process of a model after this long without a request (30s, 10m, 2h), which frees its memory;
+    the next request waits until it is loaded again (never)"""
     max_loaded_models: Positive | None = None
+    """N: with [models.NAME] in the file: models loaded at the same time (as many as the memory plan has room for)"""
     access_log: bool = False
+    """a line on stderr for each request: path, status, time, tokens, key; never text"""
     log_stats: bool = True
+    """every 10 s, a line on stderr about what was drafted and accepted, and a warning if speculation does not pay"""
     self_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """P: decode this share of the finished requests again without drafts while the server is idle, and count those
+    whose tokens differ; 1 is all of them"""
     ssl_certfile: str | None = None
+    """FILE: serve HTTPS with this certificate chain (PEM); needs --ssl-keyfile"""
     ssl_keyfile: str | None = None
+    """FILE: the private key of the certificate (PEM, not encrypted)"""
+
+    # access
     api_key: tuple[SecretKey, ...] = ()
+    """KEY (secret): a key that clients must send; may be given several times. Others on this machine can read flags:
+    FORESAY_API_KEY or --api-key-file keep it to yourself"""
     api_key_file: str | None = None
+    """FILE: keys with names and limits, hashed; foresay keys new makes entries"""
     admin_key: SecretKey | None = None
+    """KEY (secret): the key with which the engine of the running server may be replaced (foresay reload). It can be
+    used to load any file: FORESAY_ADMIN_KEY keeps it from others on this machine (no one may)"""
     cors_origin: tuple[Origin, ...] = ()
+    """ORIGIN: let web pages of this origin use the server; may be given several times, * is any page (default: none)"""
+
+    # limits
     max_requests_per_minute: Positive | None = None
-    max_tokens_per_minute: Positive | None = None
-    max_concurrent_requests: Positive | None = None
+    """N: requests each key may send in a minute, then 429 (no limit)"""
     max_output_tokens: Positive | None = None
+    """N: most tokens of an output; who asks for more gets as many, and a warning (the context)"""
     max_body_bytes: Annotated[int, Meta(ge=1024)] | None = None
-    body_timeout: Seconds = 30.0
+    """BYTES: largest body of a request, and message on a WebSocket (4 MiB, or 32 for each token of the context)"""
+    body_timeout: Seconds = 60.0
+    """SECONDS: refuse with 408 a request whose body takes longer than this to arrive"""
     request_timeout: Seconds | None = None
+    """SECONDS: end a request that takes longer than this with an error (never)"""
     first_token_timeout: Seconds | None = None
+    """SECONDS: end a request that waits longer than this for its first token with 429 (never)"""
+
+    # replicas
     replicas: Replicas | None = None
+    """N: run this many engines, each in a replica on Ray Serve; 1-4 lets Ray choose by load. Needs the extra
+    foresay[ray], see docs/scale.md (one engine, without Ray)"""
     ray_address: str | None = None
-    #: By the name that clients use; empty if the server has one model. Each has all settings, including the common
-    #: ones.
+    """ADDRESS: with --replicas: the Ray that runs them, such as auto or 10.0.0.5:6379; replicas that already exist are
+    shared (a Ray on this machine, started and ended with the server)"""
+    #: By the name that clients use; empty if the server has one model. Each has all settings, the common ones too.
     models: dict[str, ServeConfig] = {}
 
     @property
@@ -181,23 +285,40 @@ USUAL_TOKENS = 256
 class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     """What ``foresay generate`` and ``foresay chat`` add: how tokens are sampled and when to stop."""
 
+    # sampling
     temperature: Temperature | None = None
+    """T: 0 takes the most likely token (default: as the model recommends, else 0.7; bench: 1)"""
     top_k: TopK | None = None
+    """K: sample from the K most likely tokens, 0: all (default: as the model recommends)"""
     top_p: TopP | None = None
+    """P: sample from the most likely tokens that together reach P (default: as the model recommends, else 0.95; bench:
+    1)"""
     min_p: MinP = 0.0
+    """P: leave out tokens less likely than P times the most likely one"""
     presence_penalty: Penalty = 0.0
+    """P: subtracted from the logits of tokens already generated"""
     frequency_penalty: Penalty = 0.0
+    """P: the same, once for each time they were generated"""
     repetition_penalty: RepetitionPenalty = 1.0
+    """R: above 1, tokens of the prompt and the text so far get less likely"""
+
+    # stopping
     max_tokens: Positive | None = None
+    """N: the longest answer, in tokens (default: 256; chat and run: all that the context leaves)"""
     min_tokens: MinTokens = 0
+    """N: fewest tokens to generate"""
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    """TEXT: stop where this text appears; may be given several times"""
     ignore_eos: bool = False
+    """go on past the model's end-of-text token"""
 
 
 class BenchConfig(SamplingConfig, frozen=True, kw_only=True):
     """What ``foresay bench`` adds."""
 
+    # bench
     rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """N: how often each way of decoding is measured"""
 
 
 #: The sections of a TOML file and the classes that declare their keys, ancestors first.

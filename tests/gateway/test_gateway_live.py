@@ -1,9 +1,7 @@
-"""The real server with keys from a file: nothing is shared between them, and they come and go while it runs."""
+"""The real server with keys from a file: nothing is shared between them."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 import zlib
 from collections.abc import Iterator
@@ -91,23 +89,3 @@ def seconds_to_inflate(bomb: bytes) -> float:
     while inflater.decompress(left, 1 << 20):
         left = inflater.unconsumed_tail
     return time.thread_time() - began
-
-
-async def test_keys_come_and_go_while_the_server_runs(url, file):
-    before, new = file.read_text(), keys.new_key()
-    append(file, "dave", new)
-    async with asyncio.timeout(60):
-        while (await ask(url, new))[0] == 401:
-            await asyncio.sleep(0.1)
-        async with (
-            aiohttp.ClientSession(url, headers=bearer(new)) as session,
-            session.ws_connect("/v1/responses") as socket,
-        ):
-            file.write_text(before)
-            while (await ask(url, new))[0] != 401:
-                await asyncio.sleep(0.1)
-            await socket.send_json({"type": "response.create", "input": "x"})
-            refused = json.loads((await socket.receive()).data)
-            assert (refused["type"], refused["error"]["code"]) == ("error", "invalid_api_key")
-            assert (await socket.receive()).data == aiohttp.WSCloseCode.POLICY_VIOLATION
-    assert (await ask(url, ALICE))[0] == 200

@@ -71,13 +71,13 @@ def test_config_show_names_where_a_key_is_from_and_not_what_it_is(monkeypatch, t
 
 async def test_the_gate_is_made_of_the_settings():
     config = ServeConfig(
-        api_key=(ALICE,), cors_origin=("https://a.example",), max_body_bytes=4096, max_concurrent_requests=3
+        api_key=(ALICE,), cors_origin=("https://a.example",), max_body_bytes=4096, max_requests_per_minute=3
     )
     auth = AuthMiddleware.of(config)
     assert auth.largest_body == 4096
     assert auth.origins.allows("https://a.example") and not auth.origins.allows("https://b.example")
     caller = auth.key_store.caller(ALICE)
-    assert caller is not None and caller.rate_limiter.limits.max_concurrent_requests == 3
+    assert caller is not None and caller.rate_limiter.per_minute == 3
     assert ServeConfig(max_seqs=2, max_queue=5).most_running == 7
 
 

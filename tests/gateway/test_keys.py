@@ -1,11 +1,9 @@
-"""API keys at rest and at the door: hashing, comparing, the file, and what happens when the file changes."""
+"""API keys at rest and at the door: hashing, comparing, and the file."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import io
-import os
 import stat
 import sys
 from pathlib import Path
@@ -14,20 +12,12 @@ import pytest
 
 from foresay.server.cli.main import main
 from foresay.server.gateway import keys
-from foresay.server.gateway.caller import Caller, Limits
+from foresay.server.gateway.caller import Caller
 from foresay.server.gateway.keys import HashedKey, KeyStore
-from foresay.server.schemas.errors import Unauthorized
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
-from tests.server.wire import until
 
 ENTRY = "[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n"
-
-
-def touch(path: Path, text: str) -> None:
-    """Write, and make sure the change shows even within one tick of the file system's clock."""
-    path.write_text(text)
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
 
 
 def holder(chain: KeyStore, key: str) -> Caller:
@@ -102,8 +92,8 @@ def test_the_file_is_its_owners_and_holds_no_key(file):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert not keys.exposed(file)
     assert ALICE not in file.read_text() and BOB not in file.read_text()
-    assert [entry.name for entry in keys.read(file) or ()] == ["alice", "bob"]
-    assert len({entry.id for entry in keys.read(file) or ()}) == 2
+    assert [entry.name for entry in keys.read(file)] == ["alice", "bob"]
+    assert len({entry.id for entry in keys.read(file)}) == 2
 
 
 def test_a_file_that_others_can_read_is_warned_about(file, caplog):
@@ -112,12 +102,11 @@ def test_a_file_that_others_can_read_is_warned_about(file, caplog):
     assert f"can read the key file {file}: chmod 600 it" in caplog.text
 
 
-def test_limits_in_the_file_win_and_zero_is_none(file):
-    own = "max_requests_per_minute = 7\nmax_concurrent_requests = 0\n"
-    touch(file, file.read_text() + own)
-    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=60, max_concurrent_requests=2))
-    assert holder(chain, ALICE).rate_limiter.limits == Limits(max_requests_per_minute=60, max_concurrent_requests=2)
-    assert holder(chain, BOB).rate_limiter.limits == Limits(max_requests_per_minute=7)
+@pytest.mark.parametrize(("own", "limit"), [(7, 7), (0, None)])
+def test_a_limit_in_the_file_wins_and_zero_is_none(file, own, limit):
+    file.write_text(f"{file.read_text()}max_requests_per_minute = {own}\n")
+    chain = KeyStore(file=str(file), per_minute=60)
+    assert [holder(chain, key).rate_limiter.per_minute for key in (ALICE, BOB)] == [60, limit]
 
 
 @pytest.mark.parametrize(
@@ -134,12 +123,13 @@ def test_limits_in_the_file_win_and_zero_is_none(file):
             ENTRY + "max_request_per_minute = 3\n",
             ':5: max_request_per_minute is unknown; did you mean "max_requests_per_minute"?',
         ),
-        (ENTRY + "max_tokens_per_minute = -3\n", ":5: max_tokens_per_minute must be a whole number from 0"),
+        (ENTRY + "max_requests_per_minute = -3\n", ":5: max_requests_per_minute must be a whole number from 0"),
         ("keys = 3\n", ':1: keys is unknown; did you mean "key"?'),
         ("sk-plain-text-secret\n", "(at line 1, column 21); an entry is [[key]], id = "),
         ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n" * 2, "has the id 'a' twice"),
         ("[[key]\n", "not valid TOML"),
         ("", "holds no key"),
+        ("key = []\n", "holds no key"),
         (None, "No such file"),
     ],
 )
@@ -159,7 +149,6 @@ def test_a_file_that_is_wrong_is_named_and_its_values_are_not_repeated(tmp_path,
 def test_keys_of_the_settings_and_of_the_file_open_the_server(file):
     chain = KeyStore(["sk-from-the-flags-01"], str(file))
     assert chain.needed
-    assert chain.names == ["key-1", "alice", "bob"]
     callers = [holder(chain, key) for key in ("sk-from-the-flags-01", ALICE, BOB)]
     assert [caller.name for caller in callers] == ["key-1", "alice", "bob"]
     tenants = {caller.tenant for caller in callers}
@@ -174,96 +163,16 @@ def test_the_tenant_shows_nothing_of_the_key(file):
 
 
 def test_without_keys_nobody_needs_one():
-    chain = KeyStore(limits=Limits(max_requests_per_minute=3))
+    chain = KeyStore(per_minute=3)
     assert not chain.needed
-    assert (chain.anyone.tenant, chain.anyone.rate_limiter.limits.max_requests_per_minute) == ("", 3)
+    assert (chain.anyone.tenant, chain.anyone.alone, chain.anyone.rate_limiter.per_minute) == ("", True, 3)
 
 
-def test_a_key_taken_out_of_the_file_is_dead_and_the_others_keep_what_they_used(file):
-    chain = KeyStore(file=str(file), limits=Limits(max_requests_per_minute=2))
-    alice, bob = holder(chain, ALICE), holder(chain, BOB)
-    bob.rate_limiter.enter(1, 5)
-    header, first, second = file.read_text().split("[[key]]")
-    touch(file, header + "[[key]]" + second)
-    chain.refresh()
-    assert chain.caller(ALICE) is None
-    with pytest.raises(Unauthorized):  # on a socket that alice still has open
-        alice.rate_limiter.enter(1, 1)
-    assert holder(chain, BOB).rate_limiter is bob.rate_limiter
-    requests = bob.rate_limiter.requests
-    assert requests is not None and 1 <= requests.level < 1.9
-    touch(file, header + "[[key]]" + first + "[[key]]" + second + "max_requests_per_minute = 5\n")
-    chain.refresh()
-    assert holder(chain, ALICE).rate_limiter is not alice.rate_limiter
-    assert (bob.rate_limiter.running, bob.rate_limiter.limits.max_requests_per_minute) == (1, 5)
-
-
-def test_another_key_under_the_same_id_does_not_inherit_open_connections(file):
-    chain = KeyStore(file=str(file))
-    alice = holder(chain, ALICE)
-    entry = (keys.read(file) or [])[0]
-    touch(file, file.read_text().replace(entry.hash, str(HashedKey.of("sk-alice-rotated-0123"))))
-    chain.refresh()
-    assert alice.rate_limiter.revoked
-    assert chain.caller(ALICE) is None
-    assert holder(chain, "sk-alice-rotated-0123").tenant == alice.tenant
-
-
-@pytest.mark.parametrize("broken", ["[[key]\n", None])
-def test_a_file_that_goes_wrong_locks_nobody_out(file, caplog, broken):
-    chain = KeyStore(file=str(file))
-    if broken is None:
-        file.unlink()
-    else:
-        touch(file, broken)
-    chain.refresh()
-    chain.refresh()
-    assert holder(chain, ALICE).name == "alice"
-    assert caplog.text.count("the keys read before stay valid") == 1, "said once, not every second"
-
-
-@pytest.mark.parametrize("emptied", ["", "\n", "# API keys of Foresay.\n"])
-def test_an_emptied_file_locks_nobody_out(file, caplog, emptied):
-    """An editor empties a file before it writes it; on a full disk it stays so."""
-    chain = KeyStore(file=str(file))
-    full = file.read_text()
-    touch(file, emptied)
-    chain.refresh()
-    chain.refresh()
-    alice = holder(chain, ALICE)
-    assert alice.name == "alice" and not alice.rate_limiter.revoked
-    assert caplog.text.count(f"the key file {file} is empty (to revoke all keys, write key = [])") == 1
-    touch(file, full)
-    chain.refresh()
-    assert holder(chain, ALICE).rate_limiter is alice.rate_limiter, "nothing was forgotten meanwhile"
-
-
-def test_a_file_that_says_there_are_none_locks_everybody_out(file):
-    chain = KeyStore(file=str(file))
-    alice = holder(chain, ALICE)
-    touch(file, "# none any more\nkey = []\n")
-    chain.refresh()
-    assert chain.needed and chain.caller(ALICE) is None and alice.rate_limiter.revoked
-    touch(file, "")
-    chain.refresh()
-    assert chain.caller(ALICE) is None
-
-
-async def test_a_file_is_read_when_its_writer_is_done(file, monkeypatch):
-    monkeypatch.setattr(keys, "LOOK_SECONDS", 0.01)
-    chain, looks = KeyStore(file=str(file)), []
-
-    def seen(path: Path) -> tuple[int, int, int]:
-        looks.append(path)
-        return (min(len(looks), 20), 0, 0)  # another one with every look, twenty times
-
-    monkeypatch.setattr(keys, "_stamp", seen)
-    read = []
-    monkeypatch.setattr(chain, "_read", lambda: read.append(len(looks)))
-    watching = asyncio.create_task(chain.watch())
-    await until(lambda: read)
-    watching.cancel()
-    assert read[0] > 20
+def test_each_key_has_a_limit_of_its_own(file):
+    chain = KeyStore(file=str(file), per_minute=2)
+    assert holder(chain, ALICE).rate_limiter is not holder(chain, BOB).rate_limiter
+    assert holder(chain, ALICE) is holder(chain, ALICE), "which stays from request to request"
+    assert not holder(chain, ALICE).alone and holder(KeyStore([ALICE]), ALICE).alone
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -279,19 +188,18 @@ def test_keys_new_shows_the_key_once_and_prints_what_goes_into_the_file(tmp_path
     assert made not in entry
     assert main(["keys", "new", "bob"]) == 0
     path.write_text(entry + capsys.readouterr().out)
-    assert KeyStore(file=str(path)).names == ["alice", "bob"]
+    assert [entry.name for entry in keys.read(path)] == ["alice", "bob"]
 
 
-def test_keys_list_names_who_has_one_and_its_own_limits_and_no_hash(tmp_path, capsys):
+def test_keys_list_names_who_has_one_and_its_own_limit_and_no_hash(tmp_path, capsys):
     path = tmp_path / "keys.toml"
     append(path, "al", ALICE)
-    path.write_text(path.read_text() + "max_requests_per_minute = 60\nmax_tokens_per_minute = 0\n")
+    path.write_text(path.read_text() + "max_requests_per_minute = 0\n")
     append(path, "bob", BOB)
     assert main(["keys", "list", "--api-key-file", str(path)]) == 0
     listed, reported = capsys.readouterr()
-    ids = [entry.id for entry in keys.read(path) or ()]
-    limits = "max_requests_per_minute 60, max_tokens_per_minute none"
-    assert listed.splitlines() == [f"al   {ids[0]}  {limits}", f"bob  {ids[1]}"]
+    ids = [entry.id for entry in keys.read(path)]
+    assert listed.splitlines() == [f"al   {ids[0]}  max_requests_per_minute none", f"bob  {ids[1]}"]
     assert reported == f"2 keys in {path}\n"
 
 

@@ -238,7 +238,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_slot(tokenizer):
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(60):
-            while server.models.find("fox").service.slots.used:
+            while server.models.find("fox").service.running:
                 await asyncio.sleep(0.005)
         server.by_name["fox"].gate.set()
         assert (await server.client.post("/v1/completions", json=ask)).status == 200

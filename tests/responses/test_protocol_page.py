@@ -9,7 +9,6 @@ import foresay.server.api.responses.socket as socket_module
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
 from foresay.server.api.responses.store import SocketLimits, StoreLimits
-from foresay.server.host.service import MOST_BODIES
 from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
 from tests.responses import transcript
@@ -31,14 +30,14 @@ def test_every_event_and_message_is_named():
 def test_every_close_code_is_named():
     closings = [one for one in vars(socket_module).values() if isinstance(one, Closing)]
     rows = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if re.match(r"\| 1\d{3}", line))
-    assert len(closings) >= 6
+    assert len(closings) >= 5
     for closing in closings:
         assert str(int(closing.code)) in rows
 
 
 def test_the_numbers_are_those_of_the_code():
     sockets, stored = SocketLimits(), StoreLimits()
-    for number in (stored.bytes >> 20, sockets.most, MOST_BODIES):
+    for number in (stored.bytes >> 20, sockets.most):
         assert re.search(rf"\b{number}\b", PAGE), number
     assert f"{stored.count:,}" in PAGE
     assert f"ping every {sockets.heartbeat:.0f} s" in PAGE

@@ -18,16 +18,15 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
-from foresay.server.gateway.caller import CONTEXT, Shared
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Models
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
 from foresay.server.observe.telemetry.telemetry import Telemetry
-from foresay.server.schemas.errors import ApiError, Busy
+from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
-MOST_READERS = 64
 STALL_SECONDS = 20.0
 #: Seconds after the full second, so that the second's counts are final.
 LATE = 0.05
@@ -54,17 +53,10 @@ def listed(models: Models) -> dict[str, str] | UnsetType:
     return {entry.name: entry.status for entry in models} if models.several else UNSET
 
 
-class TooManyReaders(Busy):
-    """Too many pages are open."""
-
-    code = "too_many_readers"
-
-
 class Feed:
     """All readers of one server's feed."""
 
     def __init__(self, stall: float = STALL_SECONDS) -> None:
-        self.readers = Shared(MOST_READERS)
         self._stall = stall
         self._closing = asyncio.Event()
         self._making: dict[str, tuple[int, asyncio.Task[msgspec.Raw]]] = {}
@@ -74,26 +66,20 @@ class Feed:
         self._closing.set()
 
     async def serve(self, http: web.Request, models: Models, service: Service, after: int) -> web.StreamResponse:
-        """Write events until the reader leaves, its key is revoked, or the server shuts down. service: of the model
+        """Write events until the reader leaves or the server shuts down. service: of the model
         whose numbers are sent. after: the last second that the reader has.
         """
         response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
-        with self.readers.holding(1, self._full):
-            await response.prepare(http)
-            try:
-                await self._write(response, models, service.telemetry, after)
-            except (TimeoutError, ConnectionError):
-                if http.transport is not None:
-                    http.transport.abort()  # do not wait for the rest to be read
+        await response.prepare(http)
+        try:
+            await self._write(response, models, service.telemetry, after)
+        except (TimeoutError, ConnectionError):
+            if http.transport is not None:
+                http.transport.abort()  # do not wait for the rest to be read
         return response
 
-    def _full(self) -> TooManyReaders:
-        message = f"{self.readers.used} pages are open already, {self.readers.own} of them yours"
-        return TooManyReaders(message, retry_after=10)
-
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
-        rate_limiter = CONTEXT.get().caller.rate_limiter
-        while not self._closing.is_set() and not rate_limiter.revoked:
+        while not self._closing.is_set():
             points, after = await telemetry.points(after)
             frame = Frame(await self._snapshot(telemetry), points, listed(models))
             async with asyncio.timeout(self._stall):

@@ -1,4 +1,4 @@
-"""Models, health, readiness, load, settings and usage of the server."""
+"""Models, health, readiness, load and settings of the server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
-from foresay.server.gateway.caller import CONTEXT, Caller
-from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Models
 from foresay.server.observe.telemetry.report import Replica
@@ -95,30 +93,9 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     models: dict[str, EngineInfo | None] | UnsetType = UNSET
 
 
-class KeyUsage(msgspec.Struct, kw_only=True, tag_field="object", tag="usage"):
-    """Usage of one API key. name: the key's; empty on a server without keys, for all callers together. since: when
-    counting began, in seconds since 1970: the server's start, or when the key was added to its file. requests: through
-    any API. last_request: when the last of them began; null before the first."""
-
-    name: str
-    since: int
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    last_request: int | None
-
-
-class Usages(msgspec.Struct, kw_only=True):
-    """``GET /admin/usage``: one entry per key, those of ``--api-key`` first."""
-
-    data: list[KeyUsage]
-
-
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = "(hidden)"
-#: Who may use the server.
-KEYS: web.AppKey[KeyStore] = web.AppKey("keys", KeyStore)
 
 
 async def index(request: web.Request) -> web.Response:
@@ -222,20 +199,6 @@ async def model(request: web.Request) -> web.Response:
     return json_response(_card(served, entry, name if name in entry.service.names.known else entry.name))
 
 
-async def usage(request: web.Request) -> web.Response:
-    """Usage of the caller's key since the server started."""
-    return json_response(_usage(CONTEXT.get().caller))
-
-
-async def usages(request: web.Request) -> web.Response:
-    """Usage of each key since the server started; needs the admin key."""
-    return json_response(Usages(data=[_usage(caller) for caller in request.app[KEYS].callers]))
-
-
-def _usage(caller: Caller) -> KeyUsage:
-    return KeyUsage(name=caller.name, **msgspec.structs.asdict(caller.usage))
-
-
 def _card(served: Models, entry: Model, name: str) -> ModelCard:
     info, created, known = entry.info, served.server.created, find_target(entry.target)
     longest = (entry.longest if info is None else info.max_model_len) or UNSET
@@ -279,8 +242,6 @@ ROUTES = [
     Route("GET", "/load", load, answer=Load),
     Route("GET", "/version", version, answer=Version),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
-    Route("GET", "/v1/usage", usage, answer=KeyUsage),
-    Route("GET", "/admin/usage", usages, answer=Usages),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
     Route("GET", r"/v1/models/{name:[\s\S]+}", model, None, ModelCard, None, (401, 404, 503), _NAME),
 ]

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from foresay.server.api.common.validation import decoded, unknown_fields
 from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import MODELS
-from foresay.server.schemas.bounds import BODY_PACE
 from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
@@ -185,6 +184,15 @@ BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 PLAIN_ERRORS = (401, 403)
 
 
+#: Paths that many clients request without /v1, if their base URL lacks it.
+_UNVERSIONED = tuple(f"/v1/{name}" for name in ("chat/completions", "responses", "messages", "models"))
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    """A path, and the same one without ``/v1`` where it is served so too."""
+    return (path, path.removeprefix("/v1")) if path.startswith(_UNVERSIONED) else (path,)
+
+
 @dataclass(frozen=True)
 class Stream:
     """A route's streamed response. chunks: the structs of its events or lines."""
@@ -227,12 +235,10 @@ class Route(web.AbstractRouteDef):
             http.app[MODELS].check_open()
         if http.content_type not in JSON_TYPES and not http.content_type.endswith("+json"):
             raise NotJson(http.content_type)
-        server = http.app[MODELS].server
-        with server.bodies.growing(server.crowded) as hold:
-            body = await received(http, server.body_timeout, hold)
-            request = decoded(body, self.body)
-            serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
-            return await self.handler(http, request)
+        body = await received(http, http.app[MODELS].server.body_timeout)
+        request = decoded(body, self.body)
+        serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
+        return await self.handler(http, request)
 
     @property
     def statuses(self) -> tuple[int, ...]:
@@ -256,28 +262,23 @@ class ErrorShape:
 def error_shape(http: web.Request) -> ErrorShape | None:
     """The error format of the API whose path was called; None for OpenAI's."""
     shapes: list[ErrorShape] = [module.ERRORS for module in http.app[ROUTE_MODULES] if hasattr(module, "ERRORS")]
-    prefixes = ((shape, (shape.prefix, shape.prefix.removeprefix("/v1"))) for shape in shapes)
-    return next((shape for shape, prefix in prefixes if http.path.startswith(prefix)), None)
+    return next((shape for shape in shapes if http.path.startswith(spellings(shape.prefix))), None)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-async def received(http: web.Request, seconds: float, hold: Callable[[int], None]) -> bytes:
-    """Read the body. seconds: that it may take, in addition to an allowance by its size. hold: called with the size of
-    each received part, and may raise. Raises :class:`TooLarge`, and :class:`SlowBody` on timeout."""
-    body, loop = bytearray(), asyncio.get_running_loop()
-    began = loop.time()
+async def received(http: web.Request, seconds: float) -> bytes:
+    """Read the body. Raises :class:`TooLarge`, and :class:`SlowBody` if it takes longer than ``seconds``."""
+    body = bytearray()
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(seconds):
             while part := await http.content.readany():
-                hold(len(part))
                 body += part
                 if len(body) > http.client_max_size:
                     raise TooLarge(http.client_max_size)
-                limit.reschedule(began + seconds + len(body) / BODY_PACE)
     except TimeoutError:
-        raise SlowBody(len(body), loop.time() - began) from None
+        raise SlowBody(len(body), seconds) from None
     return bytes(body)
 
 

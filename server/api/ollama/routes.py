@@ -190,7 +190,7 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
     if not any(entry.service.names.has(name) for entry in http.app[MODELS]):
         if of_short_name(name) is None and not _HUB_ID.fullmatch(name):  # do not reveal local paths
             raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
-        if not CONTEXT.get().caller.rate_limiter.alone:
+        if not CONTEXT.get().caller.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
         async with http.app[MODELS].server.of(Pulls).fetching(name) as pulling:
             silent = body.stream is False

@@ -23,8 +23,6 @@ from msgspec import UNSET
 from foresay.server.api.common.validation import named
 from foresay.server.api.responses.events import ClientEvent, Create, Envelope, ItemDelta
 from foresay.server.api.responses.turn import ResponseTurn
-from foresay.server.gateway.caller import Shared
-from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.tokens import Provenance
 from foresay.spec.errors import InvalidRequest
 
@@ -55,14 +53,10 @@ class LaneRequest:
 
 class Lanes:
     """All running or waiting messages of a socket, each with a task. answer: serves one. idle: called when all are
-    done.
-    bodies: the budget that a message's bytes are taken from until it is answered.
-    """
+    done."""
 
-    def __init__(
-        self, answer: Callable[[LaneRequest], Awaitable[None]], idle: Callable[[], None], bodies: Shared
-    ) -> None:
-        self._answer, self._idle, self._bodies = answer, idle, bodies
+    def __init__(self, answer: Callable[[LaneRequest], Awaitable[None]], idle: Callable[[], None]) -> None:
+        self._answer, self._idle = answer, idle
         self._messages: list[LaneRequest] = []
         self._lanes: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
 
@@ -79,9 +73,8 @@ class Lanes:
         """Number of messages that wait for their lane."""
         return sum(not message.begun for message in self._messages)
 
-    def add(self, create: Create, size: int, refusal: Callable[[], ApiError]) -> None:
-        """Queue a message of ``size`` bytes in its lane, or raise ``refusal`` if there is no room for the bytes."""
-        self._bodies.take(size, refusal)
+    def add(self, create: Create, size: int) -> None:
+        """Queue a message of ``size`` bytes in its lane."""
         message = LaneRequest(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
         self._messages.append(message)
         message.task = asyncio.create_task(self._run(message))
@@ -102,7 +95,6 @@ class Lanes:
     def _leave(self, message: LaneRequest) -> None:
         if message in self._messages:
             self._messages.remove(message)
-            self._bodies.give(message.size)
 
     async def _run(self, message: LaneRequest) -> None:
         try:

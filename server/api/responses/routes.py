@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_response
+from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_response, spellings
 from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import CANCELLED
@@ -159,6 +159,5 @@ ROUTES = [
     Route("DELETE", _ONE, delete, None, schemas.DeletedResponse, None, _READ, _ID),
     Route("POST", f"{_ONE}/cancel", cancel, None, schemas.Response, None, _READ, _ID),
     Route("GET", f"{_ONE}/input_items", input_items, None, schemas.ItemList, None, _READ, _ID, LIST_QUERY),
-    web.get(_ALL, connect, allow_head=False),
-    web.get("/responses", connect, allow_head=False),
+    *[web.get(path, connect, allow_head=False) for path in spellings(_ALL)],
 ]

@@ -31,7 +31,7 @@ from foresay.server.gateway.caller import CONTEXT, serve
 from foresay.server.host.models.models import Models
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
-from foresay.server.schemas.errors import ApiError, Busy, ModelNotFound, TooManyWaiting, Unauthorized
+from foresay.server.schemas.errors import ApiError, Busy, TooManyWaiting
 from foresay.spec.errors import InvalidRequest
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
@@ -57,7 +57,6 @@ class Closing(msgspec.Struct, frozen=True):
 DONE = Closing(WSCloseCode.OK, "idle")
 RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is shutting down")
 TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "messages are JSON in text frames")
-UNWELCOME = Closing(WSCloseCode.POLICY_VIOLATION, "the API key is no longer valid")
 FULL = Closing(WSCloseCode.TRY_AGAIN_LATER, "too many connections")
 SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly", flush=False)
 
@@ -69,7 +68,7 @@ class Socket:
         self._models, self._http = models, http
         self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
         self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
-        self._lanes = Lanes(self._answer, self._idle, models.server.bodies)
+        self._lanes = Lanes(self._answer, self._idle)
         self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: the last response and its salt
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
@@ -93,9 +92,11 @@ class Socket:
         self._send_queue = SendQueue(limits.outbox_bytes)
         tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._models.server.on_drain.add(self.drain)
-        with contextlib.ExitStack() as held, self._models.server.connections.connected():
+        if len(self._models.server.on_drain) > self._limits.most:
+            self._refuse(ConnectionLimit(f"{self._limits.most} WebSockets are open already"), None)
+            self.close(FULL)
+        with self._models.server.connections.connected():
             try:
-                self._enter(held)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -103,23 +104,14 @@ class Socket:
                 await self._end(tasks)
         return ws
 
-    def _enter(self, held: contextlib.ExitStack) -> None:
-        """Count as an open socket, or close; responses stored only for this socket are dropped at its end."""
-        held.callback(self._state.store.forget, self._tenant, self._id)
-        open_sockets = self._state.open_sockets
-        message = f"{open_sockets.used} WebSockets are open already, {open_sockets.own} of them yours"
-        try:
-            held.enter_context(open_sockets.holding(1, lambda: ConnectionLimit(message)))
-        except ConnectionLimit as error:
-            self._refuse(error, None)
-            self.close(FULL)
-
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Stop the tasks and close the socket, unless the client has left."""
+        """Stop the tasks, drop the responses that only this socket can find, and close it unless the client has
+        left."""
         closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
         reading, pumping, keeping = tasks
         await _stopped(reading, keeping)
         await self._lanes.end()
+        self._state.store.forget(self._tenant, self._id)
         if self._closing.done() and closing.flush and not self._ws.closed:
             flushing = asyncio.create_task(self._send_queue.flushed())
             await asyncio.wait([flushing, pumping], timeout=self._limits.closing, return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +187,6 @@ class Socket:
     def _take(self, data: Any) -> None:
         """Handle a client's message."""
         try:
-            CONTEXT.get().caller.rate_limiter.check()
             weigh(data.encode(), what="The message")
         except (ApiError, InvalidRequest) as error:
             self._refuse(error, None)
@@ -210,9 +201,10 @@ class Socket:
             self._refuse(error, lane_of(data))
 
     def _create(self, create: Create, size: int) -> None:
+        CONTEXT.get().caller.rate_limiter.enter()
         if self._lanes.waiting >= self._limits.waiting:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection are already waiting")
-        self._lanes.add(create, size, self._models.server.crowded)
+        self._lanes.add(create, size)
 
     def _cancel(self, cancel: CancelResponse) -> None:
         """End the response meant, if it runs; otherwise do nothing, since it may have just ended by itself."""
@@ -237,8 +229,6 @@ class Socket:
         except Exception as error:
             self._note_failure(create, error)
             self._refuse(error, create.stream_id)
-            if isinstance(error, Unauthorized):
-                self.close(UNWELCOME)
 
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -274,8 +264,6 @@ class Socket:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: Exception, stream_id: str | None) -> None:
-        if isinstance(error, InvalidRequest | ModelNotFound):
-            CONTEXT.get().caller.rate_limiter.refused()
         status, body = error_body(error)
         lane = msgspec.UNSET if stream_id is None else stream_id
         self._send("", SocketError(status=status, error=body.error, stream_id=lane))

@@ -1,5 +1,5 @@
 """Finished responses, kept in memory so that another can follow; each with its conversation. They are bounded: the
-tenant that keeps most is evicted from first.
+least recently used is evicted first.
 
 A record's size includes everything it refers to, although records may share parts, so the actual memory is lower.
 """
@@ -7,15 +7,14 @@ A record's size includes everything it refers to, although records may share par
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from foresay.server.api.responses.items import output_as_input
 from foresay.server.api.responses.schemas import InputItem, Response
-from foresay.server.gateway.caller import Shared
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
@@ -106,26 +105,21 @@ class ResponseStore:
         self.limits = limits or StoreLimits()
         self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
         self._owners: dict[tuple[str, str], str] = {}  # of items: the response
-        self._counts, self._sizes = Counter[str](), Counter[str]()  # by tenant
+        #: The size of all records together.
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._records)
 
-    @property
-    def bytes(self) -> int:
-        """The size of all records together."""
-        return self._sizes.total()
-
     def keep(self, record: Record) -> None:
-        """Keep a record, and index its items. Beyond the limits, the tenant with the most loses its least recently used
-        records."""
+        """Keep a record, and index its items. Beyond the limits, the least recently used are dropped."""
         self.drop(record.tenant, record.id)
         self._owners |= {(record.tenant, item.id): record.id for item in record.response.output}
         record.size = record.measured()
         self._records[record.tenant, record.id] = record
-        self._count(record, 1)
-        self._make_room(self._counts, self.limits.count)
-        self._make_room(self._sizes, self.limits.bytes)
+        self.bytes += record.size
+        while len(self._records) > self.limits.count or self.bytes > self.limits.bytes:
+            self.drop(*next(iter(self._records)))
 
     def find(self, tenant: str, id: str, socket_id: str = "") -> Record | None:
         """The record, which becomes the most recently used; None if there is none, or only another WebSocket can find
@@ -148,7 +142,7 @@ class ResponseStore:
             return False
         for item in record.response.output:
             self._owners.pop((tenant, item.id), None)
-        self._count(record, -1)
+        self.bytes -= record.size
         return True
 
     def forget(self, tenant: str, socket_id: str) -> None:
@@ -156,21 +150,6 @@ class ResponseStore:
         found = [key for key, record in self._records.items() if key[0] == tenant and record.socket_id == socket_id]
         for key in found:
             self.drop(*key)
-
-    def _count(self, record: Record, change: int) -> None:
-        self._counts[record.tenant] += change
-        self._sizes[record.tenant] += change * record.size
-        if not self._counts[record.tenant]:
-            del self._counts[record.tenant], self._sizes[record.tenant]
-
-    def _make_room(self, held: Counter[str], most: int) -> None:
-        """Drop the oldest record of the tenant that holds the most, until all together hold at most ``most``."""
-        oldest: dict[str, Iterator[tuple[str, str]]] = {}  # each found once: a large record may replace many
-        while held.total() > most:
-            tenant = max(held, key=held.__getitem__)
-            if tenant not in oldest:
-                oldest[tenant] = iter([key for key in self._records if key[0] == tenant])
-            self.drop(*next(oldest[tenant]))
 
 
 # -- shared by all connections ----------------------------------------------------------------------------------------
@@ -211,7 +190,6 @@ class Responses:
         self.store = ResponseStore(limits)
         self.socket_limits = socket_limits or SocketLimits()
         self.running: dict[tuple[str, str], RunningResponse] = {}
-        self.open_sockets = Shared(self.socket_limits.most)
 
     def find(self, tenant: str, id: str) -> Record | None:
         """The response of this tenant, kept or running."""

@@ -139,7 +139,6 @@ class Model(Resident):
         """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
             self._longest = await _in_thread(longest_here, self._config)
-        self.service.server.allow_bodies(largest_body(self._longest or 0))
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
@@ -161,7 +160,6 @@ class Model(Resident):
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
         _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
-        self.service.server.allow_bodies(self.service.largest_body)
         return info
 
     async def until_ended(self) -> NoReturn:

@@ -109,7 +109,7 @@ class Models:
 
     def forget(self, entry: Model) -> None:
         """Unload a model as soon as it is idle, unless other keys share it."""
-        if CONTEXT.get().caller.rate_limiter.alone:
+        if CONTEXT.get().caller.alone:
             self.residency.forget(entry)
 
     def check_open(self) -> None:
@@ -131,9 +131,7 @@ class Models:
         entry = self.find(name)
         if (refusal := entry.refusal) is not None:
             raise refusal
-        lease = await self._leased(
-            entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.rate_limiter.alone else "usual"
-        )
+        lease = await self._leased(entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.alone else "usual")
         serve(release=lease.close)
         with lease:
             yield self.find(name).service  # after waiting, another model may have taken over

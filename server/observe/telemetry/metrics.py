@@ -8,7 +8,7 @@ A row here is what ``/metrics`` exposes (exposition.py), what the page's footer 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,6 @@ from foresay.server.observe.telemetry.counts import Connections, Histogram, Self
 from foresay.server.observe.telemetry.report import Gauges, Replica
 from foresay.server.observe.telemetry.window import Window
 from foresay.server.schemas.errors import EngineFailed
-from foresay.server.settings.help import entries
 from foresay.spec.names import NONE
 
 #: One series: the values of its labels, and its value.
@@ -275,6 +274,19 @@ _ENTRY = re.compile(
 )
 
 
+def _entries() -> Iterator[tuple[str, str]]:
+    """The entries of the text, each with its heading: headings are not indented, further lines of an entry twice."""
+    heading, entry = "", ""
+    for line in _TEXT.strip().splitlines():
+        if line.startswith("    "):
+            entry += f" {line.strip()}"
+            continue
+        if entry:
+            yield heading, entry
+        heading, entry = (heading, line.strip()) if line.startswith(" ") else (line, "")
+    yield heading, entry
+
+
 def _metric(entry: str) -> Metric:
     found = _ENTRY.fullmatch(entry)
     assert found is not None, f"{entry} is no metric"
@@ -294,7 +306,7 @@ def _metric(entry: str) -> Metric:
 
 #: All, by their headings.
 SECTIONS: dict[str, list[Metric]] = {}
-for _heading, _entry in entries(_TEXT):
+for _heading, _entry in _entries():
     SECTIONS.setdefault(_heading, []).append(_metric(_entry))
 #: The state of each replica, if there are several; and what concerns the server itself, whatever models it has.
 REPLICAS, CONNECTIONS = SECTIONS["Replicas"], SECTIONS["Connections"]
