@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig, check, check_models
+from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
+from foresay.server.settings.fitting import check, check_models
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
 
