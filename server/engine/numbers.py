@@ -38,7 +38,7 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     portable bits fp32."""
     if config.bits == "portable":
         return _portable(config, device)
-    if config.dtype == "float32" and device.is_gpu:
+    if config.dtype == "float32" and device.name.startswith("cuda"):
         raise CannotRun("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
     if config.dtype != "auto":
         return Resolved(config.dtype, "asked for")

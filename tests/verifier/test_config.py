@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -82,7 +83,7 @@ def test_llama2(read):
         architecture="LlamaForCausalLM",
         vocab_size=32000,
         hidden_size=4096,
-        stack=Stack.uniform(32, Attention(32, 32, 128, 128**-0.5, RopeConfig(10000.0)), 11008, NormKind(1e-5)),
+        stack=Stack.uniform(32, Attention(32, 32, 128, 1 / math.sqrt(128), RopeConfig(10000.0)), 11008, NormKind(1e-5)),
         tie_word_embeddings=False,
         max_positions=4096,
         dtype="float16",

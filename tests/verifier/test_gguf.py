@@ -68,19 +68,21 @@ def reader(directory: Path, dtype: torch.dtype = torch.float32) -> Reader:
 
 def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
     """In fp32 the logits are those of the floats that the package makes of the file; in bf16 no further off than our
-    bf16 pass of these (in a mixture another last bit may choose the other one of two experts that are about as good),
-    and the plan's bytes are those of the products."""
+    bf16 pass of these, in most rows (in a mixture another last bit may choose the other one of two experts that are
+    about as good), and the plan's bytes are those of the products."""
     make(family, directory / "plain", **{**WIDTHS, **shape})
     convert(directory / "plain", directory / "x.gguf", kind)
     made = resolve(directory / "x.gguf")
     exact = reader(directory / "plain").alone(TOKENS)
     found = reader(made)
     assert (found.alone(TOKENS) - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
-    half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean()
+    half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean(1)
     narrow = reader(made, torch.bfloat16)
     config = ModelConfig.from_directory(made)
-    most = 1.25 if config.stack.experts is None else 4.0
-    assert (narrow.alone(TOKENS) - exact).abs().mean() <= most * half
+    off = (narrow.alone(TOKENS) - exact).abs().mean(1)
+    if config.stack.experts is None:
+        assert off.mean() <= 1.25 * half.mean()
+    assert off.median() <= 4.0 * half.median()
     assert config.eos_token_ids == (2,)
     embedding = 2 * config.vocab_size * config.hidden_size
     if (table := narrow.model.decoder.table) is not None:  # it became floats

@@ -50,7 +50,8 @@ const SAME = "Exact: the text is that of decoding without drafts, bit for bit.";
 function facts(server, checks) {
   if (server.exact === null) return [fact("status", server.status, server.message)];
   const portable = server.bits.startsWith("portable") && "One seed gives the same text on every CPU.",
-    why = [server.exact_reason, portable, `Fingerprint of what texts depend on: ${server.fingerprint}.`].filter(Boolean);
+    fingerprint = `Fingerprint of what texts depend on: ${server.fingerprint}.`,
+    why = [server.exact_reason, portable, fingerprint].filter(Boolean);
   return [
     ...(server.status === "ready" ? [] : [fact("status", server.status, server.message, "warn")]),
     shape(server.draft_shape),

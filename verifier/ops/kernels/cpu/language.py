@@ -102,7 +102,7 @@ class Language:
         return Block(self, of, shape_of(*blocks), lambda index: make(*(self.read(each, index) for each in blocks)))
 
     def converted(self, value: Value, of: ir.Type, exact: bool = False) -> Value:
-        """As another type. exact: see :meth:`Conversions.narrowed`."""
+        """As another type. exact: denormal numbers too, as in ``narrowed``."""
         k, mine = self.k, element(value.type)
         if mine is of:
             return value
