@@ -18,8 +18,9 @@ from bench import shapes
 from bench.gpu import settings
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, RandomChain
-from bench.made import BUNDLED, paged, random_eagle
+from bench.made import BUNDLED, paged, random_dflash, random_eagle
 from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.parallel import DFlashDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
@@ -30,6 +31,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops import attention
 from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
@@ -109,6 +111,39 @@ def test_launches_of_a_step_of_an_8b(target, monkeypatch) -> None:
         print(f"{each.total} launches, {dict(each.kernels)}, {dict(each.torch)}")
     assert plain.kernels["linear_tiles"] == 4 * 32 + 1 and "add_segments" not in plain.kernels
     assert plain.total <= 299 and drafting.total <= 411
+
+
+@pytest.mark.parametrize(("switch", "more"), [("ROTATED_WITHIN", -32), ("SLOTS_ONCE", 1)])
+def test_what_switches_launch(switch, more, target, monkeypatch) -> None:
+    """Attention that rotates takes a launch from each layer; slots that are looked up once, one for all."""
+    default = launches_of(target, RandomChain(6, DEVICE))
+    monkeypatch.setattr(attention, switch, True)
+    other = launches_of(target, RandomChain(6, DEVICE))
+    assert other.total == default.total + more
+    assert other.kernels["rotate_and_store_rows"] == (0 if more < 0 else 32) and other.kernels["tail_rows"] == (
+        more > 0
+    )
+
+
+@pytest.fixture(scope="module")
+def qwen() -> ModelRunner:
+    """As :func:`target`, of Qwen3-8B's shape."""
+    config = shapes.QWEN_8B.config(ModelConfig.from_directory(BUNDLED / "target"))
+    decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
+    return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, OnShapes())
+
+
+def test_launches_of_a_step_of_a_dflash_head_of_the_published_shape(qwen, monkeypatch) -> None:
+    """Five layers and a block of 16, beside Qwen3-8B: one pass drafts."""
+    monkeypatch.setattr(foresay.drafters.calibration, "Staged", Blank)
+    with bound():
+        head = random_dflash(OnShapes(), qwen.decoder, shapes.DFLASH_8B)
+        drafter = DFlashDrafter(head, qwen.store.pool, dynamic=False, name="dflash")
+    drafts = Drafts(drafter, TreeShape.chain(15), 1, qwen.vocab_size)
+    plain, drafting = (launches_of(qwen, each) for each in (RandomChain(16, DEVICE), drafts))
+    for each in (plain, drafting):
+        print(f"{each.total} launches, {dict(each.kernels)}, {dict(each.torch)}")
+    assert drafting.total <= plain.total + 200
 
 
 def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
