@@ -122,8 +122,7 @@ def prompts(task: Task) -> None:
         task.take("first token", "s", first, length, model="8B", prompt=length)
 
 
-#: Constants that launchers read: module, name, values to try instead of the default, rows of the step. The most
-#: important come first.
+#: Constants that are read at launches: module, name, values besides the default, rows of the step; the best come first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
     ("kernels.chain", "PDL", (False,), 1), ("kernels.linear", "AHEAD", (0, 1, 4), 1),
     ("kernels.linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
