@@ -27,6 +27,7 @@ from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.step import SpeculativeStep
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
@@ -38,6 +39,7 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.ops.records import Norm, Rotation
 from foresay.verifier.ops.rows import add_norm
+from tests.heads.writing import write_config
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
@@ -131,6 +133,24 @@ def qwen() -> ModelRunner:
     config = shapes.QWEN_8B.config(ModelConfig.from_directory(BUNDLED / "target"))
     decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
     return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, OnShapes())
+
+
+def test_the_dflash_head_that_is_timed_is_the_published_one(qwen, tmp_path: Path) -> None:
+    """As the config.json of z-lab/Qwen3-8B-DFlash-b16 has it: what it reads, guesses, and is made of."""
+    own = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128, "vocab_size": 151936}
+    counts = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 5, "num_target_layers": 36}
+    kind = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16, "dflash_config": own}
+    more = {"rms_norm_eps": 1e-6, "rope_theta": 1_000_000, "max_position_embeddings": 40960, "attention_bias": False}
+    write_config(tmp_path, kind | sizes | counts | more)
+    read = HeadConfig.read(tmp_path, qwen.decoder.config)
+    with bound():
+        made = random_dflash(OnShapes(), qwen.decoder, shapes.DFLASH_8B).config
+    for name in ("names", "guesses", "generation", "draft_vocab"):
+        assert getattr(made, name) == getattr(read, name), name
+    assert not any(made.causal) and not any(read.causal)
+    mine, its = ([node.products(4096) for node in each.layer.stack.layers] for each in (made, read))
+    assert mine == its * 5 and len(its) == 1, "of each layer; how many there are, its file says"
 
 
 def test_launches_of_a_step_of_a_dflash_head_of_the_published_shape(qwen, monkeypatch) -> None:
