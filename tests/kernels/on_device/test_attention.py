@@ -210,7 +210,8 @@ def turning(bench: Bench, rows: int, segments: int) -> tuple[Tensor | SplitKSums
         (2, 3, 64, 0, {}),
         (1, 4, 128, 2, {"whole_splits": True}),
         (2, 1, 64, 3, {"window": 50, "softcap": 1.5, "sinks": True}),
-        (1, 66, 64, 4, {"whole_splits": False}),
+        (1, 66, 32, 4, {"whole_splits": False}),
+        (2, 2, 16, 2, {"first": 0}),
     ],
 )
 @pytest.mark.parametrize("once", [False, True])
