@@ -122,6 +122,7 @@ class GrowthPlan:
         self.chain_words = [word.to(device) for word in chain[: shape.levels + 1]]
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._depths: dict[tuple[int, int], Tensor] = {}
+        self.every_depth = self.of_each(range(shape.levels)).int().contiguous()
         depths = [depth for depth, width in enumerate((1, *shape.widths)) for _ in range(width)]
         parents, words, _ = chain_columns(sequences, min(shape.nodes, MAX_NODES), device)
         self.whole = parents, words, self.of_each(depths).int().contiguous()
@@ -221,6 +222,7 @@ class Growth:
         self.plan, self.levels = plan, list[Level]()
         self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
+        self._drawn: Tensor | None = None
         self._words = [plan.root_words]
         self._walk = [(state.roots[:, None], plan.root_words)]
         self._candidates = self._rows = 1
@@ -251,6 +253,14 @@ class Growth:
         columns = self.plan.columns
         return logits if columns is None or columns >= logits.shape[1] else logits[:, :columns].contiguous()
 
+    def draw(self, logits: Tensor) -> None:
+        """Draw the tokens of all levels in one launch where a device grows a chain below one text: those that
+        :meth:`grow` would draw from the logits of each, fp32[levels, V'], if these do not depend on them."""
+        plan = self.plan
+        if plan.shape.is_chain and plan.sequences == 1 and plan.device.type != "cpu":
+            sampling = self.state.sampling(plan.every_depth)
+            self._drawn = sample_rows(self.looked_at(logits), sampling, self._token_ids)[None]
+
     def grow(self, logits: Tensor) -> Tensor | None:
         """Add the next level below the expanded nodes.
 
@@ -259,6 +269,9 @@ class Growth:
         chains.
         """
         plan, depth = self.plan, len(self.levels)
+        if self._drawn is not None:
+            self._lengthen(self._drawn[:, depth : depth + 1])
+            return None
         rows = len(logits) // plan.sequences
         sampling = self.state.sampling(plan.depths(depth, rows))
         if plan.shape.is_chain:
@@ -341,7 +354,10 @@ class Growth:
 
 
 class Passes(Protocol):
-    """What a drafter with logits computes for a level."""
+    """What a drafter with logits computes for a level. marginal: whether the state of its levels is all their logits,
+    level by level, which do not depend on the tokens drawn."""
+
+    marginal: bool
 
     @property
     def token_ids(self) -> Tensor | None:
@@ -367,6 +383,8 @@ def levels(growth: Growth, passes: Passes) -> Iterator[Tensor]:
     """
     count = growth.plan.shape.levels
     logits, states = passes.begin(growth.state, count)
+    if passes.marginal and states is not None:
+        growth.draw(states)
     for level in range(count):
         logits = growth.looked_at(logits)
         yield logits

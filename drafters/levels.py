@@ -118,9 +118,10 @@ class TreeDrafter(ABC):
     """Implements :class:`foresay.spec.protocols.Drafter` for drafters with logits.
 
     dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
-    pass has rows for all levels, so that a capture cannot have more levels than are drafted. shared_noise: whether
-    drafts are sampled with the target's own noise; False is for comparison. first: the first position with a row.
-    windows: the window pages, if it reads layers that keep their rows in those.
+    pass has rows for all levels, so that a capture cannot have more levels than are drafted. marginal: see
+    :class:`foresay.drafters.growth.Passes`. shared_noise: whether drafts are sampled with the target's own noise; False
+    is for comparison. first: the first position with a row. windows: the window pages, if it reads layers that keep
+    their rows in those.
     recurrent: whether it has recurrent layers. whole: whether captured steps of a device can draft with it; else these
     run in parts. beyond: pages past those of a text that its passes may write to.
     vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now, while levels of
@@ -131,6 +132,7 @@ class TreeDrafter(ABC):
 
     free: bool = False
     ahead: bool = False
+    marginal: bool = False
     first: int = 0
     shared_noise: bool = True
     needs: FeatureRequest | None = None

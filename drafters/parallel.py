@@ -40,7 +40,7 @@ class DFlashDrafter(TextStateDrafter):
     """Drafts with a head, as deep as its block. Owns the store of its keys and values. kv: their dtype; None: as
     computed."""
 
-    free = ahead = True
+    free = ahead = marginal = True
 
     def __init__(
         self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DFLASH, kv: torch.dtype | None = None
@@ -85,7 +85,7 @@ class DFlashDrafter(TextStateDrafter):
 class DSparkDrafter(DFlashDrafter):
     """Drafts with a head that has a Markov head."""
 
-    free = False
+    free = marginal = False
 
     def __init__(
         self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DSPARK, kv: torch.dtype | None = None

@@ -122,20 +122,20 @@ def prompts(task: Task) -> None:
         task.take("first token", "s", first, length, model="8B", prompt=length)
 
 
-#: Constants that launchers read: module, name, values to try instead of the default, rows of the step. The most
-#: important come first.
+#: Constants that are read at launches: module, name, values besides the default, rows of the step; the best come first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
-    ("chain", "PDL", (False,), 1), ("linear", "AHEAD", (0, 1, 4), 1),
-    ("linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
-    ("tree_attention", "DEPTH", (4,), 1), ("key_blocks", "SPLIT", (4, 16), 64),
-    ("tree_attention", "FINE_TILED", (4096,), 64), ("linear", "EARLY", (True,), 1),
+    ("kernels.chain", "PDL", (False,), 1), ("kernels.linear", "AHEAD", (0, 1, 4), 1),
+    ("kernels.linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
+    ("kernels.tree_attention", "DEPTH", (4,), 1), ("kernels.key_blocks", "SPLIT", (4, 16), 64),
+    ("kernels.tree_attention", "FINE_TILED", (4096,), 64), ("kernels.linear", "EARLY", (True,), 1),
+    ("attention", "ROTATED_WITHIN", (True,), 1), ("attention", "SLOTS_ONCE", (True,), 64),
 )  # fmt: skip
 
 
 def switched() -> Iterator[tuple[str, str, Any, int]]:
     """Each value except the default."""
     for module, constant, values, rows in SWITCHES:
-        name = f"foresay.verifier.ops.kernels.{module}"
+        name = f"foresay.verifier.ops.{module}"
         served = vars(import_module(name))[constant]
         yield from ((name, constant, value, rows) for value in values if value != served)
 

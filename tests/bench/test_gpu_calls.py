@@ -369,10 +369,17 @@ def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
     assert commands.tested(ends) == ({"PASSED": 1}, [])
 
 
+def test_every_switch_is_a_constant_and_its_values_are_others() -> None:
+    """What the plan of a step on a GPU wants tried."""
+    tried = {(module.rpartition(".")[2], constant) for module, constant, *_ in steps.switched()}
+    of_attention = {("tree_attention", "FINE_TILED"), ("attention", "SLOTS_ONCE"), ("attention", "ROTATED_WITHIN")}
+    assert {("linear", "EARLY"), *of_attention} <= tried and len(list(steps.switched())) > len(tried)
+
+
 def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are thrown away. Switches are shared out among three processes; each is in one of them."""
     tried: list[object] = []
-    monkeypatch.setattr(steps, "SWITCHES", (("chain", "PDL", tuple(range(2, 9)), 1),))
+    monkeypatch.setattr(steps, "SWITCHES", (("kernels.chain", "PDL", tuple(range(2, 9)), 1),))
 
     def fails(task: Task, *_: Any) -> None:
         tried.append(task.name)

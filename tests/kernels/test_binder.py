@@ -18,24 +18,28 @@ from bench import shapes
 from bench.gpu import settings
 from bench.gpu.device import Device
 from bench.gpu.drafting import Ground, RandomChain
-from bench.made import BUNDLED, paged, random_eagle
+from bench.made import BUNDLED, paged, random_dflash, random_eagle
 from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.parallel import DFlashDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.proposer import Proposer, RootOnly
 from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.step import SpeculativeStep
+from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops import attention
 from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels import chain, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.chain import capability
 from foresay.verifier.ops.records import Norm, Rotation
 from foresay.verifier.ops.rows import add_norm
+from tests.heads.writing import write_config
 from tests.kernels.binder import DEVICE, Launches, bound
 from tests.kernels.compiling import resource_usage
 
@@ -108,7 +112,59 @@ def test_launches_of_a_step_of_an_8b(target, monkeypatch) -> None:
     for each in (plain, drafting):
         print(f"{each.total} launches, {dict(each.kernels)}, {dict(each.torch)}")
     assert plain.kernels["linear_tiles"] == 4 * 32 + 1 and "add_segments" not in plain.kernels
-    assert plain.total <= 299 and drafting.total <= 411
+    assert plain.total <= 298 and drafting.total <= 397
+
+
+@pytest.mark.parametrize(("switch", "more"), [("ROTATED_WITHIN", -32), ("SLOTS_ONCE", 1)])
+def test_what_switches_launch(switch, more, target, monkeypatch) -> None:
+    """Attention that rotates takes a launch from each layer; slots that are looked up once, one for all."""
+    default = launches_of(target, RandomChain(6, DEVICE))
+    monkeypatch.setattr(attention, switch, True)
+    other = launches_of(target, RandomChain(6, DEVICE))
+    assert other.total == default.total + more
+    assert other.kernels["rotate_and_store_rows"] == (0 if more < 0 else 32) and other.kernels["tail_rows"] == (
+        more > 0
+    )
+
+
+@pytest.fixture(scope="module")
+def qwen() -> ModelRunner:
+    """As :func:`target`, of Qwen3-8B's shape."""
+    config = shapes.QWEN_8B.config(ModelConfig.from_directory(BUNDLED / "target"))
+    decoder = Decoder(config, allocate(config, torch.bfloat16, DEVICE), shapes.POSITIONS)
+    return paged(PagePool(2 + shapes.POSITIONS // 16, 16), decoder, OnShapes())
+
+
+def test_the_dflash_head_that_is_timed_is_the_published_one(qwen, tmp_path: Path) -> None:
+    """As the config.json of z-lab/Qwen3-8B-DFlash-b16 has it: what it reads, guesses, and is made of."""
+    own = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "head_dim": 128, "vocab_size": 151936}
+    counts = {"num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 5, "num_target_layers": 36}
+    kind = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16, "dflash_config": own}
+    more = {"rms_norm_eps": 1e-6, "rope_theta": 1_000_000, "max_position_embeddings": 40960, "attention_bias": False}
+    write_config(tmp_path, kind | sizes | counts | more)
+    read = HeadConfig.read(tmp_path, qwen.decoder.config)
+    with bound():
+        made = random_dflash(OnShapes(), qwen.decoder, shapes.DFLASH_8B).config
+    for name in ("names", "guesses", "generation", "draft_vocab"):
+        assert getattr(made, name) == getattr(read, name), name
+    assert not any(made.causal) and not any(read.causal)
+    mine, its = ([node.products(4096) for node in each.layer.stack.layers] for each in (made, read))
+    assert mine == its * 5 and len(its) == 1, "of each layer; how many there are, its file says"
+
+
+def test_launches_of_a_step_of_a_dflash_head_of_the_published_shape(qwen, monkeypatch) -> None:
+    """Five layers and a block of 16, beside Qwen3-8B: one pass drafts, and all of it is drawn in one launch."""
+    monkeypatch.setattr(foresay.drafters.calibration, "Staged", Blank)
+    with bound():
+        head = random_dflash(OnShapes(), qwen.decoder, shapes.DFLASH_8B)
+        drafter = DFlashDrafter(head, qwen.store.pool, dynamic=False, name="dflash")
+    drafts = Drafts(drafter, TreeShape.chain(15), 1, qwen.vocab_size)
+    plain, drafting = (launches_of(qwen, each) for each in (RandomChain(16, DEVICE), drafts))
+    for each in (plain, drafting):
+        print(f"{each.total} launches, {dict(each.kernels)}, {dict(each.torch)}")
+    assert plain.total <= 335 and drafting.total <= 418
+    assert drafting.kernels["scan"] == drafting.kernels["decide"] == 2
 
 
 def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
-from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.records import AttentionMetadata, Rotation, SplitKSums, Unrotated
 from tests.combinations import alternating
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
@@ -136,6 +136,31 @@ def test_as_many_programs_are_on_a_processor(folded, programs, tmp_path) -> None
     kernel = made["tree_partials"]
     assert kernel.stack == 0 and programs * (kernel.shared + 1024) <= 228 * 1024
     assert programs * 128 * -(-kernel.registers // 8) * 8 <= 1 << 16
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize(("width", "once"), [(128, True), (64, False)])
+def test_partials_that_rotate_multiply_by_the_same_instructions(width, once, folded, tmp_path) -> None:
+    """And spill nothing, also where they find the slots of their tails."""
+    variant = Variant(width, 4, 16, None, torch.bfloat16, 1)
+    _, keys, values, rows, scale = variant.arguments(6, text=False)
+
+    def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def call() -> None:
+        rows.tails = tree_attention.tail_slots(rows) if once else None
+        sums = SplitKSums(of(2, 6, (4 + 2) * 8 * width, dtype=torch.float32), None)
+        unrotated = Unrotated(sums, Rotation(of(6, 1, width), of(6, 1, width)), of(6, dtype=torch.int64))
+        tree_attention.tree_attention(unrotated, keys, values, rows, scale, whole_splits=folded)
+
+    made = compile_launches(call, tmp_path, 90)
+    assert set(made) == {"tree_partials", "tree_merge"} | ({"tail_rows"} if once else set())
+    kernel = made["tree_partials"]
+    assert products(kernel.ptx) == expected(variant, 90) and kernel.stack == 0
+    assert 2 * (kernel.shared + 1024) <= 228 * 1024 and 2 * 128 * -(-kernel.registers // 8) * 8 <= 1 << 16
+    of_segments = {"add.rn.f32", "fma.rn.f32"}
+    assert arithmetic(kernel.ptx) <= ARITHMETIC | of_segments, "as the kernel that rotates: written products and sums"
 
 
 @pytest.mark.soak

@@ -39,7 +39,8 @@ def fits(made: Compiled, registers: int) -> bool:
     ids=str,
 )
 def test_norm(shape, centred, capability, tmp_path) -> None:
-    """Plain, or a layer norm with a bias in fp32."""
+    """Plain, or a layer norm with a bias in fp32. Of rows that are added up three programs of 256 threads are resident:
+    Triton 3.6.0 takes 72 registers where 3.7.1 takes 56."""
     width, share = shape
     arguments = bf16("x", "y", "bias", "weight", "shift", "scalar", "out") | {"apart": "i32", "eps": "fp32"}
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
@@ -47,7 +48,7 @@ def test_norm(shape, centred, capability, tmp_path) -> None:
     how = {"SHARE": share, "SCALED": share == 0.22, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
     constants = row_of(torch.empty(0, device="meta"), width) | how | read
     made = compile_kernel(rows.norm_rows, arguments, constants, tmp_path, capability, warps(width))
-    assert fits(made, registers=120 if centred else 64)
+    assert fits(made, registers=120 if centred else 80 if share else 64)
     assert "rsqrt.approx" not in made.ptx, "the root is rounded as torch's"
 
 

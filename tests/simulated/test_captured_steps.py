@@ -21,7 +21,7 @@ from foresay.verifier.graphs import buckets
 from foresay.verifier.graphs.buckets import passes
 from foresay.verifier.graphs.capture import without_stops
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops import rows
+from foresay.verifier.ops import attention, rows
 from foresay.verifier.ops.records import Norm
 from tests.same_tokens.captured import MakeDrafter, captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair
@@ -58,6 +58,21 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
     assert_launched(engine)
+
+
+@pytest.mark.parametrize("switch", ["ROTATED_WITHIN", "SLOTS_ONCE"])
+def test_the_same_tokens_with_a_switch(elsewhere, switch, monkeypatch) -> None:
+    """Of trees, whose rotation is then a launch of the draft model's levels alone."""
+    monkeypatch.setattr(attention, switch, True)
+    made, moved = elsewhere
+    with simulated():
+        engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
+        assert_same(expected(made), run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS)))
+    assert_launched(engine)
+    graphs = next(iter(engine.runner.buckets.values()))[-1].launch.graphs  # type: ignore[attr-defined]
+    names = [name for each in graphs for name, _ in each.launches]
+    rotated, attended, found = (names.count(n) for n in ("rotate_and_store", "tree_attention", "tail_slots"))
+    assert (attended - rotated, bool(found)) == ((2, False) if switch == "ROTATED_WITHIN" else (0, True))
 
 
 def there(made: Pair, quantize: str | None = None) -> Pair:

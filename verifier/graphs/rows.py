@@ -13,7 +13,7 @@ from foresay.kvpaging import KVStore
 from foresay.verifier.forward_batch import RowGroup, StaticRows
 from foresay.verifier.graphs.proposer import chain_columns
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.ops.attention import plan_attention
+from foresay.verifier.ops import attention
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.records import AttentionMetadata
 from foresay.verifier.ops.trees import lay_out, text_ends
@@ -39,15 +39,16 @@ def rows_of(
     logits_indices: Tensor | None = None,
     live: bool = False,
     store: KVStore | None = None,
+    whole: bool = False,
 ) -> StaticRows:
     """The rows of a pass.
 
     lengths: int32[S], the position of each tree's first node; None: that of the root. logits_indices: int64[W], the
     rows whose logits are needed, one for each sequence if not all; None: all. live: leave padding out if a CPU's
     kernels support it: its rows and their slots are then undefined. store: whose window pages and recurrent states they
-    have too; None: they have neither.
+    have too; None: they have neither. whole: whether they are all nodes of their trees, in order.
     """
-    how = nodes, state.lengths if lengths is None else lengths, logits_indices, live
+    how = nodes, state.lengths if lengths is None else lengths, logits_indices, live, whole
     rows = _in_tables(state, state.tables, *how)
     if store is not None and state.window_tables is not None and store.windows is not None:
         rows = replace(rows, windowed=_in_tables(state, state.window_tables, *how))
@@ -73,7 +74,13 @@ def followed_by(trees: StaticRows, prompt: StaticRows) -> StaticRows:
 
 
 def _in_tables(
-    state: StepState, tables: Tensor, nodes: Nodes, lengths: Tensor, logits_indices: Tensor | None, live: bool
+    state: StepState,
+    tables: Tensor,
+    nodes: Nodes,
+    lengths: Tensor,
+    logits_indices: Tensor | None,
+    live: bool,
+    whole: bool,
 ) -> StaticRows:
     """The same in these pages, int32[S, P]."""
     size, count = nodes.tokens.shape
@@ -83,10 +90,12 @@ def _in_tables(
     if compiled(lengths):  # its attention computes both anyway
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
-        plan = plan_attention(paged, size * count, known)
+        plan = attention.plan_attention(paged, size * count, known)
         positions, slots = plan.positions, plan.own
     else:
         positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
+        paged.unrotated = whole and attention.ROTATED_WITHIN
+        paged.tails = attention.tail_slots(paged) if attention.SLOTS_ONCE else None
     groups = (RowGroup(slice(0, size * count), paged),)
     return StaticRows(nodes.tokens.flatten(), positions, slots, groups, logits_indices, known, paged.sequences)
 

@@ -123,7 +123,8 @@ class SpeculativeStep:
             yield
         with torch.inference_mode():
             nodes = Nodes(tree.tokens, self._numbers, tree.ancestors, tree.depths)
-            rows = rows_of(self.state, nodes, live=self.state.states is not None, store=self.model.store)
+            live, store = self.state.states is not None, self.model.store
+            rows = rows_of(self.state, nodes, live=live, store=store, whole=True)
             if self._mixed:  # rows behind a tree's last node wake no experts
                 rows = replace(rows, slots=rows.slots * (self._numbers < tree.counts.unsqueeze(1)).flatten())
             spans = list[Tensor]()

@@ -24,7 +24,7 @@ from foresay.verifier.model.mixture import PackedExperts
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.ops.attention import rotate_and_store, rotate_queries, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
-from foresay.verifier.ops.records import Norm, Rotation, SplitKSums
+from foresay.verifier.ops.records import Norm, Rotation, SplitKSums, Unrotated
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
@@ -208,8 +208,10 @@ def attention(
     stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them. first: positions
     below are not attended to.
     """
+    query: Tensor | Unrotated
     if node.source is None:
-        query = placed(node, layer, normed, rotation, rows.slots, stored, rows.count)
+        later = len(rows.groups) == 1 and rows.groups[0].paged.unrotated
+        query = placed(node, layer, normed, rotation, rows.slots, stored, rows.count, later)
     else:
         query = rotate_queries(layer.qkv.unfinished(normed, rows.count), rotation, layer.of_heads, rows.count)
     seen = attended(query, stored, rows, node, layer.sinks, first)
@@ -227,16 +229,21 @@ def placed(
     slots: Tensor,
     stored: tuple[Tensor, Tensor, Tensor | None],
     count: Tensor | None = None,
-) -> Tensor:
-    """[R, Q, D]: the queries of the rows; stores their keys and values in their slots."""
+    later: bool = False,
+) -> Tensor | Unrotated:
+    """[R, Q, D]: the queries of the rows; stores their keys and values in their slots. later: whether attention
+    may do it: it does where nothing is summed or rounded on the way, in heads that a tile holds whole."""
     if layer.latent is not None:
         return layer.latent.placed(layer.qkv, normed, rotation, slots, stored[0], count)
     made, norms = layer.qkv.unfinished(normed, count), layer.of_heads
+    plain = norms is None and stored[2] is None and rotation.query_factor is None and not node.values_from_keys
+    if later and plain and stored[0].shape[-1] in (16, 32, 64, 128):
+        return Unrotated(made, rotation, slots)
     return rotate_and_store(made, rotation, stored, slots, norms, count, node.values_from_keys)
 
 
 def attended(
-    query: Tensor,
+    query: Tensor | Unrotated,
     stored: tuple[Tensor, Tensor, Tensor | None],
     rows: StaticRows,
     node: Attention,
@@ -247,7 +254,8 @@ def attended(
     keys, values, scales = stored
     shared = node.latent if isinstance(node, Latent) else 0
     how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks, shared
-    seen = [tree_attention(query[group.rows], keys, values, group.paged, *how) for group in rows.groups]
+    own = [query if isinstance(query, Unrotated) else query[group.rows] for group in rows.groups]
+    seen = [tree_attention(one, keys, values, group.paged, *how) for one, group in zip(own, rows.groups, strict=True)]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
 
 

@@ -16,8 +16,20 @@ from torch import Tensor
 from foresay.kvpaging.store import LARGEST, dequantized, store_rows
 from foresay.verifier.ops.eager import op
 from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
-from foresay.verifier.ops.records import AttentionMetadata, AttentionPlan, HeadNorms, Norm, Rotation, SplitKSums
+from foresay.verifier.ops.records import (
+    AttentionMetadata,
+    AttentionPlan,
+    HeadNorms,
+    Norm,
+    Rotation,
+    SplitKSums,
+    Unrotated,
+)
 from foresay.verifier.ops.rows import norm
+
+#: Of a GPU, read when a step is laid out: whether the slots of tails are looked up once a step, and whether attention
+#: rotates queries and keys where it can. Neither changes a bit.
+SLOTS_ONCE, ROTATED_WITHIN = False, False
 
 
 def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> AttentionPlan:
@@ -33,7 +45,7 @@ def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = N
 
 @op(gpu="tree_attention", cpu="attention")
 def tree_attention(
-    query: Tensor,
+    query: Tensor | Unrotated,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -48,7 +60,8 @@ def tree_attention(
 ) -> Tensor:
     """Attention of every row over the committed tokens of its sequence and its own path. Returns [R, H, D] like query.
 
-    query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand.
+    query: [R, H, D], contiguous. keys, values: [slots, G, D], one layer of a store, the rows' own stored beforehand,
+    unless the query is unrotated: then this is done here; the rows are whole trees, and these are not quantised.
     shared: values are this many numbers of each key, from the first, and ``values`` is not read: [R, H, shared] is
     returned; 0: they are not.
     window: how many positions a row attends to, including its own; None: all. first: positions below are not attended
@@ -58,6 +71,7 @@ def tree_attention(
     2); None: no cap. sinks: fp32[H], one more logit for each query head, which takes part in the softmax and has no
     value (gpt-oss); None: none.
     """
+    query = rotated(query, (keys, values, scales))
     values = keys[..., :shared] if shared else values
     out = query.new_zeros(*query.shape[:2], values.shape[-1])
     for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
@@ -70,6 +84,25 @@ def tree_attention(
                 k, v = dequantized(k, scales[slots, 0]), dequantized(v, scales[slots, 1])
             out[row] = _softmax_attention(query[row], k, v, scale, softcap, sinks)
     return out
+
+
+def rotated(query: Tensor | Unrotated, layer: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+    """The queries; what is not stored yet is."""
+    return query if isinstance(query, Tensor) else rotate_and_store(query.product, query.rotation, layer, query.slots)
+
+
+@op(gpu="tree_attention")
+def tail_slots(rows: AttentionMetadata) -> Tensor:
+    """int32[R, 2, 64]: for rows with words, the slots of the keys that each attends to in the blocks of 64 positions
+    that touch uncommitted ones, in order of position; 0 elsewhere."""
+    assert rows.words is not None, "rows of trees"
+    out = rows.tables.new_zeros(len(rows.words), 128)
+    for sequence, (begin, end) in enumerate(pairwise(rows.offsets.tolist())):
+        for row in range(begin, end):
+            seen = _visible(rows, sequence, row - begin, row)[int(rows.lengths[sequence]) // 64 * 64 :]
+            pages = rows.tables[sequence, seen // rows.page_size]
+            out[row, : len(seen)] = pages * rows.page_size + seen % rows.page_size
+    return out.view(-1, 2, 64)
 
 
 def _visible(rows: AttentionMetadata, sequence: int, order: int, row: int) -> Tensor:

@@ -126,7 +126,9 @@ class AttentionMetadata:
     depths: int32[R], nodes above each row, which is at position length + depth. Not read where words is None.
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
-    plan: the result of :func:`foresay.verifier.ops.attention.plan_attention`; None: it was not called.
+    plan: the result of :func:`foresay.verifier.ops.attention.plan_attention`; None: it was not called. tails: that of
+        :func:`foresay.verifier.ops.attention.tail_slots`. unrotated: whether attention may rotate its rows, which are
+        whole trees: node 0, 1, .. of each, so that no key of a path is stored yet.
     """
 
     tables: Tensor
@@ -138,6 +140,17 @@ class AttentionMetadata:
     is_prefill: Tensor | None = None
     sequences: Tensor | None = None
     plan: AttentionPlan | None = None
+    tails: Tensor | None = None
+    unrotated: bool = False
+
+
+class Unrotated(NamedTuple):
+    """Queries that attention rotates, and keys and values that it stores in these slots, as
+    :func:`foresay.verifier.ops.attention.rotate_and_store` does."""
+
+    product: Tensor | SplitKSums
+    rotation: Rotation
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops import attention as op
+from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels import tree_attention as kernels
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.tree_attention import tree_attention
-from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.records import AttentionMetadata, Rotation, SplitKSums, Unrotated
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import EXACT, INTERPRETED
 from tests.kernels.paged import Bench, Sequence, kept
@@ -51,13 +52,15 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata,
 
 
 def reference(query: Tensor, keys: Tensor, values: Tensor, rows: AttentionMetadata, **options: Any) -> Tensor:
-    moved: dict[str, Any] = {
-        n: x.cpu() for n in AttentionMetadata.__slots__ if isinstance(x := getattr(rows, n), Tensor)
-    }
-    there = AttentionMetadata(**moved, page_size=rows.page_size)
     keys, values, scales = kept(keys.cpu(), values.cpu(), options.pop("stored", None))
     options["sinks"] = sinks_of(query).cpu() if options.get("sinks") else None
-    return op.tree_attention(query.cpu(), keys, values, there, SCALE, scales=scales, **options)
+    return op.tree_attention(query.cpu(), keys, values, moved(rows), SCALE, scales=scales, **options)
+
+
+def moved(rows: AttentionMetadata) -> AttentionMetadata:
+    """The same on the CPU."""
+    there: dict[str, Any] = {n: x.cpu() for n in rows.__slots__ if isinstance(x := getattr(rows, n), Tensor)}
+    return AttentionMetadata(**there, page_size=rows.page_size)
 
 
 def check(bench: Bench, sequences: list[Sequence], *, chain: bool = False, padding: int = 0, **options: Any) -> None:
@@ -177,6 +180,62 @@ def test_rows_of_several_tiles_have_the_same_bits_block_by_block(device, monkeyp
     monkeypatch.setattr(kernels, "FINE_TILED", 1024)
     assert kernels.most_partials(30, 3, 1, 640) == 30 * 3 * (10 + kernels.TAILS)
     assert torch.equal(run(bench, [tree]), by_splits)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_slots_that_are_looked_up_once_give_the_same_bits(window, device) -> None:
+    """Of trees that begin anywhere in a block, and of padding."""
+    bench = Bench(1, 2, 64, 16, EXACT, device)
+    sequences = [bench.sequence(length, nodes) for length, nodes in ((0, 3), (126, 5), (30, 0), (1085, 40))]
+    query, keys, values, rows = bench.lay_out(sequences, padding=2)
+    found = attend(query, keys, values, rows, window=window)
+    rows.tails = kernels.tail_slots(rows)
+    assert torch.equal(rows.tails.cpu(), op.tail_slots(moved(rows))) and (rows.tails[-2:] == 0).all()
+    rows.words = torch.ones(len(query), dtype=torch.int64, device=device)  # they are not read any more
+    assert torch.equal(attend(query, keys, values, rows, window=window), found)
+
+
+def turning(bench: Bench, rows: int, segments: int) -> tuple[Tensor | SplitKSums, Rotation]:
+    """The product of queries, keys and values, and where rows are turned to."""
+    width = (bench.group + 2) * bench.groups * bench.width
+    rotation = Rotation(bench.random(rows, 1, bench.width), bench.random(rows, 1, bench.width))
+    if not segments:
+        return bench.random(rows, width), rotation
+    return SplitKSums(bench.random(segments, rows, width).float(), bench.random(width)), rotation
+
+
+@pytest.mark.parametrize(
+    ("groups", "group", "width", "segments", "options"),
+    [
+        (2, 3, 64, 0, {}),
+        (1, 4, 128, 2, {"whole_splits": True}),
+        (2, 1, 64, 3, {"window": 50, "softcap": 1.5, "sinks": True}),
+        (1, 66, 32, 4, {"whole_splits": False}),
+        (2, 2, 16, 2, {"first": 0}),
+    ],
+)
+@pytest.mark.parametrize("once", [False, True])
+def test_partials_that_rotate_give_the_same_bits(groups, group, width, segments, options, once, device) -> None:
+    """And leave the same keys and values; of trees in which paths cross a block's end, and a chain of 64."""
+    bench = Bench(groups, group, width, 16, EXACT, device)
+    trees = [bench.sequence(0, 1), bench.sequence(61, 9), bench.sequence(20, 0), bench.sequence(570, 12)]
+    query, keys, values, rows = bench.lay_out(trees if segments else [bench.sequence(70, 64, reach=1)])
+    product, rotation = turning(bench, len(query), segments)
+    numbers = torch.cat([torch.arange(len(tree.query)) for tree in trees]) if segments else torch.arange(64)
+    starts = torch.repeat_interleave(rows.lengths, rows.offsets.diff()).long()
+    own = torch.repeat_interleave(torch.arange(len(rows.lengths), device=device), rows.offsets.diff())
+    indices = starts + numbers.to(device)
+    slots = rows.tables[own, indices // 16].long() * 16 + indices % 16
+    apart, within = (keys.clone(), values.clone()), (keys.clone(), values.clone())
+    turned = rotate_and_store.launch(product, rotation, (*apart, None), slots)
+    wanted = attend(turned, *apart, rows, **options)
+    options = options | {"sinks": sinks_of(turned) if options.get("sinks") else None}
+    rows.tails = kernels.tail_slots(rows) if once else None
+    found = tree_attention(Unrotated(product, rotation, slots), *within, rows, SCALE, **options)
+    assert torch.equal(found, wanted) and found.isfinite().all()
+    for mine, theirs in zip(within, apart, strict=True):
+        assert torch.equal(mine[slots], theirs[slots]) and mine[slots].isfinite().all()
+        assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0)), "nothing else is written"
 
 
 @pytest.mark.parametrize("window", [1, 20, 100])

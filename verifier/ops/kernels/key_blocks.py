@@ -120,11 +120,11 @@ def block_partial(queries, keys, values, scales, slots, head, inside, visible, f
             scores = tl.dot(queries[part], tl.trans(more), scores, input_precision="ieee")
         rest = rows_at(keys, scales, slots, head, inside, V, G, D, D, WIDE, kind)
         scores = tl.dot(queries[parts], tl.trans(rest), scores, input_precision="ieee")
-    return _weighted(scores * scale, valued, visible, ragged, CAP)
+    return weighted(scores * scale, valued, visible, ragged, CAP)
 
 
 @triton.jit
-def _weighted(scores, values, visible, ragged, CAP: tl.constexpr):
+def weighted(scores, values, visible, ragged, CAP: tl.constexpr):
     """A partial from its scores, fp32[M, B], and values, [B, C].
 
     All sums are MMAs, that of the weights too (against ones), so no order is left to a reduction over threads.

@@ -276,38 +276,12 @@ def _weight(of_queries, of_keys, heads, columns, inside, QUERIES: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=APART)
-def rotate_and_store_rows(
-    qkv,
-    bias,
-    cos,
-    signed_sin,
-    factor,
-    query_weight,
-    key_weight,
-    queries,
-    keys,
-    values,
-    scales,
-    slots,
-    apart,
-    eps,
-    QUERIES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-    NORM: tl.constexpr,
-    WHOLE: tl.constexpr,
-    AFTER: tl.constexpr,
-    FACTOR: tl.constexpr,
-    LARGEST: tl.constexpr,
-    ALIKE: tl.constexpr,
-    VALUED: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+def rotate_and_store_rows(qkv, bias, cos, signed_sin, factor, query_weight, key_weight, queries, keys, values, scales,
+                          slots, apart, eps, QUERIES: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
+                          HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr,
+                          WHOLE: tl.constexpr, AFTER: tl.constexpr, FACTOR: tl.constexpr, LARGEST: tl.constexpr,
+                          ALIKE: tl.constexpr, VALUED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+                          CHAINED: tl.constexpr):  # fmt: skip
     """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
     normalised, all together if WHOLE, after rotation if AFTER; VALUED: and values, without weight. LARGEST: the largest
     number of the type that keys and values are quantised to; 0: not quantised. ALIKE: values are the product of keys.

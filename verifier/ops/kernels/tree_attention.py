@@ -12,6 +12,8 @@ its value columns (V / C), the rest as there.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -33,15 +35,18 @@ from foresay.verifier.ops.kernels.key_blocks import (
     options_of,
     pages_of,
     row_sequence,
+    rows_at,
     scaling,
     shape_constants,
     slots_of,
     tile_constants,
     tile_sequence,
     tiles_of,
+    weighted,
 )
-from foresay.verifier.ops.launch import as_stored
-from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.kernels.linear import APART, product_at
+from foresay.verifier.ops.launch import as_read, as_stored
+from foresay.verifier.ops.records import AttentionMetadata, Unrotated
 
 #: The most nodes of a tree: bits of an ancestor word.
 NODES = 64
@@ -79,6 +84,28 @@ def _path_indices(word, length, positions):
 
 
 @triton.jit
+def _turned(turn, rows, at, live, D: tl.constexpr, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+            TURNS: tl.constexpr):  # fmt: skip
+    """[M, D]: heads of rows, which begin at ``at`` in their product, [M, 1] each; rotated if TURNS, as by
+    :mod:`foresay.verifier.ops.kernels.rows`."""
+    product, bias, cos, signed_sin, _, apart = turn
+    kind: tl.constexpr = cos.dtype.element_ty
+    columns, turn_at = at + tl.arange(0, D // 2)[None, :], rows.to(tl.int64) * D + tl.arange(0, D // 2)[None, :]
+    inside = live & (columns >= 0)
+    low = product_at(product, bias, rows, columns, inside, apart, kind, OUTER, SEGMENTS, BIAS)
+    high = product_at(product, bias, rows, columns + D // 2, inside, apart, kind, OUTER, SEGMENTS, BIAS)
+    if TURNS:
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        sin_low = tl.load(signed_sin + turn_at, inside, 0.0).to(tl.float32)
+        sin_high = tl.load(signed_sin + turn_at + D // 2, inside, 0.0).to(tl.float32)
+        low = (wide_high * sin_low).to(kind).to(tl.float32)
+        high = (wide_low * sin_high).to(kind).to(tl.float32)
+        low = tl.fma(wide_low, tl.load(cos + turn_at, inside, 0.0).to(tl.float32), low).to(kind)
+        high = tl.fma(wide_high, tl.load(cos + turn_at + D // 2, inside, 0.0).to(tl.float32), high).to(kind)
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [low.shape[0], D])
+
+
+@triton.jit
 def _seen(queries, keys, values, scales, pages, block, own, head, first_column, first, scale, GROUP: tl.constexpr,
           H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
           WINDOW: tl.constexpr, BLOCK: tl.constexpr, CAP: tl.constexpr):  # fmt: skip
@@ -94,11 +121,12 @@ def _seen(queries, keys, values, scales, pages, block, own, head, first_column, 
 
 
 @triton.jit
-def _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head,
+def _committed(query, turn, keys, values, scales, tables, lengths, offsets, depths, stats, partials, tile, part, head,
                first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
                D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
                WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
-               TILE: tl.constexpr, CAP: tl.constexpr, FOLDED: tl.constexpr):  # fmt: skip
+               TILE: tl.constexpr, CAP: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
+               FOLDED: tl.constexpr):  # fmt: skip
     """Partials of committed blocks: of the one with the part's number; FOLDED: of a whole split for ``part <
     whole_splits``, of one block for each later part."""
     sequence, index = tile_sequence(offsets, tile, GROUP, TILE, SEQUENCES, count)
@@ -123,7 +151,11 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
         idle = idle | (end * BLOCK <= tl.min(tl.where(live, own, 2147483647), axis=0) - WINDOW + 1)
     if idle:
         return
-    queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    if turn is None:
+        queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    else:
+        width: tl.constexpr = (H + 2 * (H // GROUP)) * D
+        queries = (_turned(turn, rows[:, None], heads[:, None] * D, live[:, None], D, width, SEGMENTS, BIAS, True),)
     if FOLDED:
         largest, sums, mixed = empty(TILE, C)
         for block in tl.range(begin, end):
@@ -141,16 +173,20 @@ def _committed(query, keys, values, scales, tables, lengths, offsets, depths, st
 
 
 @triton.jit
-def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, row, tile, tail, head,
-          first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
-          D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
+def _tail(query, turn, keys, values, scales, tables, lengths, offsets, words, depths, tails, stats, partials, row, tile,
+          tail, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP: tl.constexpr,
+          H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
           WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
-          CAP: tl.constexpr):  # fmt: skip
+          CAP: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """The partial of one block that touches uncommitted positions: one row over its own keys, in path order. tile: of
-    its query heads."""
+    its query heads. tails: None, or of :func:`tail_slots`."""
     stacked = tile * TILE + tl.arange(0, TILE)
     rows, heads, live = row + stacked * 0, head * GROUP + stacked, stacked < GROUP
-    queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    if turn is None:
+        queries = load_queries(query, rows, heads, live, first_column, H, D, V, WIDE, C)
+    else:
+        width: tl.constexpr = (H + 2 * (H // GROUP)) * D
+        queries = (_turned(turn, rows[:, None], heads[:, None] * D, live[:, None], D, width, SEGMENTS, BIAS, True),)
     word, depth = tl.load(words + row), tl.load(depths + row)
     sequence = row_sequence(offsets, row, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
@@ -163,9 +199,29 @@ def _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, 
     if WINDOW > 0:
         inside = inside & (positions > own - WINDOW)
     indices = _path_indices(word, length, positions)
-    slots = slots_of(pages_of(tables, there, table_stride, indices, inside, PAGE), indices, PAGE)
-    largest, sums, mixed = block_partial(queries, keys, values, scales, slots, head, inside, inside[None, :],
-                                         first_column, scale, False, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
+    if tails is None:
+        slots = slots_of(pages_of(tables, there, table_stride, indices, inside, PAGE), indices, PAGE)
+    else:
+        slots = tl.load(tails + (row * 2 + tail) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    if turn is None:
+        largest, sums, mixed = block_partial(queries, keys, values, scales, slots, head, inside, inside[None, :],
+                                             first_column, scale, False, H // GROUP, D, V, WIDE, C, CAP)  # fmt: skip
+    else:  # what is committed is in the cache, the path in the product
+        known, one, G = inside & (positions < length), tl.arange(0, 1)[:, None], H // GROUP
+        root = tl.load(offsets + there) - length + one
+        keyed = rows_at(keys, scales, slots, head, known, 0, G, D, D, D, queries[0].dtype)
+        valued = rows_at(values, scales, slots, head, known, 0, G, D, D, D, queries[0].dtype)
+        to = tl.load(turn[4] + row) * (G * D) + head * D + tl.arange(0, D)[None, :]
+        for position in tl.range(tl.maximum(length, block * BLOCK), tl.minimum(own + 1, block * BLOCK + BLOCK)):
+            node = root + tl.max(tl.where(positions == position, indices, 0), axis=0)
+            key = _turned(turn, node, one + (H + head) * D, one == 0, D, width, SEGMENTS, BIAS, True)
+            value = _turned(turn, node, one + (H + G + head) * D, one == 0, D, width, SEGMENTS, BIAS, False)
+            tl.store(keys + to, key, position == own)
+            tl.store(values + to, value, position == own)
+            here = (inside & (positions == position))[:, None]
+            keyed, valued = tl.where(here, key, keyed), tl.where(here, value, valued)
+        scores = tl.dot(queries[0], tl.trans(keyed), input_precision="ieee")
+        largest, sums, mixed = weighted(scores * scale, valued, inside[None, :], False, CAP)
     folded = tl.minimum(length // (BLOCK * SPLIT), whole_splits) * SPLIT
     _keep(stats, partials, whole_splits + block - folded, rows, heads, live, largest, sums, mixed, first_column, R, H,
           V, C)  # fmt: skip
@@ -197,27 +253,46 @@ def _load_partials(stats, partials, row, head, first_column, start, turns, begin
 
 
 @triton.jit(do_not_specialize=INTEGERS)
-def tree_partials(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials, R, count,
-                  table_stride, tiles, parts, whole_splits, first, scale, GROUP: tl.constexpr, H: tl.constexpr,
+def tail_rows(tables, lengths, offsets, words, depths, out, count, table_stride, PAGE: tl.constexpr,
+              SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, TAILS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, TAILS). out: int32[R, TAILS, BLOCK]."""
+    wait_turn(CHAINED)
+    row, tail, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
+    sequence = row_sequence(offsets, row, SEQUENCES, count)
+    there = held(sequence, count, SEQUENCES)
+    length = tl.load(lengths + there)
+    positions = (length // BLOCK + tail) * BLOCK + lane
+    inside = (positions <= length + tl.load(depths + row)) & (sequence < count)
+    indices = _path_indices(tl.load(words + row), length, positions)
+    slots = slots_of(pages_of(tables, there, table_stride, indices, inside, PAGE), indices, PAGE)
+    tl.store(out + (row * TAILS + tail) * BLOCK + lane, tl.where(inside, slots, 0).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=(*INTEGERS, *APART))
+def tree_partials(query, bias, cos, signed_sin, own, apart, keys, values, scales, tables, lengths, offsets, words,
+                  depths, tails, stats, partials, R, count, table_stride, tiles, parts, whole_splits, first, scale,
+                  SEGMENTS: tl.constexpr, BIAS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr,
                   D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
                   WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
                   TILE: tl.constexpr, CAP: tl.constexpr, TAILS: tl.constexpr, FOLDED: tl.constexpr,
                   CHAINED: tl.constexpr):  # fmt: skip
     """Grid (tiles * parts + R * tiles of a row * TAILS, G, V / C): committed parts of the tiles first, then the rows'
-    tails."""
+    tails. cos: None, or ``query`` is the product that is rotated here, and stored in the slots ``own``."""
     wait_turn(CHAINED)
+    turn = None if cos is None else (query, bias, cos, signed_sin, own, apart)
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     each: tl.constexpr = (GROUP + TILE - 1) // TILE
     if program < tiles * parts:
-        _committed(query, keys, values, scales, tables, lengths, offsets, depths, stats, partials, program % tiles,
-                   program // tiles, head, first_column, R, count, table_stride, whole_splits, first, scale, GROUP, H,
-                   D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP, FOLDED)  # fmt: skip
+        _committed(query, turn, keys, values, scales, tables, lengths, offsets, depths, stats, partials,
+                   program % tiles, program // tiles, head, first_column, R, count, table_stride, whole_splits, first,
+                   scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP, SEGMENTS, BIAS,
+                   FOLDED)  # fmt: skip
     else:
-        own = program - tiles * parts
-        _tail(query, keys, values, scales, tables, lengths, offsets, words, depths, stats, partials,
-              own // (TAILS * each), own // TAILS % each, own % TAILS, head, first_column, R, count, table_stride,
-              whole_splits, first, scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE,
-              CAP)  # fmt: skip
+        tail = program - tiles * parts
+        _tail(query, turn, keys, values, scales, tables, lengths, offsets, words, depths, tails, stats, partials,
+              tail // (TAILS * each), tail // TAILS % each, tail % TAILS, head, first_column, R, count, table_stride,
+              whole_splits, first, scale, GROUP, H, D, V, WIDE, C, PAGE, WINDOW, SEQUENCES, BLOCK, SPLIT, TILE, CAP,
+              SEGMENTS, BIAS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -274,8 +349,29 @@ def most_partials(rows: int, heads: int, groups: int, capacity: int) -> int:
     return max(most, min(rows * heads, groups * key_blocks.TILE) * fine)  # fine: of rows that fit one tile
 
 
+def tail_slots(rows: AttentionMetadata) -> Tensor:
+    """As :func:`foresay.verifier.ops.attention.tail_slots`."""
+    assert rows.words is not None and rows.depths is not None, "rows of trees"
+    (count, stride), out = rows.tables.shape, rows.tables.new_empty(len(rows.words), TAILS, BLOCK)
+    tail_rows[(len(out), TAILS)](
+        rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, out, count, stride, PAGE=rows.page_size,
+        SEQUENCES=triton.next_power_of_2(count), BLOCK=BLOCK, TAILS=TAILS, num_warps=1, **chained(),
+    )  # fmt: skip
+    return out
+
+
+def _as_turned(query: Tensor | Unrotated, keys: Tensor) -> tuple[Tensor, list[Any], dict[str, Any]]:
+    """A tensor of the queries' shape; what kernels read of them, and of their rotation; constants."""
+    if isinstance(query, Tensor):
+        return query, [query, None, None, None, None, 0], {"SEGMENTS": 1, "BIAS": False}
+    (product, bias), apart, about = as_read(query.product)
+    (cos, signed_sin, _), (groups, width) = query.rotation, keys.shape[1:]
+    shape = cos.new_empty(product.shape[-2], product.shape[-1] // width - 2 * groups, width)
+    return shape, [product, bias, cos, signed_sin, query.slots, apart], about
+
+
 def tree_attention(
-    query: Tensor,
+    query: Tensor | Unrotated,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -294,6 +390,7 @@ def tree_attention(
     whole_splits: of rows with words, whether a program processes a split or one block; None: by the size of rows and
     tables. It does not affect the bits.
     """
+    query, read, about = _as_turned(query, keys)
     assert query.is_contiguous() and keys.is_contiguous() and values.is_contiguous(), "rows lie one behind the other"
     if rows.words is None:
         return chunk_attention(
@@ -314,9 +411,10 @@ def tree_attention(
     out = query.new_empty(total, heads, value)
     tails = total * triton.cdiv(tile["GROUP"], tile["TILE"]) * TAILS
     tree_partials[(tiles * parts + tails, keys.shape[1], of_values)](
-        query, *as_stored(keys, keys if shared else values, scales), rows.tables, rows.lengths, rows.offsets,
-        rows.words, rows.depths, stats, partials, total, sequences, stride, tiles, parts, whole, first, factor, **shape,
-        **tile, CAP=cap, TAILS=TAILS, FOLDED=whole_splits, **options_of(width, value), **chained(),
+        *read, *as_stored(keys, keys if shared else values, scales), rows.tables, rows.lengths, rows.offsets,
+        rows.words, rows.depths, rows.tails, stats, partials, total, sequences, stride, tiles, parts, whole, first,
+        factor, **about, **shape, **tile, CAP=cap, TAILS=TAILS, FOLDED=whole_splits, **options_of(width, value),
+        **chained(),
     )  # fmt: skip
     tree_merge[(total, heads, of_values)](
         stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, sequences, whole, first, sinks, **shape,

@@ -11,22 +11,8 @@ from foresay.verifier.ops.kernels.chain import wait_turn
 
 
 @triton.jit(do_not_specialize=["rows", "pages", "width", "depth_stride"])
-def lay_out_rows(
-    tables,
-    lengths,
-    depths,
-    nodes,
-    live,
-    positions,
-    slots,
-    rows,
-    pages,
-    width,
-    depth_stride,
-    PAGE_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+def lay_out_rows(tables, lengths, depths, nodes, live, positions, slots, rows, pages, width, depth_stride,
+                 PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 if all have the same.
 
     Of the sizes only the page's is compiled in: trees and tables have many.
@@ -44,23 +30,8 @@ def lay_out_rows(
 
 
 @triton.jit(do_not_specialize=["width"])
-def walk_trees(
-    tokens,
-    parents,
-    ancestors,
-    sampled,
-    counts,
-    slots,
-    lengths,
-    paths,
-    emitted,
-    sources,
-    live,
-    width,
-    PADDED: tl.constexpr,
-    WORD: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+def walk_trees(tokens, parents, ancestors, sampled, counts, slots, lengths, paths, emitted, sources, live, width,
+               PADDED: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """The accept rule of spec/accept.py: bit i of ``match`` is set if token i is the sample at its parent."""
     wait_turn(CHAINED)
     sequence = tl.program_id(0)
@@ -123,20 +94,9 @@ def path_rows(paths, slots, lengths, rows, positions, own, width, count, total, 
 
 
 @triton.jit(do_not_specialize=["slots", "path_width"])
-def move_columns(
-    keys,
-    values,
-    sources,
-    destinations,
-    lengths,
-    slots,
-    path_width,
-    KEY_WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+def move_columns(keys, values, sources, destinations, lengths, slots, path_width, KEY_WIDTH: tl.constexpr,
+                 VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                 CHAINED: tl.constexpr):  # fmt: skip
     """Grid (S, pieces, L): COLUMNS words of all ROWS of a sequence, in one layer; the last pieces are the values'.
 
     No other program reads or writes what this one does, so they may run in any order. All rows are read, then all

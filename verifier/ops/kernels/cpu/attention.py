@@ -25,18 +25,18 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.store import LARGEST
-from foresay.verifier.ops.attention import plan_attention
+from foresay.verifier.ops.attention import plan_attention, rotated
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, StoredKV, T, room_of
 from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
-from foresay.verifier.ops.records import AttentionMetadata
+from foresay.verifier.ops.records import AttentionMetadata, Unrotated
 
 
 def tree_attention(
-    query: Tensor,
+    query: Tensor | Unrotated,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -50,7 +50,7 @@ def tree_attention(
     shared: int = 0,
 ) -> Tensor:
     """As :func:`foresay.verifier.ops.attention.tree_attention`."""
-    groups, dim = keys.shape[-2:]
+    (groups, dim), query = keys.shape[-2:], rotated(query, (keys, values, scales))
     dims = dim, shared or dim
     out, plan = launch.room((*query.shape[:2], dims[1]), query.dtype), plan_attention(rows, len(query), count)
     team = query.shape[1] // groups
