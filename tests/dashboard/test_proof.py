@@ -11,7 +11,7 @@ from playwright.async_api import expect
 from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
-from tests.dashboard.browsing import SEND, needs_chromium
+from tests.dashboard.browsing import SEND, STOP, needs_chromium
 from tests.dashboard.showing import sent, writing
 from tests.server.scripted import ScriptedEngine
 
@@ -46,6 +46,17 @@ async def test_an_answer_is_written_again_the_other_way_and_compared(tokenizer: 
         assert second["seed"] is not None and second["cache_salt"] != first.get("cache_salt")
         assert second["input"] == first["input"]
         assert visit.complaints == []
+
+
+async def test_of_an_answer_that_was_stopped_what_was_written_is_proved(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer.encode(FOX * 40), run=3, hold_after=22)
+    async with writing("", tokenizer, engine=engine) as visit:
+        page = visit.page
+        await visit.ask("on", max_output_tokens=60, seed=3)
+        await expect(page.locator(".answer .counts")).to_contain_text("22 tokens")
+        await page.click(STOP)
+        await page.get_by_role("button", name="Prove it").click()
+        await expect(page.locator(".proof")).to_contain_text("Proved: the same 22 tokens without drafts.")
 
 
 async def test_another_text_is_called_by_its_first_token_that_differs(tokenizer: Tokenizer) -> None:

@@ -226,8 +226,9 @@ export class Playground {
         answer.add(delta);
       });
       answer.end(response);
-      const [button, outcome] = this._proof(ids, off, { ...fields, seed: response.seed });
-      buttons.append(button);
+      const most = this.cancelled ? { max_output_tokens: ids.length } : {}, // as far as it was written
+        [button, outcome] = this._proof(ids, off, { ...fields, ...most, seed: response.seed });
+      if (ids.length) buttons.append(button);
       answer.element.append(outcome);
       return response;
     } finally {
