@@ -119,8 +119,11 @@ def compared(receipt: Receipt, given: Receipt, decode: Decode) -> Iterator[str]:
             yield "The fingerprints are the same, so the texts should be: please report it."
     if unlike:
         yield f"The fingerprints differ ({receipt.fingerprint} here, {given.fingerprint} there) in {'; '.join(unlike)}."
-        if "arithmetic: " in str(unlike) and given.identity.get("arithmetic") == PORTABLE:
-            yield "Its bits are portable: with --bits portable this machine writes them too."
+        alike = all(
+            receipt.identity.get(part) == given.identity.get(part) for part in ("weights", "tokenizer", "settings")
+        )
+        if alike and given.identity.get("arithmetic") == PORTABLE != receipt.identity.get("arithmetic"):
+            yield "Its bits are portable: try --bits portable here."
 
 
 def _first(receipt: Receipt, given: Receipt, decode: Decode) -> tuple[str, bool]:

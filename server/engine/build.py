@@ -56,7 +56,7 @@ from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops.eager import Op
+from foresay.verifier.ops.eager import INTERPRETED, Op
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
 from foresay.verifier.ops.kernels.cpu.launch import compromises
@@ -130,6 +130,10 @@ def build_engine(
     try:
         return made()
     except CompilationFailed:
+        if config.bits == "portable":
+            raise CannotRun(
+                "--bits portable: LLVM cannot compile kernels for this processor", "leave --bits out"
+            ) from None
         Op.by_reference = True  # torch computes everything
     return made()
 
@@ -342,7 +346,7 @@ def _info(
     """names: how ``--draft`` would name each drafter, by its name. doubts: about each. on_disk: as reported."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
-    bits = FAST if Op.by_reference else bits_of(loading.dtype, loading.device.is_gpu)
+    bits = FAST if Op.by_reference or INTERPRETED else bits_of(loading.dtype, loading.device.is_gpu)
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
     remarks = [
         one.remark + (f", but {doubt}" if doubt else "") for one, doubt in zip(chosen.named, doubts, strict=True)

@@ -32,6 +32,7 @@ Dtype = Literal["auto", "bfloat16", "float32", "float16"]
 Bits = Literal["auto", "portable", "fast"]
 Quantize = Literal["int8", "int4", "fp8"]
 KVDtype = Literal["auto", "bfloat16", "int8", "fp8"]
+DraftKVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
@@ -116,7 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens as 16 bits do; auto is --dtype, but bfloat16 where a CPU chose float32 for weights of at most 16 bits"""
     draft_quantize: Quantize | None = None
     """KIND: --quantize for a draft model"""
-    draft_kv_dtype: KVDtype = "auto"
+    draft_kv_dtype: DraftKVDtype = "auto"
     """--kv-dtype for the KV cache of a draft model or of EAGLE and DFlash heads"""
     device: DeviceKind = "auto"
     """(text): where the models run; auto is the first GPU if there is one, otherwise the CPU"""

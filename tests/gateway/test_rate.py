@@ -51,7 +51,7 @@ def test_no_minute_lets_in_more_and_after_the_stated_wait_one_is_let_in(per_minu
             assert wait(limiter) == 0
         admitted.append(clock.now)
         if len(admitted) > per_minute:
-            assert admitted[-1] - admitted[-1 - per_minute] >= MINUTE
+            assert admitted[-1] - admitted[-1 - per_minute] >= MINUTE - 1e-6, "but for what fp64 rounds"
 
 
 def test_the_estimate_of_the_next_free_slot_follows_littles_law():

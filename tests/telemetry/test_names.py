@@ -27,8 +27,8 @@ Json = dict[str, Any]
 SAID = "Once upon a time there was a fox who went to the market to buy a hat. "
 EXTRA: Json = {"provenance": True, "spec_decode_metrics": "detailed", "max_tokens": 48}
 ASKS: list[Json] = [
+    {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},  # first: it is tried
     *({"prompt": SAID * 3, "seed": seed, "ignore_eos": True} for seed in range(6)),
-    {"prompt": SAID * 3, "seed": 1, "ignore_eos": True, "speculation": {"method": "draft_model"}},
     {"prompt": SAID * 3, "temperature": 0, "ignore_eos": True, "speculation": {"method": "ngram"}, "max_tokens": 200},
     {"prompt": "Tell me", "seed": 2, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}}
     | {"speculation": {"method": "suffix"}},  # which finds nothing, so what is forced is drafted by the grammar alone

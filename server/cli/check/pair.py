@@ -30,7 +30,7 @@ from foresay.server.engine.device import find_device
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
 from foresay.server.engine.drafters.registry import drafts, find, settled
-from foresay.server.engine.numbers import bits_of, choose_activations, choose_dtype
+from foresay.server.engine.numbers import bits_of, choose_activations, choose_dtype, with_kv
 from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
 from foresay.server.settings.config import EngineConfig
@@ -65,6 +65,8 @@ def look_at_target(notes: Notes, config: EngineConfig) -> Target | None:
         return None
     dtype = notes.attempt("target", "leave --bits out", lambda: choose_dtype(config, model, device))
     if dtype is None:
+        return None
+    if notes.attempt("target", "leave --kv-dtype out", lambda: with_kv(config, model, dtype.value)) is None:
         return None
     bits = bits_of(dtype.value, device.is_gpu)
     look_at_files(notes, "target", directory, model, dtype.value)
@@ -182,6 +184,7 @@ def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: D
 def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None, length: int) -> None:
     """Note the memory of weights and KV cache on the device; of the target alone if there is no drafter."""
     drafters = () if draft is None or notes.failed("draft") else draft.drafters
+    config = with_kv(config, target.model, target.dtype.value)
     smaller = "lower --max-model-len, --kv-tokens or --max-seqs, or name a smaller model"
     found = notes.attempt(
         "memory",

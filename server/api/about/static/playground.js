@@ -226,9 +226,10 @@ export class Playground {
         answer.add(delta);
       });
       answer.end(response);
-      const most = this.cancelled ? { max_output_tokens: ids.length } : {}, // as far as it was written
-        [button, outcome] = this._proof(ids, off, { ...fields, ...most, seed: response.seed });
-      if (ids.length) buttons.append(button);
+      const by = response.system_fingerprint,
+        most = this.cancelled ? { max_output_tokens: ids.length } : {}, // as far as it was written
+        [button, outcome] = this._proof(ids, off, { ...fields, ...most, seed: response.seed }, by);
+      if (ids.length && this.server?.drafters.length) buttons.append(button);
       answer.element.append(outcome);
       return response;
     } finally {
@@ -237,21 +238,23 @@ export class Playground {
   }
 
   /** How an answer is proved: with nothing kept of it, so that its prompt is read again too. */
-  _proof(ids, off, fields) {
+  _proof(ids, off, fields, by) {
     const again = async () => {
       if (this.busy) throw new Error("another answer is being written");
       const others = [];
       this._busy(true);
       try {
         const request = { ...fields, cache_salt: crypto.getRandomValues(new Uint32Array(2)).join("") };
-        await this._ask(!off, request, ({ tokens }) => others.push(...tokens.map(({ id }) => id)));
+        const more = ({ tokens }) => others.push(...tokens.map(({ id }) => id)),
+          response = await this._ask(!off, request, more);
+        if (response.system_fingerprint !== by) throw new Error("another model, or other settings, answer by now");
       } finally {
         this._busy(false);
       }
       if (this.cancelled) throw new Error("it was stopped");
       return others;
     };
-    return proof(ids, off, again, () => this.server.fingerprint);
+    return proof(ids, off, again, by);
   }
 
   async _race(turn, prompt, input) {

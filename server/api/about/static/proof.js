@@ -23,7 +23,7 @@ async function judged(ids, others, off) {
 }
 
 /** A button, and the place for what it finds. ids: the tokens of the answer; off: whether it was written without
- * drafts; again(): the tokens that the other way writes; fingerprint(): of the server. */
+ * drafts; again(): the tokens that the other way writes; fingerprint: of what wrote it. */
 export function proof(ids, off, again, fingerprint) {
   const outcome = html("p.outcome.proof", { role: "status" }),
     button = html("button.quiet", { type: "button" }, "Prove it");
@@ -34,7 +34,7 @@ export function proof(ids, off, again, fingerprint) {
     try {
       const [kind, said] = await judged(ids, await again(), off);
       outcome.classList.add(kind);
-      outcome.replaceChildren(...said, " Fingerprint of what a text depends on: ", html("code", fingerprint()), ".");
+      outcome.replaceChildren(...said, " Fingerprint of what a text depends on: ", html("code", fingerprint), ".");
     } catch (error) {
       outcome.textContent = `It could not be proved: ${error.message}`;
     }
