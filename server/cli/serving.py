@@ -254,8 +254,8 @@ def _kept(info: EngineInfo) -> str:
 
 
 def _bits(info: EngineInfo) -> str:
-    portable = info.bits.startswith("portable")
-    meaning = "the same text on every CPU" if portable else f"texts of {info.device} with this processor or GPU"
+    own = f"texts of this kind of {'GPU' if info.bits == 'gpu' else 'processor'}"
+    meaning = "the same text on every CPU" if info.bits.startswith("portable") else own
     return f"{info.bits} ({meaning}; fingerprint {info.fingerprint})"
 
 

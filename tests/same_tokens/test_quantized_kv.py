@@ -1,4 +1,5 @@
-"""The same tokens with keys and values of 8 bits: their scales follow from a row alone, and move with it."""
+"""The same tokens with keys and values of fewer bits than the engine computes with: of 8, whose scales follow from a
+row alone and move with it; of bf16 beside fp32."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 17, 33, 5)
 KV = [torch.int8, torch.float8_e4m3fn]
-kept = pytest.mark.parametrize("kv", KV, ids=str)
+kept = pytest.mark.parametrize("kv", [*KV, torch.bfloat16], ids=str)
 #: Drafters that are accepted at all depths, at some, and hardly ever.
 FEW = ("none", "truth", "dynamic 8,8", "garbage")
 few = pytest.mark.parametrize("drafter", FEW)
@@ -64,6 +65,16 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
 )
 def test_every_drafter(pair, kv, drafter) -> None:
     assert_same_tokens(replace(pair("qwen3", torch.bfloat16, layers=2), kv=kv), drafter)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter_on_bf16_beside_fp32(pair, drafter) -> None:
+    assert_same_tokens(replace(pair("qwen3", torch.float32, layers=2), kv=torch.bfloat16), drafter)
+
+
+@pytest.mark.parametrize("family", ["llama2", "mistral", "qwen2_window", "gemma2", "gemma4", "qwen3_5"])
+def test_families_on_bf16_beside_fp32(pair, family) -> None:
+    assert_same_tokens(replace(pair(family, torch.float32, layers=2), kv=torch.bfloat16), "truth")
 
 
 @pytest.mark.parametrize(
