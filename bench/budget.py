@@ -175,7 +175,6 @@ def measured_costs(engine: Engine) -> dict[str, Any]:
     assert budget is not None, "auto has one"
     return {
         "step_ms": [(rows, 1000 * seconds) for rows, seconds in budget.cost.points],
-        "token_of_context_us": [(rows, 1e6 * seconds) for rows, seconds in budget.cost.context],
         "draft_ms": {
             name: {part: 1000 * getattr(m.cost, part) for part in ("start", "level", "token")}
             for name, m in budget.members.items()

@@ -2,10 +2,10 @@
 
 A draft's own softmax is not a calibrated chance: where target and draft both take the likeliest token, the draft's
 first choice is accepted far more often than its probability says, and its third less often. So a candidate's
-probability is corrected (:mod:`foresay.spec.budget.chance`) by its way of sampling, its rank among its siblings, and
-both at its depth. Verification gives trials: below every accepted node the emitted token is one of the candidates, or
-none. Probabilities of chains are not computed, so for those it learns how often first choices below first choices are
-accepted. All of this only affects speed: no token depends on it.
+probability is corrected (:mod:`foresay.spec.budget.chance`) by its way of sampling and its rank among its siblings.
+Verification gives trials: below every accepted node the emitted token is one of the candidates, or none. Probabilities
+of chains are not computed, so for those it learns how often first choices below first choices are accepted, at each
+depth. All of this only affects speed: no token depends on it.
 
 Its curves, and the limits of tree growth, are written by the host before a step, and read on the device.
 """
@@ -13,14 +13,18 @@ Its curves, and the limits of tree growth, are written by the host before a step
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from random import getrandbits
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.spec.budget.chance import Feature, chance_of, learn
+from foresay.spec.budget.chance import MANY_KEPT, Counts
 from foresay.spec.price import CHOICES, Bar
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES
@@ -29,23 +33,18 @@ from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
 
-#: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths and ranks
-#: that are distinguished; deeper or lower ones count as the last.
+#: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths of chains and
+#: ranks that are told apart; deeper or lower ones count as the last.
 KINDS, DEPTHS, GROUPS = 3, 8, 4
-#: Steps after which new curves are computed: at most, and at first, doubled each time; once past the most, one of so
-#: many steps is learnt from, chosen by a hash.
-REFRESH, _FIRST_REFRESH, _EVERY, _HASH = 128, 16, 4, 40503
-#: The initial log-odds shift of first choices, by way of sampling: half of what was measured.
-_FIRST_SHIFTS = (1.5, 0.0, 0.5)
-#: The initial log odds of first choices.
-_USUAL = math.log(0.55 / 0.45)
-#: Prior variances: of candidates, what all depths share and what each adds; of chains, either of these, also after an
-#: evaluation of the drafter; of stretches, relative to these; how much variance returns with each trial, little, since
-#: there are many: the last few thousand are remembered.
-_SHARED, _OF_DEPTH, _CHAINS, _JUDGED, _STRETCH, _DRIFT = 0.5, 0.025, 0.4, 0.04, 0.15, 0.0002
-#: The range of log odds that are distinguished. The knots of the curves: log probabilities of a candidate.
-_MOST_ODDS = 9.0
-_KNOT_ODDS = np.concatenate(([-900.0], np.linspace(-_MOST_ODDS, _MOST_ODDS, 25), [60.0]))
+#: Steps after which new curves are computed: at most, and at first, doubled each time. Past the most, one of four steps
+#: is learnt from.
+REFRESH, _FIRST_REFRESH = 128, 16
+#: Unlikely to likely candidates are learnt from apart: up to which probabilities, and their usual log odds.
+_LIMITS, _LIKELY = (0.05, 0.2, 0.5, 0.75), (-4.0, -2.0, -0.7, 0.5, 2.0)
+#: How often first choices are accepted, before anything is known; as how many outcomes that counts, and an evaluation.
+_USUAL, _GUESSED, _JUDGED = 0.55, 20.0, 100.0
+#: The knots of the curves, as log odds: beyond nine nothing is told apart.
+_KNOT_ODDS = np.concatenate(([-900.0], np.linspace(-9.0, 9.0, 25), [60.0]))
 _KNOTS = -np.logaddexp(0.0, -_KNOT_ODDS)
 _PIECES, _KNOTS_ROOM = len(_KNOTS) + 1, 32
 #: A log probability below minus this counts as zero.
@@ -62,11 +61,10 @@ class Calibration:
 
     def __init__(self) -> None:
         self.active = True
-        # By way of sampling, and by depth, for all ranks and then for first choices of chains.
-        self._shared = [_features(_SHARED) for _ in range(KINDS)]
-        self._deep = [[_features(_OF_DEPTH) for _ in range(DEPTHS)] for _ in range(KINDS)]
-        for features, shift in zip(self._shared, _FIRST_SHIFTS, strict=True):
-            features[0].shift = shift
+        # By way of sampling: of each rank, all and unlikely to likely; of first choices of chains, all and by depth.
+        self._ranks = [[_counts(1 + len(_LIKELY)) for _ in range(GROUPS)] for _ in range(KINDS)]
+        self._claims = [[_USUAL] * DEPTHS] * KINDS
+        self._firsts, self._deep = _counts(KINDS), [_counts(DEPTHS) for _ in range(KINDS)]
         self._made: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, tuple[float, ...]] = {}
         self._steps, self._refresh_at = 0, _FIRST_REFRESH
@@ -74,14 +72,12 @@ class Calibration:
     def expect(self, greedy: Sequence[float], sampled: Sequence[float]) -> None:
         """Start from an evaluation of the drafter: how often its first choice was accepted at each depth, given that
         those above it were, at temperature 0 and 1."""
-        ends = [[_odds(share) for share in shares] for shares in (greedy, sampled)]
-        middle = [(one + other) / 2 for one, other in zip(*ends, strict=False)]
-        for shared, deep, odds in zip(self._shared, self._deep, (ends[0], middle, ends[1]), strict=True):
-            shared[GROUPS] = Feature(_JUDGED, 0.0, _DRIFT)
-            for depth, features in enumerate(deep):
-                features[GROUPS] = Feature(_JUDGED, 0.0, _DRIFT)
-                features[GROUPS].shift = odds[min(depth, len(odds) - 1)] - _USUAL
-        self._chains = {}
+        middle = [(one + other) / 2 for one, other in zip(greedy, sampled, strict=False)]
+        for kind, shares in enumerate((greedy, middle, sampled)):
+            known = [min(max(share, 0.02), 0.98) for share in shares]
+            self._claims[kind] = [known[min(depth, len(known) - 1)] for depth in range(DEPTHS)]
+            self._deep[kind] = _counts(DEPTHS, _JUDGED)
+        self._firsts, self._chains = _counts(KINDS, _JUDGED), {}
 
     def saw(self, kind: int, depth: int, chances: Floats, hit: NDArray[np.bool_], chain: bool = True) -> None:
         """A trial below an accepted node: [k] log probabilities of the candidates (NaN if unknown), and which one was
@@ -89,20 +85,21 @@ class Calibration:
 
         chain: whether all nodes above it were first choices.
         """
-        if self._refresh_at > REFRESH and (_HASH * self._steps & 0xFFFF) * _EVERY >> 16:
-            return  # hashed, not every n-th: texts are periodic
-        shared, deep = self._shared[kind], self._deep[kind][min(depth, DEPTHS - 1)]
+        if self._refresh_at > REFRESH and getrandbits(2):
+            return
+        came = hit.tolist()
         if chain:
-            learn(_USUAL, (shared[GROUPS], deep[GROUPS]), bool(hit[0]))
-        known, came = chances.tolist(), hit.tolist()
-        rest = sum([math.exp(min(chance, 0.0)) for chance in known[GROUPS - 1 :]])
-        claims = [*known[: GROUPS - 1], math.log(rest) if rest > 0 else math.nan]
+            deep, claim = min(depth, DEPTHS - 1), self._claims[kind][min(depth, DEPTHS - 1)]
+            self._deep[kind][deep].saw(self._firsts[kind].corrected(claim), came[0])
+            self._firsts[kind].saw(claim, came[0])
+        known = [math.exp(min(chance, -1e-4)) for chance in chances.tolist()]
+        claims = [*known[: GROUPS - 1], sum(known[GROUPS - 1 :])]
         hits = [*came[: GROUPS - 1], any(came[GROUPS - 1 :])]
-        for group, (claim, right) in enumerate(zip(claims, hits, strict=True)):
-            if claim > -_ROOM:  # NaN is not
-                claim = min(claim, -1e-4)
-                odds = min(max(claim - math.log(-math.expm1(claim)), -_MOST_ODDS), _MOST_ODDS)
-                learn(odds, (shared[group], deep[group]), right)
+        for (every, *counts), claim, right in zip(self._ranks[kind], claims, hits, strict=False):
+            if claim > 0.0:  # NaN is not
+                claim = min(claim, 1.0)
+                counts[bisect(_LIMITS, claim)].saw(every.corrected(claim), right)
+                every.saw(claim, right)
 
     def step(self) -> None:
         """A step has ended: from time to time, compute new curves."""
@@ -115,46 +112,36 @@ class Calibration:
         """[levels] the chance of each node of a chain to be accepted, from how often first choices below first choices
         were."""
         if kind not in self._chains:
-            firsts = [self.first(kind, depth) for depth in range(MAX_NODES)]
-            self._chains[kind] = tuple(np.cumprod(firsts).tolist())
+            self._chains[kind] = tuple(accumulate((self.first(kind, depth) for depth in range(MAX_NODES)), mul))
         return self._chains[kind][:levels]
 
     def first(self, kind: int, depth: int) -> float:
         """How often the first choice is accepted below an accepted node of a chain."""
-        return chance_of(_USUAL, (self._shared[kind][GROUPS], self._deep[kind][min(depth, DEPTHS - 1)][GROUPS]))
+        deep = min(depth, DEPTHS - 1)
+        return self._deep[kind][deep].corrected(self._firsts[kind].corrected(self._claims[kind][deep]))
 
     def pieces(self, kind: int) -> NDArray[np.float32]:
-        """fp32[2, depth, group, piece]: slope and shift of each linear piece of the curves; the outermost pieces
-        extend."""
+        """fp32[2, group, piece]: slope and shift of each linear piece of the curves; the outermost pieces extend."""
         if not self.active:
             return _IDENTITY
         if kind not in self._made:
-            pairs = [
-                [(s, d) for s, d in zip(self._shared[kind], deep, strict=True)][:GROUPS] for deep in self._deep[kind]
+            shifts = [
+                every.shift + np.interp(_KNOT_ODDS, _LIKELY, [each.shift for each in counts])
+                for every, *counts in self._ranks[kind]
             ]
-            stretch = np.array([[1.0 + s.stretch + d.stretch for s, d in row] for row in pairs])[..., None]
-            shift = np.array([[s.shift + d.shift for s, d in row] for row in pairs])[..., None]
-            hit = -np.logaddexp(0.0, -(np.maximum(stretch, 0.0) * _KNOT_ODDS + shift))
+            hit = -np.logaddexp(0.0, -np.maximum.accumulate(_KNOT_ODDS + np.array(shifts), axis=1))
             slopes = np.diff(hit) / np.diff(_KNOTS)
             made = np.stack((slopes, hit[..., :-1] - slopes * _KNOTS[:-1]))
-            self._made[kind] = np.pad(made, ((0, 0),) * 3 + ((1, 1),), mode="edge").astype(np.float32)
+            self._made[kind] = np.pad(made, ((0, 0),) * 2 + ((1, 1),), mode="edge").astype(np.float32)
         return self._made[kind]
 
 
-def _odds(share: float) -> float:
-    """Log odds, clamped to what an evaluation can measure."""
-    share = min(max(share, 0.02), 0.98)
-    return math.log(share / (1.0 - share))
-
-
-def _features(unsure: float) -> list[Feature]:
-    """The features of all ranks, and of chains."""
-    ranks = [Feature(unsure, _STRETCH, _DRIFT) for _ in range(GROUPS)]
-    return [*ranks, Feature(_CHAINS, 0.0, _DRIFT)]
+def _counts(number: int, weight: float = _GUESSED) -> list[Counts]:
+    return [Counts(weight, MANY_KEPT) for _ in range(number)]
 
 
 #: Pieces that leave probabilities as they are.
-_IDENTITY = np.zeros((2, DEPTHS, GROUPS, _PIECES), dtype=np.float32)
+_IDENTITY = np.zeros((2, GROUPS, _PIECES), dtype=np.float32)
 _IDENTITY[0] = 1.0
 
 
@@ -164,7 +151,7 @@ class Curves:
     def __init__(self, sequences: int, device: torch.device) -> None:
         knots = np.pad(_KNOTS, (0, _KNOTS_ROOM - len(_KNOTS)), constant_values=np.inf)
         self._knots = torch.tensor(knots, dtype=torch.float32).to(device)
-        self._pieces = torch.zeros(2, DEPTHS, sequences, GROUPS * _PIECES, device=device)
+        self._pieces = torch.zeros(2, sequences, GROUPS * _PIECES, device=device)
         self._written: list[NDArray[np.float32] | None] = [None] * sequences
 
     def write(self, calibration: Calibration, kinds: Sequence[int]) -> None:
@@ -173,11 +160,12 @@ class Curves:
             pieces = calibration.pieces(kind)
             if self._written[column] is not pieces:
                 self._written[column] = pieces
-                self._pieces[:, :, column] = torch.from_numpy(pieces).flatten(2)
+                self._pieces[:, column] = torch.from_numpy(pieces).flatten(1)
 
-    def at(self, depth: int) -> Pieces:
-        """The curves of a depth."""
-        slopes, shifts = self._pieces[:, min(depth, DEPTHS - 1)]
+    @property
+    def pieces(self) -> Pieces:
+        """As the kernels read them."""
+        slopes, shifts = self._pieces
         return Pieces(self._knots, slopes, shifts, _PIECES, -_ROOM)
 
 

@@ -296,7 +296,7 @@ class Growth:
             Above(front.scores, front.words, plan.column(front.numbers)),
             plan.marks(depth, self._rows if plan.dynamic else self._candidates),
             None if fixed.picks is None else plan.column(fixed.picks),
-            None if self._curves is None else self._curves.at(depth),
+            None if self._curves is None else self._curves.pieces,
         )
         self._words.append(kept.words)
         parent_rows = self._go_on(fixed.going, kept)

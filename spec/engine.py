@@ -300,7 +300,8 @@ class Engine:
         guard = None if self.scheduler.budget is None else self.scheduler.budget.guard
         measured = 0.0 if guard is None or prefills else guard.plain_seconds(len(batch))
         if not prefills:
-            root_seconds = cost.saw(rows, len(batch), context, drafted, seconds, measured)
+            cost.saw(rows, context, seconds, drafted > 0)
+            root_seconds = measured or cost.now(len(batch), context)
         return StepTrace(
             number=self.steps,
             rows=rows,

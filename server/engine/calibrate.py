@@ -11,22 +11,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import cycle, islice
+from operator import truediv
 from statistics import median
-
-import torch
 
 from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.kvpaging import PagePool, PageTable
+from foresay.kvpaging import PagePool
 from foresay.server.engine.costs import Costs
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.members import OPEN
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
-from foresay.spec.protocols import Chains, Drafter, FeatureRequest, Rows, Verifier
+from foresay.spec.protocols import Chains, Drafter, FeatureRequest, Verifier
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
@@ -44,14 +41,10 @@ _ANYWAY = 5
 #: Rows of the steps that are timed (some products work in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
-#: Levels of a chain that is timed separately.
+#: Levels of a chain that is timed beside them.
 _CHAIN = 8
 #: Trees for which kernels are compiled if a budget chooses shapes: attention over few, more and many rows.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
-#: Length of a text that shows what context adds, rows of the passes after it (the cost per row falls with more),
-#: rounds.
-_CONTEXT, _CONTEXT_ROWS, _CONTEXT_TURNS = 1024, (1, 3, 5, 8, 16, 32), 6
-_LEAST_CONTEXT = 256
 #: Steps taken for compilation, plus one per prompt.
 _COMPILED_STEPS = 6
 _TARGET_PHASES = ("forward", "draw", "commit")
@@ -187,88 +180,35 @@ class ProfileRun:
             self._costs.root = median(sum(spent.values()) for spent in times) if times else 0.0
         return self._costs.root
 
-    @cached_property
-    def _levelled(self) -> dict[TreeShape, float]:
-        """Seconds of the target's part of a step, for chains of increasing length.
+    def curve(self) -> CostModel:
+        """Seconds of a whole step without drafting, by its rows.
 
         Each one's share of its round is steadier than its time: a machine is slower or faster for seconds at a time.
         """
-        times = self._passes([TreeShape.chain(rows - 1) for rows in _ROWS])
-        most = max(map(len, times.values()), default=0)
-        times = {shape: each for shape, each in times.items() if len(each) == most}
-        turns = list(map(sum, zip(*times.values(), strict=True)))
-        if not turns:
-            return {}
-        return {
-            shape: median(turns) * median(spent / turn for spent, turn in zip(each, turns, strict=True))
-            for shape, each in times.items()
-        }
-
-    def _passes(self, shapes: Sequence[TreeShape]) -> dict[TreeShape, list[float]]:
-        """Seconds of the target's part of steps that verify trees of these shapes."""
-        return {
-            shape: [sum(step.get(phase, 0.0) for phase in _TARGET_PHASES) for step in steps]
-            for shape, steps in self.turns(_Filler(self._text), shapes, _LONG).items()
-        }
-
-    @cached_property
-    def _points(self) -> list[tuple[int, float]]:
-        """Rows of a step, and seconds of the target's part."""
-        chains = {shape.nodes: seconds for shape, seconds in self._levelled.items()}
-        return [(rows, chains[rows]) for rows in _ROWS if rows in chains]
-
-    def curve(self) -> CostModel:
-        """Seconds of a whole step without drafting, by its rows, and what context adds."""
-        costs = self._costs
-        if not costs.steps:
+        if not self._costs.steps:
             self._report("measuring the step cost")
-            costs.steps, costs.context = self._points or [(1, 1.0)], self._context()
-        rows, seconds = zip(*costs.steps, strict=True)
-        return CostModel(rows, seconds, costs.context)
-
-    def _context(self) -> list[tuple[int, float]]:
-        """Rows of a pass, and seconds that each token of context adds to it."""
-        length = min(_CONTEXT, self._info.max_model_len, (self._pool.num_pages - 1) * self._pool.page_size) - MAX_NODES
-        if length < _LEAST_CONTEXT:  # what it adds is below the noise
-            return []
-        table = PageTable(self._pool)
-        while left := length - table.length:  # in pieces: layers with a window keep only the end
-            table.reserve(min(left, MAX_CHUNK))
-            table.commit(min(left, MAX_CHUNK))
-        table.reserve(_CONTEXT_ROWS[-1])
-        pairs: dict[int, list[tuple[float, float]]] = {rows: [] for rows in _CONTEXT_ROWS}
-        begun = time.perf_counter()
-        try:
-            for turn in range(_CONTEXT_TURNS):
-                if not turn or time.perf_counter() < begun + _ENOUGH_SECONDS:
-                    for rows, found in pairs.items():
-                        found.append((self._pass(table, 0, rows), self._pass(table, length, rows)))
-        finally:
-            table.release()
-        points = [(rows, self._added(found) / length) for rows, found in pairs.items()]
-        (few, less), (more, most) = points[-2:]
-        return [*points, (MAX_NODES, most + max(0.0, most - less) * (MAX_NODES - more) / (more - few))]
-
-    @staticmethod
-    def _added(pairs: Sequence[tuple[float, float]]) -> float:
-        """Extra seconds of the second passes over the first. For a difference below the noise, the fastest passes tell
-        most: other load on the machine only makes passes slower."""
-        return max(0.0, min(second for _, second in pairs) - min(first for first, _ in pairs))
-
-    def _pass(self, table: PageTable, base: int, rows: int) -> float:
-        """Seconds of a target pass of ``rows`` rows after ``base`` tokens."""
-        begun = time.perf_counter()
-        forward = self._verifier.run([Rows(table, torch.zeros(rows, dtype=torch.int64), base)])
-        forward.logits[:1].cpu()  # waits for the device
-        return time.perf_counter() - begun
+            shapes = [TreeShape.chain(rows - 1) for rows in _ROWS]
+            timed = self.turns(_Filler(self._text), shapes, _LONG)
+            times = {
+                shape.nodes: [sum(map(step.__getitem__, _TARGET_PHASES)) for step in timed[shape]] for shape in timed
+            }
+            most = max(map(len, times.values()), default=0)
+            times = {rows: each for rows, each in times.items() if len(each) == most}
+            turns = list(map(sum, zip(*times.values(), strict=True)))
+            self._costs.steps = [
+                (rows, median(turns) * median(map(truediv, each, turns))) for rows, each in sorted(times.items())
+            ] or [(1, 1.0)]
+        rows, seconds = zip(*self._costs.steps, strict=True)
+        return CostModel(rows, seconds)
 
     def draft_cost(
         self, drafter: Drafter, most: int, whole: Callable[[], StepRunner | None] = lambda: None
     ) -> DraftCost:
-        """What a draft of this drafter costs: the first level, each further level of a tree, and each further row.
+        """What a draft of this drafter costs: the first level, each further level of a chain or of a tree, and each
+        further row.
 
-        most: greatest depth that it can draft. whole: makes the runner whose steps with a chain of one and of
-        ``WHOLE_CHAIN`` tokens are whole, if there are such.
+        most: greatest depth that it can draft. whole: of steps that draft up to ``WHOLE_CHAIN`` tokens of a chain and
+        are recorded whole, if there are such.
         """
         drafts = self._costs.drafts
         if drafter.name not in drafts:
@@ -277,25 +217,24 @@ class ProfileRun:
         return drafts[drafter.name]
 
     def _draft_cost(self, drafter: Drafter, most: int, runner: StepRunner | None) -> DraftCost:
-        one, tree = TreeShape.chain(1), DRAFTED.limited(most)
-        # A dynamic tree that stops after one level: what it takes beyond a chain is the cost of deciding.
-        opened = replace(OPEN.limited(most), price=Price(math.inf, (0.0, 0.0)))
-        apart = [TreeShape.chain(min(most, _CHAIN))] if getattr(drafter, "chains_apart", False) else []
-        if runner is not None and most > 1:
-            apart = [TreeShape.chain(min(most, WHOLE_CHAIN))]
-        times = self.turns(drafter, list(dict.fromkeys((one, tree, opened, *apart))), runner=runner)
+        drafted = DRAFTED.limited(most)
+        tree = replace(drafted, price=Price(0.0, (0.0,) * drafted.nodes))  # every level is worth it
+        one, chain = TreeShape.chain(1), TreeShape.chain(min(most, _CHAIN if runner is None else WHOLE_CHAIN))
+        times = self.turns(drafter, list(dict.fromkeys((one, tree, chain))), runner=runner)
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
-        first, deep = took.get(one), took.get(tree)
-        if first is None:  # no room to draft anything
+        if one not in took:  # no room to draft anything
             return DraftCost()
         # A pass of more rows costs more, as the target's own passes show.
-        (_, less), (rows, more) = (self._points[0], self._points[-1]) if self._points else ((1, 1.0), (2, 1.0))
+        points = self.curve().points
+        (_, less), (rows, more) = points[0], points[-1]
         row = max(0.0, more - less) / (less * max(rows - 1, 1))
-        beyond, siblings = tree.levels - 1, tree.nodes - 1 - tree.levels
-        level = first if deep is None or not beyond else max(0.0, deep - first) / (beyond + row * siblings)
-        deciding = max(0.0, took.get(opened, first) - first) if isinstance(drafter, Chains) else 0.0
-        along = min([level, *(max(0.0, took[chain] - first) / (chain.levels - 1) for chain in apart if chain in took)])
-        return DraftCost(max(0.0, first - along), along, row * level, deciding + level - along)
+
+        def each(shape: TreeShape, further: float) -> float:
+            return max(0.0, took[shape] - took[one]) / further if shape.levels > 1 and shape in took else took[one]
+
+        grown = each(tree, tree.levels - 1 + row * (tree.nodes - 1 - tree.levels))
+        level = min(grown, each(chain, chain.levels - 1)) if isinstance(drafter, Chains) else grown
+        return DraftCost(max(0.0, took[one] - level), level, row * level, grown - level)
 
 
 class _Filler:

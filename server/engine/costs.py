@@ -30,13 +30,12 @@ class Costs(msgspec.Struct):
     """In seconds. of: a digest of what they depend on, except the machine, since a server starts its engines on its
     own; "" for given costs that were not measured, which the first engine takes as they are.
 
-    steps: rows of a step, and its cost. context: rows, and what each token of context adds. drafts: by drafter, of
+    steps: rows of a step, and its cost. drafts: by drafter, of
     those that have a cost. root: a whole step without drafts. measured: when, in seconds since 1970.
     """
 
     of: str = ""
     steps: list[tuple[int, float]] = []
-    context: list[tuple[int, float]] = []
     drafts: dict[str, DraftCost] = {}
     root: float | None = None
     measured: float = 0.0
@@ -44,7 +43,7 @@ class Costs(msgspec.Struct):
     def given(self, of: str) -> bool:
         """Whether costs of this digest are known; others are dropped."""
         if self.of not in ("", of):
-            self.steps, self.context, self.drafts, self.root = [], [], {}, None
+            self.steps, self.drafts, self.root = [], {}, None
         self.of = of
         return bool(self.steps)
 

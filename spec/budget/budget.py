@@ -2,28 +2,27 @@
 
 ::
 
-    plan      lookups return what they would draft               found nodes, with the acceptance rates so far
-              weigh found nodes, each model's tree, both, neither    most expected tokens for the time they take
-              or repeat the last choice, where steps are short compared with choosing
-    stepped   emitted tokens give outcomes for all proposals, verified or not; drafting time corrects the costs
+    plan      every few steps: weigh nothing and each model's chain and tree      most expected tokens for their time
+              every step: lookups return what they would draft                    what is found is weighed beside these
+    stepped   emitted tokens give outcomes for all proposals, verified or not; the time it took corrects the costs
     dropped   it failed to learn from a step, or to plan three in a row: nothing is drafted any more
 
-A model that is not worth its cost still drafts from time to time (:mod:`foresay.spec.budget.exploration`), so that it
-is noticed when it would be.
+A model that is not worth its cost still drafts from time to time, so that it is noticed when it would be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from foresay.spec.budget.chance import Claims
 from foresay.spec.budget.cost import CostModel, DraftCosts
-from foresay.spec.budget.exploration import Exploration, Looks
 from foresay.spec.budget.guard import Guard
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
+from foresay.spec.budget.pauses import DRAFTING, NOTHING_DRAFTED, Intervals
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
-from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts, weigh, weigh_pinned
+from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts
 from foresay.spec.names import NONE, PREDICTION
 from foresay.spec.observer import Observer
 from foresay.spec.sequence import SequenceState
@@ -32,16 +31,12 @@ from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.spec.wall import Wall
 
-#: Over how many steps the cost of catching up is spread: a model in use stays useful for a while.
-_SPREAD = 16
+#: The share of the time that may be lost by drafting with each model in vain.
+PROBING = 0.003
 #: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
 _FIRST_TRIES, _IN_A_TEXT = 8, 4
-#: Where nothing is drafted, choosing again can wait if fewer than one in so many sequences came or went.
-_ABOUT = 4
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
-#: The least share of its tokens that a tree is taken to contribute next to others.
-_LEAST_REMAINING = 0.05
 
 
 class Budget(Observer):
@@ -49,8 +44,9 @@ class Budget(Observer):
 
     members: the drafters. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft; then
     only the drafter is chosen. timed: False takes the costs as given, for replayed texts. why: of the last plan; None
-    if nothing could be drafted. wall: around the members. failed: why nothing is drafted any more, after it failed to
-    learn from a step, or to plan three in a row; else empty.
+    if nothing could be drafted. looks: whether anything was chosen in it, rather than repeated. wall: around the
+    members. failed: why nothing is drafted any more, after it failed to learn from a step, or to plan three in a row;
+    else empty.
     """
 
     def __init__(
@@ -59,18 +55,25 @@ class Budget(Observer):
         self.members = {member.name: member for member in members}
         self.cost, self.pinned, self.timed = cost, pinned, timed
         self.why: Why | None = None
-        self.failed = ""
+        self.failed, self.looks = "", True
         self.wall, self._off = Wall(), 0
         self.leader, self.guard = Leader(), Guard()
         self._models = {member.name: member for member in members if not member.looks}
+        self._lookups = {member.name: member for member in members if member.looks}
         for member in members:
             member.costs = DraftCosts(member.cost, cost.pace)
         self._cases: dict[str, SequenceStats] = {}
-        self._exploration, self._looks = Exploration(), Looks()
-        self._unread: dict[str, int] = {}
+        self._weighing, self._looking = Intervals(), Intervals()
+        self._saved: dict[str, float] = {}  # seconds that each model may lose in a try
+        self._since = self._unread = 0  # steps since plans were weighed; tokens that the planned model catches up with
+        self._beyond = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
+        # As last weighed: the texts, their models' trees and chains, the costs, the plans by worth, and the best one.
+        self._able: list[str] = []
+        self._estimates: list[Estimate] = []
+        self._costs = StepCosts((), {}, 0.0)
+        self._ways: list[CandidatePlan] = []
+        self._standing: Why | None = None
         self._plans: Mapping[str, Plan] = {}
-        self._kept = 0  # steps since the last choice
-        self._found = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
 
     @property
     def shape(self) -> TreeShape:
@@ -89,11 +92,6 @@ class Budget(Observer):
         """Why drafts changed in the last step; mostly ""."""
         return self.guard.news or self.leader.news
 
-    @property
-    def looks(self) -> bool:
-        """Whether the step last planned was chosen anew."""
-        return self._looks.now and not self.guard.now
-
     # -- learning ------------------------------------------------------------------------------------------------
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
@@ -108,7 +106,7 @@ class Budget(Observer):
             case = self._cases.get(result.scheduled.sequence.id)
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result)
-                right += result.accepted * case.looked
+                right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
@@ -122,31 +120,35 @@ class Budget(Observer):
             if result.scheduled.plan.shares:
                 why = result.scheduled.plan.why
         drafter = NONE if why is None else why.ways[0].model
-        tried = why is not None and why.probe
-        self.guard.saw(drafter, len(results), tokens / len(results), trace.seconds, tried)
+        self.guard.saw(drafter, len(results), tokens / len(results), trace.seconds, why is not None and why.probe)
 
     def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
         """Correct a model's costs by the time that drafting took. right: found nodes that were accepted."""
-        total, why = sum(trace.seconds.values()), self.why
-        if self.looks:
-            chosen, drafts = trace.seconds.get("plan", 0.0), why is not None and bool(why.ways[why.probe].model)
-            self._looks.saw(chosen, total - chosen, right / len(trees) - self._found, drafts, not self._models)
-        if why is not None and why.probe:
-            self._exploration.took(why.ways[0].model, total, why.ways[0].seconds)
+        total, why, chosen = sum(trace.seconds.values()), self.why, trace.seconds.get("plan", 0.0)
+        share = DRAFTING if not self._models or (why is not None and why.ways[0].model) else NOTHING_DRAFTED
+        if self._looking.now:
+            self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond, share)
+        if self._weighing.now:
+            self._weighing.took(chosen, total - chosen, 0.0, share)
+        if why is not None and why.probe:  # what it took beyond its estimate is saved before the next
+            model, expected = why.ways[0].model, why.ways[0].seconds
+            self._saved[model] = self._saved.get(model, 0.0) - min(max(0.0, total - expected), expected / PROBING**0.5)
+            self._weighing.begin()
         seconds = trace.seconds.get("propose", 0.0)
         for name, member in self._models.items() if seconds else ():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
-            levels = max([part.levels for part, _ in pairs], default=0)
-            if levels:
+            member.tries += why is not None and why.ways[0].model == name
+            if levels := max([part.levels for part, _ in pairs], default=0):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
-                more = sum(min(len(part), len(tree)) - 1 for part, tree in pairs) - levels + self._unread.get(name, 0)
+                more = sum([min(len(part), len(tree)) - 1 for part, tree in pairs]) - levels + self._unread
                 member.costs.saw(levels, max(0, more), any(member.grows(part) for part, _ in pairs), seconds)
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
-        if not self._cases:  # with other texts running, a new one is looked at soon enough
-            self._looks.begin()
+        if len(self._able) < 2:  # with other texts running, a new one is looked at soon enough
+            self._looking.begin()
+            self._weighing.begin()
 
     def dropped(self, error: Exception) -> None:
         """Draft nothing from now on: choosing without estimates would cost more than it brings."""
@@ -168,8 +170,9 @@ class Budget(Observer):
             self._forget()
         for name in self.wall.off:
             self.wall.explain(name, sequences)
-        self.leader.news, self._kept = "", self._kept + 1
+        self.leader.news, self.looks, self._since = "", False, self._since + 1
         if self.timed and self.pinned is None and self.guard.due():
+            self._weighing.now = self._looking.now = False
             return [NO_PLAN] * len(sequences)
         planned = self.wall.ask(_CHOICE, self._choose, sequences)
         if planned is None:
@@ -180,126 +183,147 @@ class Budget(Observer):
 
     def _forget(self) -> None:
         """Begin anew with all texts, without the drafters that are off."""
-        self._cases, self._plans, self.why = {}, {}, None
+        self._cases, self._able, self._standing, self.why = {}, [], None, None
         self._off = len(self.wall.off)
 
     def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         able = [sequence for sequence in sequences if sequence.drafts]
         if not able:
-            self.why, self._plans, self._looks.now = None, {}, False
-        elif self._looks.due() or not self.timed or not self._lasts(able) or any(one.prediction for one in able):
-            self._looks.now = True
-            self._decide(able)
+            self.why, self._weighing.now, self._looking.now = None, False, False
+            return [NO_PLAN] * len(sequences)
+        weighs, looks = self._weighing.due() or not self._lasts(able), self._looking.due()
+        looks = not self.timed or (bool(self._lookups) and (looks or any(one.prediction for one in able)))
+        if weighs or not self.timed:
+            self._weigh(able)
+        self._weighing.now, self._looking.now, self.looks = weighs, looks, weighs or looks
+        found = self._look(able) if looks else []
+        if any(each.tree for each in found):
+            plans: Mapping[str, Plan] = self._beside(able, found)
         else:
-            for sequence in able:
-                if sequence.id in self._plans:
-                    self._cases[sequence.id].repeated(sequence)
-        return [self._plans.get(sequence.id, NO_PLAN) for sequence in sequences]
+            self.why, plans, self._beyond = self._standing, self._plans, 0.0
+        assert self.why is not None, "plans were weighed"
+        self.leader.see(self.why)
+        self._unread = sum([self._models[self.why.ways[0].model].behind(s) for s in able if self.why.ways[0].model])
+        for sequence in able:
+            if case := self._cases.get(sequence.id):
+                case.length, case.seconds = len(sequence.tokens), self.why.ways[0].seconds * (1.0 + self._looking.part)
+        return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
-        """Whether the last plan still applies: to the same sequences, and with no found nodes in it; without drafts to
-        about as many."""
-        why, plans = self.why, self._plans
-        if why is None or why.probe or self.guard.paused(why.ways[0].model):
+        """Whether the standing plan still applies: drafts to the same sequences, which have room for them."""
+        why, plans = self._standing, self._plans
+        if why is None or self.guard.paused(why.ways[0].model):
             return False
-        way = why.ways[0]
-        if not way.nodes:
-            return _ABOUT * abs(len(able) - len(plans)) < len(plans)
-        if any(way.found) or any(way.first) or len(able) != len(plans):
-            return False
+        if not why.ways[0].nodes:
+            return True
         pairs = [(plans.get(sequence.id), sequence) for sequence in able]
-        return all(plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs)
+        return len(able) == len(plans) and all(
+            plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs
+        )
 
-    def _decide(self, able: Sequence[SequenceState]) -> None:
-        """Choose for all that may draft."""
-        standing = {name: member for name, member in self.members.items() if name not in self.wall.off}
-        cases = [self._cases.get(s.id) or SequenceStats.begun(s, standing) for s in able]
-        self._cases.update((s.id, case) for s, case in zip(able, cases, strict=True))
-        self._look(able, cases)
-        if not self._models and not any(case.found.names for case in cases) and self._lasts(able) and self.why:
-            return self.leader.see(self.why)  # weighing takes several times as long as looking up
-        pairs, costs = list(zip(able, cases, strict=True)), self._costs(able, cases)
-        estimates = [case.estimate(sequence) for sequence, case in pairs]
-        ways = weigh(estimates, costs) if self.pinned is None else weigh_pinned(estimates, costs, self.pinned)
-        ways = [way for way in ways if not self.guard.paused(way.model)]
-        chosen = self._explored(ways, costs, cases)
-        looked = tuple(dict.fromkeys(name for case in cases for name in case.found.names))
-        others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
-        self.why = why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
-        self.leader.see(why)
-        self._found = costs.seconds[len(able) + sum(chosen.found)] / costs.seconds[len(able)] - 1.0
-        for name, member in self._models.items():
-            member.idle = 0 if name == ways[0].model else member.idle + self._kept
-        self._kept = 0
-        self._plans = {}
-        for index, (sequence, case) in enumerate(pairs):
-            case.looked = any((*chosen.found[index : index + 1], *chosen.first[index : index + 1]))
-            case.seconds = chosen.seconds * (1.0 + self._looks.share)
-            shares = self._shares(chosen, index, sequence, case, estimates[index], costs)
-            self._plans[sequence.id] = Plan.of(shares, why)
+    def _case(self, sequence: SequenceState) -> SequenceStats:
+        if sequence.id not in self._cases:
+            standing = [member for name, member in self.members.items() if name not in self.wall.off]
+            self._cases[sequence.id] = SequenceStats.begun(sequence, standing)
+        return self._cases[sequence.id]
 
-    def _costs(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> StepCosts:
-        """The costs of this step. Uncertain costs are taken at their optimistic end."""
+    def _weigh(self, able: Sequence[SequenceState]) -> None:
+        """Weigh what models could draft. Uncertain costs are taken at their optimistic end."""
+        cases, names = [self._case(s) for s in able], list(self._models)
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
-        seconds = self.cost.table(len(able), context, rows, self.timed)
-        pairs = list(zip(able, cases, strict=True))
+        seconds = self.cost.table(context, rows, self.timed)
+        drafts = {name: self._models[name].costs.now(self.timed) for name in names}
+        pace = sum([case.pace(seconds[len(able)]) for case in cases]) if self.pinned is None else 0.0
+        self._costs = costs = StepCosts(seconds, drafts, pace, [name for name in names if self._models[name].checks])
+        self._able = [s.id for s in able]
+        self._estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
+        self._ways = ways = self._sorted(costs.alone(self._estimates))
+        chosen = self._explored(ways, cases)
         for name, member in self._models.items():
-            self._unread[name] = sum([member.rest(s) for s, case in pairs if name in case.members])
-        unread = {name: count / _SPREAD for name, count in self._unread.items()}
-        drafts = {name: member.costs.now(self.timed) for name, member in self._models.items()}
-        checks = [name for name, member in self._models.items() if member.checks]
-        pace = sum([case.pace(seconds[1]) for case in cases])
-        return StepCosts(seconds, drafts, pace, unread, checks)
+            member.idle = 0 if name == ways[0].model else member.idle + self._since
+        self._since = 0
+        self._standing, self._plans = self._plans_of(able, chosen, ways, [NOTHING] * len(able))
 
-    def _explored(
-        self, ways: Sequence[CandidatePlan], costs: StepCosts, cases: Sequence[SequenceStats]
-    ) -> CandidatePlan:
-        """The best plan, or one that is explored."""
+    def _sorted(self, ways: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+        """Those that are possible, by their worth. With a pinned shape, whatever drafts it comes first."""
+        ways = [way for way in ways if not self.guard.paused(way.model)]
+        if self.pinned is None:
+            return sorted(ways, key=attrgetter("worth"), reverse=True)
+        ways = [way for way in ways if not (way.model and any(way.found)) and not any(way.first)]
+        return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
+
+    def _explored(self, ways: Sequence[CandidatePlan], cases: Sequence[SequenceStats]) -> CandidatePlan:
+        """The best plan, or one to try instead: a model's first ones, and later as many as may be lost in vain. What a
+        try loses is saved beforehand, so the dearer it is, the rarer."""
+        best = ways[0]
         if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
             for way in ways:
                 if way.model and self._models[way.model].tries < _FIRST_TRIES:
                     for case in cases:
                         case.explored += 1
                     return way
-        rows = {name: member.costs.now().token for name, member in self._models.items()}
-        reading = {name: row * ways[0].tokens for name, row in rows.items()}
-        behind = {name: row * self._unread[name] * (1 - 1 / _SPREAD) for name, row in rows.items()}
-        return self._exploration.due(ways, costs.pace, reading, behind, self._kept)
+        others = {way.model: way for way in reversed(ways[1:]) if way.model and way.chain == best.chain}
+        for model, way in others.items():
+            self._saved[model] = self._saved.get(model, 0.0) + PROBING * best.seconds * self._since
+            lost = max(way.seconds - best.seconds, (best.worth - way.worth) / (self._costs.pace or PROBING))
+            if self._saved[model] >= lost:
+                self._saved[model] = 0.0
+                return way
+        return best
 
-    def _look(self, able: Sequence[SequenceState], cases: Sequence[SequenceStats]) -> None:
+    def _look(self, able: Sequence[SequenceState]) -> list[Found]:
         """Call the lookups for each of the sequences."""
-        proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in cases]
-        for name, member in self.members.items():
-            indices = [index for index, case in enumerate(cases) if member.looks and name in case.claims]
+        cases = [self._case(sequence) for sequence in able]
+        proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in able]
+        for name, member in self._lookups.items():
+            indices = [index for index, case in enumerate(cases) if name in case.claims]
             found = self.wall.ask(name, member.find, [able[i] for i in indices]) if indices else None
             for index, chain in zip(indices, found or (), strict=found is not None):
                 if chain is not None:
                     proposed[index].append((cases[index].claims[name], chain))
-        for sequence, case, chains in zip(able, cases, proposed, strict=True):
-            case.found, case.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
+        for case, chains in zip(cases, proposed, strict=True):
+            case.found = Found.of(chains) if chains else NOTHING
+        return [case.found for case in cases]
 
-    def _shares(
+    def _beside(self, able: Sequence[SequenceState], found: Sequence[Found]) -> Mapping[str, Plan]:
+        """Weigh what was found beside what models could draft."""
+        if self._able != [sequence.id for sequence in able]:
+            self._weigh(able)
+        chances = [each.chances if self.pinned is None else each.chances[: self.pinned.nodes - 1] for each in found]
+        ways = self._sorted([*self._ways, *self._costs.beside(self._estimates, chances, [one.left for one in found])])
+        seconds, chosen = self._costs.seconds, ways[0]
+        self._beyond = seconds[len(able) + sum(chosen.found)] / seconds[len(able)] - 1.0
+        self.why, plans = self._plans_of(able, chosen, ways, found)
+        return plans
+
+    def _plans_of(
         self,
-        way: CandidatePlan,
-        index: int,
-        sequence: SequenceState,
-        case: SequenceStats,
-        estimate: Estimate,
-        costs: StepCosts,
-    ) -> list[Share]:
+        able: Sequence[SequenceState],
+        chosen: CandidatePlan,
+        ways: Sequence[CandidatePlan],
+        found: Sequence[Found],
+    ) -> tuple[Why, Mapping[str, Plan]]:
+        """Why, and each sequence's plan."""
+        others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
+        looked = tuple(dict.fromkeys([name for each in found for name in each.names]))
+        why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
+        plans = [Plan.of(self._shares(chosen, *one), why) for one in zip(range(len(able)), able, found, strict=True)]
+        return why, dict(zip([sequence.id for sequence in able], plans, strict=True))
+
+    def _shares(self, way: CandidatePlan, index: int, sequence: SequenceState, found: Found) -> list[Share]:
         """A sequence's share of the chosen plan."""
         shares, levels = [], way.trees[index].levels if way.trees else 0.0
         if way.found[index]:
-            best = case.found.best(way.found[index])
+            best = found.best(way.found[index])
             shares.append(Share(best.drafter, best.shape, best))
         if levels:
             shape = self.pinned or TreeShape.chain(round(levels))
             if self.pinned is None and not way.chain:
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
-                pace = costs.pace / max(_LEAST_REMAINING, estimate.remaining) if estimate.found else costs.pace
                 shape = OPEN.limited(self._models[way.model].levels)
-                shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
+                pace = self._costs.pace / max(PROBING, found.left)
+                shape = replace(shape, price=self._costs.price(way, index, pace, shape.nodes))
             shape = shape.limited(sequence.most_levels)
             checked = min(way.first[index], shape.levels) if way.first else 0  # pages are reserved for the shape
-            shares.append(Share(way.model, shape, first=case.found.best(checked) if checked else None))
+            shares.append(Share(way.model, shape, first=found.best(checked) if checked else None))
         return shares

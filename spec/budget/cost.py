@@ -1,6 +1,6 @@
-"""Seconds of a step: of the target's pass, of every drafter's drafts, and of what a step takes without drafts.
+"""Seconds of a step: of the target's pass, by its rows and context, and of every drafter's drafts.
 
-Each is a sum of parts (a number of rows, a token of context, a level of a draft), measured at start-up
+Each is a sum of parts (so many rows at such a context, a level of a draft), measured at start-up
 (:mod:`foresay.server.engine.calibrate`). The machine may have been busy then, and machines slow down and speed up. So
 if a step took longer than expected, its parts move, the less certain ones more, and with them the machine's pace, which
 is a factor of all. Parts not seen for long grow less certain, and an uncertain part is taken at its optimistic end: so
@@ -17,21 +17,22 @@ from functools import lru_cache
 from itertools import accumulate
 from time import monotonic
 
-#: Variances of logs: of a part that was measured once (two deviations are a factor of three), of one that is guessed,
-#: of the pace, and between equal steps; what a value adds to that of the pace, and to that of a part since it was seen.
-_UNSURE, _GUESSED, _PACE, _NOISE, _PACE_DRIFT, _DRIFT = 0.3, 2.0, 0.6, 0.01, 0.002, 2e-5
-#: A step that took longer by more than so many deviations counts less: something else may have delayed it.
-_MOST_OFF = 2.0
-#: Costs are lowered by so many deviations, as far as these exceed the second value.
-_HOPE, _SURE = 2.0, 0.1
-#: The pace has changed if it differs by this log from the last plain step's; the seconds that one stays recent.
-_ANOTHER, _RECENT = math.log(1.5), 3600.0
-#: What each part of a draft is taken to be where it was measured as 0, as a share of the others: a difference of two
-#: measurements may be 0, but no cost is, and what is 0 is never corrected. Likewise what a token of context adds, as a
-#: share of a pass of one row.
-_UNMEASURED, _LEAST_ADDED = (0.01, 0.1, 0.01, 0.01), 1e-6
-#: The phases of a step that do not depend on the drafter.
-_OF_THE_TARGET = ("forward", "draw", "commit")
+#: Variances of logs. Of a part that was measured once, busy or not: two deviations are a factor of three. Of a guess: a
+#: factor of ten is nothing unusual. Of the pace: all machines seen were within five times of their start-up.
+_UNSURE, _GUESSED, _PACE = 0.3, 2.0, 0.6
+#: The same between equal steps, which differ by a tenth; and what a step adds to that of the pace, so that it follows a
+#: change within some ten steps, and to that of a part since it was seen, so that it is tried again after minutes.
+_NOISE, _PACE_DRIFT, _DRIFT = 0.01, 0.002, 2e-5
+#: A step that is off by more deviations counts less: something else delayed it. Hopes are as many deviations low, as
+#: far as these exceed a tenth.
+_MOST_OFF, _SURE = 2.0, 0.1
+#: What each part of a draft is taken to be where none was measured, or 0, as a share of the whole.
+_UNMEASURED = (0.01, 0.1, 0.01, 0.01)
+#: Tokens of context from which passes are told apart, twice as many for each further row of the table.
+_CONTEXT = 1024
+#: Seconds after which a step without drafts does not say any more what one takes, and a change of the pace, as a log,
+#: after which none does.
+_RECENT, _ANOTHER = 3600.0, 0.4
 
 FEW = "no step without drafts was timed"
 OLD = "no step without drafts was timed lately"
@@ -63,7 +64,7 @@ class Part:
     def hoped(self, pace: MachinePace) -> float:
         """Its seconds at the optimistic end."""
         unsure = self.unsure(pace) + pace.variance
-        return self.seconds * math.exp(pace.log - _HOPE * max(0.0, math.sqrt(unsure) - _SURE))
+        return self.seconds * math.exp(pace.log - _MOST_OFF * max(0.0, math.sqrt(unsure) - _SURE))
 
 
 def learn(pace: MachinePace, amounts: Sequence[tuple[Part, float]], seconds: float) -> None:
@@ -91,8 +92,7 @@ def learn(pace: MachinePace, amounts: Sequence[tuple[Part, float]], seconds: flo
 @dataclass(frozen=True, slots=True)
 class DraftCost:
     """Measured seconds of one draft: the call, each level, each row of its passes beyond one a level (siblings, and
-    tokens written while it rested), and the host's decision after each level whether to draft another.
-    """
+    tokens written while it rested), and the host's decision after each level whether to draft another."""
 
     start: float = 0.0
     level: float = 0.0
@@ -105,13 +105,12 @@ class DraftCost:
 
 
 class DraftCosts:
-    """Seconds of a model's drafts, as learnt. learnt: from how many."""
+    """Seconds of a model's drafts, as learnt."""
 
     def __init__(self, cost: DraftCost, pace: MachinePace) -> None:
-        each = astuple(cost)
-        pairs = zip(each, _UNMEASURED, strict=True)
+        pairs = zip(each := astuple(cost), _UNMEASURED, strict=True)
         self.parts = [Part(part) if part else Part(share * sum(each), _GUESSED) for part, share in pairs]
-        self.pace, self.learnt = pace, 0
+        self.pace = pace
 
     def now(self, hope: bool = False) -> DraftCost:
         """What it takes now. hope: at the optimistic end."""
@@ -120,7 +119,6 @@ class DraftCosts:
 
     def saw(self, levels: float, more: float, grown: bool, seconds: float) -> None:
         """Learn what a draft took."""
-        self.learnt += 1
         if not self.parts[0].seconds:  # nothing was measured at start-up: the first value seen
             for part, share in zip(self.parts, _UNMEASURED, strict=True):
                 part.seconds = share * seconds
@@ -128,26 +126,15 @@ class DraftCosts:
 
 
 class CostModel:
-    """Seconds of a step by its rows: measured points, interpolated linearly.
+    """Seconds of a step by its rows: measured points, interpolated linearly, and a row of them for each size of context
+    that was met, which begins as the nearest one. pace: of the machine."""
 
-    context: seconds that each token of context adds to a pass, by the rows of its sequence. pace: of the machine.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[int],
-        seconds: Sequence[float],
-        context: Sequence[tuple[int, float]] = (),
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, rows: Sequence[int], seconds: Sequence[float], clock: Callable[[], float] = monotonic) -> None:
         assert rows and len(rows) == len(seconds) and sorted(rows) == list(rows)
-        self.context, self._rows, self._clock, self.pace = list(context), tuple(rows), clock, MachinePace()
-        self._measured = _running(seconds)  # more rows never take less
-        points, added = zip(*(context or [(1, 0.0)]), strict=True)
-        self._per_token = points, tuple(_running(added, _LEAST_ADDED * seconds[0] if context else 0.0))
-        # The last part is the context, per second measured for it.
-        self._parts = [Part(each) for each in (*self._measured, 1.0)]
-        self._overhead, self._plain = 0.0, (0.0, -math.inf)
+        self._rows, self._clock, self.pace = tuple(rows), clock, MachinePace()
+        self._measured = list(accumulate(seconds, max))  # more rows never take less
+        self._parts = {0: list(map(Part, self._measured))}
+        self._timed = -math.inf, 0.0
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -155,90 +142,62 @@ class CostModel:
         return list(zip(self._rows, self._measured, strict=True))
 
     def begun(self, root_seconds: float) -> None:
-        """Set what a whole step of one sequence without drafts took at start-up; 0 if that was not measured."""
+        """Set what a whole step of one sequence without drafts took at start-up; 0 if that was not measured. What that
+        is beyond a pass of one row, every step takes."""
         if root_seconds > 0:
-            self._overhead = max(0.0, root_seconds - self.seconds(1))
-            self._plain = self._level, self._clock()
+            beyond, self._timed = max(0.0, root_seconds - self._measured[0]), (self._clock(), self.pace.log)
+            self._measured = [seconds + beyond for seconds in self._measured]
+            self._parts = {0: list(map(Part, self._measured))}
 
-    @property
-    def _level(self) -> float:
-        """How much longer passes take than at start-up, as a log."""
-        pairs = zip(self._parts, self._measured, strict=False)
-        return self.pace.log + sum([math.log(part.seconds / was) for part, was in pairs]) / len(self._measured)
+    def seconds(self, rows: int) -> float:
+        """At start-up, of a step with ``rows`` rows; beyond the last point in proportion to it."""
+        return sum([weight * self._measured[point] for point, weight in _weights(self._rows, rows)])
 
-    def seconds(self, rows: int, sequences: int = 1, context: int = 0) -> float:
-        """At start-up, of a pass over ``rows`` rows; beyond the last point in proportion to it. context: tokens of all
-        sequences."""
-        added = context and context * _added(self._per_token, rows / sequences)
-        return sum([weight * self._measured[point] for point, weight in _weights(self._rows, rows)]) + added
+    def now(self, rows: int, context: int = 0) -> float:
+        """By what steps have shown since. context: tokens of all sequences."""
+        parts = self._at(context)
+        return math.exp(self.pace.log) * sum([parts[p].seconds * weight for p, weight in _weights(self._rows, rows)])
 
-    def now(self, rows: int, sequences: int = 1, context: int = 0) -> float:
-        """By what steps have shown since."""
-        sums = [part.seconds * amount for part, amount in self._amounts(rows, sequences, context)]
-        return math.exp(self.pace.log) * sum(sums)
+    def _at(self, context: int) -> list[Part]:
+        """The points at such a context."""
+        size = (context // _CONTEXT).bit_length()
+        if size not in self._parts:
+            near = self._parts[min(self._parts, key=lambda known: abs(known - size))]
+            self._parts[size] = [Part(part.seconds, part.unsure(self.pace) + _NOISE) for part in near]
+        return self._parts[size]
 
-    def _amounts(self, rows: int, sequences: int, context: int) -> list[tuple[Part, float]]:
-        of_rows = [(self._parts[point], weight) for point, weight in _weights(self._rows, rows)]
-        return [*of_rows, (self._parts[-1], context * _added(self._per_token, rows / sequences))]
-
-    def table(self, sequences: int, context: int, most: int, hope: bool = False) -> list[float]:
-        """Seconds of a step with 0, 1, .. ``most`` rows for so many sequences with so many tokens of context together,
-        never decreasing. hope: at the optimistic end."""
-        pace = math.exp(self.pace.log)
-        *points, added = [part.hoped(self.pace) if hope else part.seconds * pace for part in self._parts]
+    def table(self, context: int, most: int, hope: bool = False) -> list[float]:
+        """Seconds of a step with 0, 1, .. ``most`` rows, never decreasing. context: tokens of all sequences. hope: at
+        the optimistic end."""
+        parts, pace = self._at(context), math.exp(self.pace.log)
+        points = [part.hoped(self.pace) if hope else part.seconds * pace for part in parts]
         least = math.inf
-        for at, part in reversed(list(enumerate(self._parts[:-1]))):
+        for at in reversed(range(len(points))):
             points[at] = min(points[at], least)  # a larger pass took less: what was delayed is known by that
-            least = min(least, part.seconds * pace) if part.seen else least
-        points, added = _running(points), added * context
-        rows = _table(self._rows, self._per_token, most, sequences)
-        return [less * points[low] + more * points[high] + added * token for low, less, high, more, token in rows]
+            least = min(least, parts[at].seconds * pace) if parts[at].seen else least
+        points = list(accumulate(points, max))
+        return [less * points[low] + more * points[high] for low, less, high, more in _table(self._rows, most)]
 
-    def saw(
-        self, rows: int, sequences: int, context: int, drafted: int, phases: Mapping[str, float], root: float = 0.0
-    ) -> float:
-        """Learn from a step without a prompt; returns what it would have taken without drafts, 0 if unknown.
-
-        A delay would have delayed the plain step too, so that is this step's own time in the proportion of the two.
-        context: tokens of all. phases: its seconds. root: of a plain step, if that was measured.
-        """
-        own = sum([phases.get(phase, 0.0) for phase in _OF_THE_TARGET])
-        if not drafted:
-            self._plain = self._level, self._clock()
-            root = sum(phases.values()) - phases.get("propose", 0.0)  # a vain lookup is not plain decoding's time
-        elif not root and self._plain[1] > -math.inf:
-            of, overhead = self.seconds, self._overhead
-            if self._parts[0].seen:  # else the larger passes alone were corrected
-                of, overhead = self.now, overhead * math.exp(self._level)
-            root = own * (of(sequences, sequences, context) + overhead) / of(rows, sequences, context)
+    def saw(self, rows: int, context: int, phases: Mapping[str, float], drafted: bool) -> None:
+        """Learn from a step without a prompt. context: tokens of all. phases: its seconds, by phase."""
+        own = sum(phases.values()) - phases.get("plan", 0.0) - phases.get("propose", 0.0)
         if own > 0.0:
-            (first, amount), *others = amounts = self._amounts(rows, sequences, context)
-            if len(others) > 1 and first is self._parts[0]:
-                # Costs may climb in stairs: what a plain step takes is not read off a line from it to larger ones.
-                (second, more), *others = others
-                amounts = [(second, more + amount * first.seconds / second.seconds), *others]
-            learn(self.pace, amounts, own)
-        return root
+            parts = self._at(context)
+            learn(self.pace, [(parts[point], weight) for point, weight in _weights(self._rows, rows)], own)
+        if not drafted:
+            self._timed = self._clock(), self.pace.log
 
     @property
     def doubt(self) -> str:
         """Why the estimate of a step without drafts may be wrong; "" if there is no reason to think so."""
-        level, at = self._plain
+        at, pace = self._timed
         if self._clock() - at > _RECENT:
             return OLD if at > -math.inf else FEW
-        return CHANGED if abs(self._level - level) > _ANOTHER else ""
-
-
-Points = tuple[tuple[int, ...], tuple[float, ...]]
-
-
-def _running(values: Sequence[float], least: float = 0.0) -> list[float]:
-    """The largest so far, of each."""
-    return list(accumulate(values, max, initial=least))[1:]
+        return CHANGED if abs(self.pace.log - pace) > _ANOTHER else ""
 
 
 @lru_cache(maxsize=1024)
-def _weights(points: tuple[int, ...], rows: float) -> tuple[tuple[int, float], ...]:
+def _weights(points: tuple[int, ...], rows: int) -> tuple[tuple[int, float], ...]:
     """The points that so many rows are between, and the weight of each; beyond the last in proportion to it."""
     index = bisect_left(points, rows)
     if index == len(points):
@@ -249,19 +208,8 @@ def _weights(points: tuple[int, ...], rows: float) -> tuple[tuple[int, float], .
     return (index - 1, 1.0 - part), (index, part)
 
 
-def _added(per_token: Points, rows: float) -> float:
-    """Seconds that a token of context adds to a pass over so many rows of its sequence."""
-    return sum([weight * per_token[1][point] for point, weight in _weights(per_token[0], rows)])
-
-
-@lru_cache(maxsize=64)
-def _table(
-    points: tuple[int, ...], per_token: Points, most: int, sequences: int
-) -> list[tuple[int, float, int, float, float]]:
-    """Of 0, 1, .. ``most`` rows: two points and the weight of each, and what a token of context adds."""
-    found = []
-    for rows in range(most + 1):
-        (low, less), *others = _weights(points, rows)
-        high, more = others[0] if others else (low, 0.0)
-        found.append((low, less, high, more, _added(per_token, rows / sequences)))
-    return found
+@lru_cache(maxsize=8)
+def _table(points: tuple[int, ...], most: int) -> list[tuple[int, float, int, float]]:
+    """Of 0, 1, .. ``most`` rows: two points, and the weight of each."""
+    both = [(*_weights(points, rows), (0, 0.0))[:2] for rows in range(most + 1)]
+    return [(low, less, high, more) for (low, less), (high, more) in both]

@@ -17,26 +17,24 @@ from collections.abc import Mapping
 
 from foresay.spec.names import NONE
 
-#: Plain steps of a window, of which the first is not counted: a drafter has just displaced weights from the caches.
+#: Plain steps of a window. The first is not counted: a drafter has just displaced weights from the caches.
 WINDOW = 3
-#: Steps between windows: at first, doubled each time, and at least; the share of the time that windows may lose.
+#: Steps between windows, at first and at least; the share of the time that windows may lose: half of what is promised.
 _FIRST, _LEAST, _LOSS = 16, 128, 0.005
-#: Steps that averages remember: of plain ones, and of others.
+#: Steps that averages remember: of plain ones, whose pace changes with the machine's, and of others.
 _PLAIN, _MEMORY = 16, 256
-#: How far an outlier counts at most, in deviations and as a share of the mean: something else delayed it.
-_OUTLIER, _ANYWAY = 3.0, 0.5
-#: A drafter is paused after at least so many uses, if its loss exceeds so many deviations. Its very first uses are not
-#: counted: code is compiled and recorded in them.
-_USES, _CERTAIN, _WARMING = 24, 2.0, 16
-#: Steps of a pause; how often these are doubled at most; uses without a pause after which they are not any more.
-_PAUSE, _DOUBLED, _KEPT = 128, 5, 96
-#: Deviations of the interval that is shown.
-_SHOWN = 2.0
+#: Uses after which a drafter may be paused: before, luck decides. As many are not counted at first, since code is
+#: compiled and recorded in them.
+_USES = 24
+#: Deviations beyond which a loss is sure, and an interval is shown; and a time, something else's.
+_DEVIATIONS, _OUTLIER = 2.0, 3.0
+#: Steps of a pause, and how often they are doubled at most: to some 4,000.
+_PAUSE, _DOUBLED = 128, 5
 
 
 class Average:
-    """A mean of the last values, and its deviation. memory: how many count. known: after how many it is seen which is
-    an outlier."""
+    """A mean of the last values, and its deviation. memory: how many count. known: after how many one that is far above
+    them, by half and three deviations, counts as no more: something else delayed it."""
 
     __slots__ = ("count", "known", "mean", "memory", "variance")
 
@@ -45,14 +43,12 @@ class Average:
 
     def add(self, value: float) -> None:
         """Count a value."""
-        mean, count = self.mean, self.count
-        if value > (usual := mean + _ANYWAY * abs(mean)) and count >= self.known:
-            value = min(value, max(mean + _OUTLIER * math.sqrt(self.variance), usual))
-        if count < self.memory:
-            self.count = count = count + 1
-        off = value - mean
-        self.mean = mean = mean + off / count
-        self.variance += (off * (value - mean) - self.variance) / count
+        if self.count >= self.known and value > (usual := self.mean + abs(self.mean) / 2):
+            value = min(value, max(usual, self.mean + _OUTLIER * math.sqrt(self.variance)))
+        self.count = min(self.count + 1, self.memory)
+        off = value - self.mean
+        self.mean += off / self.count
+        self.variance += (off * (value - self.mean) - self.variance) / self.count
 
     @property
     def error(self) -> float:
@@ -67,28 +63,25 @@ class Average:
 
 class _Uses:
     """Of one drafter, per step with its drafts and per sequence. tokens: emitted. gained: these, less the plain steps
-    that fit in its time. until: the step in which its pause ends; pauses: how many in a row. warming: uses that
-    do not count."""
+    that fit in its time. skipped: uses that are not counted. until: the step in which its pause ends; pauses: how many
+    in a row."""
 
-    def __init__(self, pauses: int = 0, warming: int = 0) -> None:
-        self.tokens, self.gained = Average(), Average()
-        self.until, self.pauses, self.warming = 0, pauses, warming
+    def __init__(self, pauses: int = 0, skipped: int = 0) -> None:
+        self.tokens, self.gained, self.skipped = Average(), Average(), skipped
+        self.until, self.pauses = 0, pauses
 
     def saw(self, tokens: float, took: float) -> None:
         """Count a use."""
-        self.warming -= 1
-        if self.warming >= 0:
-            return
-        self.tokens.add(tokens)
-        self.gained.add(tokens - took)
-        if self.gained.count == _KEPT:
-            self.pauses = 0
+        self.skipped -= 1
+        if self.skipped < 0:
+            self.tokens.add(tokens)
+            self.gained.add(tokens - took)
 
     @property
     def loses(self) -> bool:
         """Whether it surely does."""
         gained = self.gained
-        return gained.count >= _USES and gained.mean + _CERTAIN * gained.error < 0.0
+        return gained.count >= _USES and gained.mean + _DEVIATIONS * gained.error < 0.0
 
 
 class Guard:
@@ -133,7 +126,7 @@ class Guard:
         """How far that may be off, as a share of it; 0 if unknown."""
         if self._tokens.count < _USES:
             return 0.0
-        return _SHOWN * math.hypot(self._tokens.doubt, self._took.doubt, self._beside.doubt)
+        return _DEVIATIONS * math.hypot(self._tokens.doubt, self._took.doubt, self._beside.doubt)
 
     def saw(self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool) -> None:
         """Learn from a decoding step. drafter: whose drafts it had; "" for a lookup's, NONE for none. tokens: emitted,
@@ -154,7 +147,7 @@ class Guard:
                 self._used(drafter, tokens, took)
 
     def _used(self, drafter: str, tokens: float, took: float) -> None:
-        uses = self._uses.setdefault(drafter, _Uses(warming=_WARMING))
+        uses = self._uses.setdefault(drafter, _Uses(skipped=_USES))
         uses.saw(tokens, took)
         if uses.loses:
             tokens, took = uses.tokens.mean, uses.tokens.mean - uses.gained.mean
@@ -163,6 +156,8 @@ class Guard:
             self._uses[drafter] = paused = _Uses(min(uses.pauses + 1, _DOUBLED))
             paused.until = self._steps + steps
             self.news = f"{drafter} is paused for {steps} steps, since it loses time: as measured, it brings {figures}"
+        elif uses.gained.count == 4 * _USES:
+            uses.pauses = 0
 
     @property
     def _longest(self) -> int:

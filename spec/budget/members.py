@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,25 +29,22 @@ OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
 #: A model that was not the best for so many steps rests.
 RESTING = 100
 #: Priors: the expected tree, the chance of its first level, and how many trees they count as, so that bad luck in the
-#: first ones does not make a model rest. The least weight of a new tree.
+#: first ones does not make a model rest; and the weight of a new tree later.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: Prior variances of a model's claims over many texts, for which it is calibrated, and in one: as much as texts differ.
-#: With more, three misses at the start would make a model rest for hundreds of steps.
-_UNSURE = 0.03, 0.2
+#: As how many outcomes a model's claims count over many texts, for which it is calibrated, and in one: texts differ.
+_CALIBRATED = 128.0, 20.0
 #: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
-#: would make time so dear that nothing is drafted after it.
-_PACE_KEPT = 0.9
-#: A text's pace starts as that of so many plain steps.
-_BEGUN = 8.0
-#: Which share of its expected tokens a model keeps where the found nodes are wrong: the two are mostly right together.
+#: would set it; and how many steps it begins with.
+_PACE_KEPT, _BEGUN = 0.9, 4.0
+#: The share of a tree's tokens that remains next to found nodes, beside their own: both are mostly right at once.
 _NEXT_TO_HITS = 0.65
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
-    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best. vain:
-    how often it was asked and drafted nothing."""
+    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best. tries:
+    how often it was asked."""
 
     drafter: Drafter
     looks: bool
@@ -56,17 +53,17 @@ class Member:
     brings: ExpectedTree = GUESS
     first: float = _FIRST
     idle: int = 0
-    vain: int = 0
+    tries: int = 0
     costs: DraftCosts = field(init=False)
     salts: Salts = field(init=False)
-    _trees: int = 0
+    _trees: int = _TREES
     _chains: Chains | None = field(init=False, default=None)
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
     _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(*_UNSURE)
+        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(*_CALIBRATED)
         # Checked once: that takes longer than the calls do.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
@@ -89,16 +86,11 @@ class Member:
         self._checks.check(sequence, found)
 
     @property
-    def tries(self) -> int:
-        """How many of its drafts have shown what it costs, or that it has none."""
-        return self.costs.learnt + self.vain
-
-    @property
     def resting(self) -> bool:
         """Whether it drafts so rarely that committed tokens need not be passed to it at once."""
         return not self.looks and self.idle > RESTING
 
-    def rest(self, sequence: SequenceState) -> int:
+    def behind(self, sequence: SequenceState) -> int:
         """Tokens that it has to catch up with, besides the last one, before it can draft."""
         return 0 if self._catches_up is None else max(0, self._catches_up.unread(sequence) - 1)
 
@@ -127,11 +119,11 @@ class Member:
         """
         known, first = len(tree.chances) == len(tree), self.first
         if known:
-            first = min(1.0, sum([c for c, p in zip(tree.chances, tree.parents, strict=True) if p == 0]))
+            first = _below_root(tree)
         claims.saw(first, accepted > 0)
         if self.grows(part):
             self._trees += 1
-            step = max(_MOVED, 1.0 / (_TREES + self._trees))
+            step = max(_MOVED, 1.0 / self._trees)
             new = sum(tree.chances[1:]) if known else accepted, len(tree) - 1, part.levels
             self.brings = ExpectedTree(*(old + step * (n - old) for old, n in zip(self.brings, new, strict=True)))
             self.first += step * ((first if known else accepted > 0) - self.first)
@@ -170,7 +162,7 @@ class Found(NamedTuple):
             chances = [chance for chance in claims.chances(claimed(chain)) if chance >= LEAST]
             if chances:
                 likely.append(chain.beginning(1 + len(chances), (1.0, *chances)))
-        tree = merge(likely, MAX_NODES).tree if likely else None
+        tree = likely[0] if len(likely) == 1 else merge(likely, MAX_NODES).tree if likely else None
         return cls(proposed, tree, tuple(chain.drafter for chain in likely))
 
     @property
@@ -179,15 +171,15 @@ class Found(NamedTuple):
         return [] if self.tree is None else sorted(self.tree.chances[1:], reverse=True)
 
     @property
-    def first(self) -> float:
-        """The chance that a node at depth 1 is accepted."""
-        if self.tree is None:
-            return 0.0
-        return min(1.0, sum(c for c, p in zip(self.tree.chances, self.tree.parents, strict=True) if p == 0))
+    def left(self) -> float:
+        """The share of the tokens of a model's tree that remains next to it."""
+        return 1.0 if self.tree is None else _NEXT_TO_HITS * (1.0 - _below_root(self.tree))
 
     def best(self, nodes: int) -> DraftTree:
         """A tree of so many of the likeliest nodes."""
         assert self.tree is not None, "nothing was found"
+        if self.tree.is_chain:
+            return self.tree.beginning(nodes + 1, self.tree.chances[: nodes + 1])
         return merge([self.tree], nodes + 1).tree
 
     def learn(self, emitted: Sequence[int]) -> None:
@@ -206,8 +198,8 @@ NOTHING = Found()
 @dataclass(slots=True, eq=False)
 class SequenceStats:
     """One text. members: its possible drafters, by name; claims: of each. found: of the step planned; length: of the
-    text then; seconds: expected of it, including choosing; looked: whether the plan contains found nodes. explored: how
-    often models were only explored. came, spent: tokens and seconds of the last steps."""
+    text then; seconds: expected of it, including choosing. explored: how often models were only explored. came, spent:
+    tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
@@ -215,16 +207,17 @@ class SequenceStats:
     length: int = -1
     explored: int = 0
     seconds: float = 0.0
-    looked: bool = False
     came: float = 0.0
     spent: float = 0.0
 
     @classmethod
-    def begun(cls, sequence: SequenceState, members: Mapping[str, Member]) -> SequenceStats:
+    def begun(cls, sequence: SequenceState, members: Iterable[Member]) -> SequenceStats:
         """For a new text. The request's own prediction may always draft, whatever its draft method."""
-        allowed = {n: m for n, m in members.items() if n != PREDICTION and sequence.draft_method in ("", n)}
-        if sequence.prediction and PREDICTION in members:
-            allowed[PREDICTION] = members[PREDICTION]
+        allowed = {
+            member.name: member
+            for member in members
+            if (sequence.prediction if member.name == PREDICTION else sequence.draft_method in ("", member.name))
+        }
         return cls(allowed, {name: member.salts.claims(sequence.salt) for name, member in allowed.items()})
 
     def pace(self, plain: float) -> float:
@@ -235,15 +228,10 @@ class SequenceStats:
         return max(self.came / self.spent, 1.0 / plain)
 
     def estimate(self, sequence: SequenceState) -> Estimate:
-        """What could be drafted for it."""
+        """What models could draft for it."""
         models = [(name, self.claims[name], of) for name, of in self.members.items() if not of.looks]
         trees = {name: of.tree(sequence, claims) for name, claims, of in models}
-        chains = {name: of.chain(sequence, claims) for name, claims, of in models}
-        return Estimate(self.found.chances, trees, _NEXT_TO_HITS * (1.0 - self.found.first), chains)
-
-    def repeated(self, sequence: SequenceState) -> None:
-        """The next step is planned as the last one."""
-        self.length, self.found = len(sequence.tokens), NOTHING
+        return Estimate(trees, {name: of.chain(sequence, claims) for name, claims, of in models})
 
     def learn(self, result: VerifyResult) -> None:
         """Learn from all that was proposed, verified or not."""
@@ -256,11 +244,15 @@ class SequenceStats:
         shares = result.scheduled.plan.shares
         if not result.forced and not any(share.tree is not None for share in shares):
             for share in shares if len(tree) == 1 else ():  # asked, and nothing came: as good as a wrong draft
-                self.members[share.drafter].vain += 1
                 self.claims[share.drafter].saw(1.0, came=False)
             for part in tree.parts or (tree,):
                 if part.drafter in self.members and len(part) > 1:
                     self.members[part.drafter].saw(part, tree, result.accepted, self.claims[part.drafter])
+
+
+def _below_root(tree: DraftTree) -> float:
+    """The chance that a node at depth 1 is accepted."""
+    return min(1.0, sum([c for c, p in zip(tree.chances, tree.parents, strict=True) if p == 0]))
 
 
 #: The shape of a chain, made once.

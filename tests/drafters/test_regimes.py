@@ -17,9 +17,8 @@ from foresay.drafters.combined import CombinedDrafter
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.spec.budget import CostModel
-from foresay.spec.budget.budget import Budget
+from foresay.spec.budget.budget import PROBING, Budget
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.exploration import PROBING
 from foresay.spec.budget.members import Member
 from foresay.spec.budget.plan import Plan
 from foresay.spec.protocols import FeatureRequest

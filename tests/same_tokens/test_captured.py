@@ -204,4 +204,4 @@ def test_trees_that_grow_by_their_chances(pair, shape, max_seqs) -> None:
     runner, texts = check(made, dynamic, SHAPES[shape], careful=True, max_seqs=max_seqs, max_tokens=24)
     assert isinstance(runner, GraphStepRunner) and runner.counts["launched"] >= 5
     assert accepted(texts) > 10
-    assert any(kind[-1].shift for kind in drafters[0].calibration._shared), "it has seen what came"
+    assert any(counts.shift for counts in drafters[0].calibration._firsts), "it has seen what came"

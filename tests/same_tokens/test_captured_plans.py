@@ -137,7 +137,7 @@ def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, oth
     assert isinstance(runner, GraphStepRunner) and isinstance(budget, Changing)
     assert all(budget.kinds[kind] for kind in ("none", "chain", "tree", "found", "both"))
     assert runner.counts["launched"] > 2 * runner.counts["parts"]
-    assert accepted(texts) > 20
+    assert accepted(texts) > 12
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_whole_steps_and_steps_in_parts_take_turns(pair, tmp_path: Path, family,
     runner = engine.runner
     assert isinstance(runner, GraphStepRunner)
     assert runner.counts["launched"] > 10 and runner.counts["parts"] > 20 and not runner.counts["dropped"]
-    assert accepted(texts) > 20
+    assert accepted(texts) > 12
 
 
 def test_beside_the_targets_copy_no_step_is_recorded_whole(pair) -> None:

@@ -81,7 +81,7 @@ def test_the_others_draft_on(built, expected, caplog) -> None:
     assert "draft_model failed in committed and is switched off" in spoken(caplog)
 
 
-@pytest.mark.parametrize(("call", "times"), [("_choose", 1), ("_decide", 2), ("_costs", 10**9), ("_choose", 10**9)])
+@pytest.mark.parametrize(("call", "times"), [("_choose", 1), ("_weigh", 2), ("_weigh", 10**9), ("_choose", 10**9)])
 def test_the_budget(built, expected, caplog, call, times) -> None:
     engine = built("draft_model,suffix")
     budget = engine.scheduler.budget

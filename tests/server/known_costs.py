@@ -28,11 +28,10 @@ from foresay.spec.names import DRAFTERS
 if TYPE_CHECKING:
     import pytest
 
-#: Seconds by rows, and what a token of context adds: about what an Intel Cascade Lake took for the bundled target.
+#: Seconds by rows: about what an Intel Cascade Lake took for the bundled target.
 STEPS = [(1, 1.7e-3), (6, 1.75e-3), (8, 2.4e-3), (16, 3.6e-3), (32, 6e-3), (64, 12e-3)]
 #: So many times as much, in an engine that is not to compute what it can read from disk.
 TIMES = float(os.environ.get("KNOWN_COSTS_TIMES", "1"))
-CONTEXT = [(1, 1e-6), (8, 2e-6), (16, 3e-6), (32, 5e-6), (64, 8e-6)]
 #: A third of what the bundled draft model took, so that drafting pays.
 DRAFT = DraftCost(start=1e-4, level=6e-5, token=6e-6)
 
@@ -40,7 +39,7 @@ DRAFT = DraftCost(start=1e-4, level=6e-5, token=6e-6)
 def known() -> Costs:
     """The costs of an engine of any settings."""
     steps = [(rows, TIMES * seconds) for rows, seconds in STEPS]
-    return Costs(steps=steps, context=CONTEXT, drafts=dict.fromkeys(DRAFTERS, DRAFT), root=STEPS[0][1])
+    return Costs(steps=steps, drafts=dict.fromkeys(DRAFTERS, DRAFT), root=STEPS[0][1])
 
 
 def give(patch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def run(costs: Costs, said: list[str]) -> tuple[object, ...]:
     harness = Harness(TableModel(3), pages=200, max_model_len=64)
     profile_run = ProfileRun(harness.engine.info, harness.verifier, harness.pool, costs, said.append)
     curve, draft = profile_run.curve(), profile_run.draft_cost(Foresight([1] * 200, lambda position: 0.5), 12)
-    found = curve.points, curve.context, draft.seconds(3, 2), profile_run.root_seconds()
+    found = curve.points, draft.seconds(3, 2), profile_run.root_seconds()
     return found
 
 

@@ -60,12 +60,11 @@ class Slow(Foresight):
 
 
 class Deciding(Slow):
-    """Grows its trees by their price, for which it takes ten milliseconds more."""
+    """Grows its trees by their price, for which it takes ten milliseconds after each level but the last."""
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        priced = any(shape.price for shape in shapes)
-        time.sleep(0.01 * priced)
-        return super().propose(sequences, [TreeShape.chain(1)] if priced else shapes)
+        time.sleep(sum(0.01 * (shape.levels - 1) for shape in shapes if shape.price))
+        return super().propose(sequences, shapes)
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
         return [0.5] * levels

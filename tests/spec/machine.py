@@ -136,12 +136,12 @@ class Machine:
         self.news += filter(None, [self.budget.news])
         self.chosen, self.spent = self.chosen + choosing, self.spent + choosing + drafting + forward
         phases = {"propose": self._noisy(drafting), "forward": self._noisy(forward)}
-        plain = self.cost.saw(rows, 1, 0, rows - 1, phases)
+        self.cost.saw(rows, 0, phases, rows > 1)
         emitted = [FIRST] * (1 + accepted)
         self.one.tokens += emitted
         trace = StepTrace(
             number=0, rows=rows, sequences=1, prefill_rows=0, drafted=rows - 1, accepted=accepted,
-            emitted=len(emitted), seconds=phases | {"plan": choosing, "mask": hidden}, root_seconds=plain,
+            emitted=len(emitted), seconds=phases | {"plan": choosing, "mask": hidden},
         )  # fmt: skip
         scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)
         self.budget.stepped(trace, [VerifyResult(scheduled, tree, path=range(1, accepted + 1), emitted=emitted)])

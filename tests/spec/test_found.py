@@ -57,9 +57,9 @@ def test_what_two_found_is_one_tree_and_nothing_is_nothing() -> None:
     both = Found.of([(one, suffix), (other, DraftTree.chain([1, 4], "ngram", (1.0, 0.3)))])
     assert both.names == ("suffix", "ngram")
     assert both.chances == pytest.approx([0.6, 0.5, 0.3])
-    assert both.first == pytest.approx(0.9)
+    assert both.left == pytest.approx(0.65 * 0.1)
     assert both.best(2).tokens == [1, 3, 5]
     assert both.best(3).sources == ("", "suffix", "suffix", "ngram")
     unlikely = Found.of([(one, DraftTree.chain([1, 3], "suffix", (1.0, 0.01)))])
     for none in (NOTHING, unlikely):
-        assert (none.chances, none.names, none.first) == ([], (), 0.0)
+        assert (none.chances, none.names, none.left) == ([], (), 1.0)

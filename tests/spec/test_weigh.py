@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 import pytest
 
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.weigh import CandidatePlan, Estimate, ExpectedTree, StepCosts, weigh, weigh_pinned
-from foresay.spec.tree import TreeShape
+from foresay.spec.budget.weigh import CandidatePlan, Estimate, ExpectedTree, StepCosts
+
+
+class Offer(NamedTuple):
+    """What could be drafted for one sequence. remaining: of a tree's tokens, next to what was found."""
+
+    found: Sequence[float] = ()
+    trees: Mapping[str, ExpectedTree] = {}
+    remaining: float = 1.0
+    chains: Mapping[str, Sequence[float]] = {}
+
+
+def weigh(offers: Sequence[Offer], by: StepCosts) -> list[CandidatePlan]:
+    """All plans, the best first."""
+    estimates = [Estimate(offer.trees, offer.chains) for offer in offers]
+    ways = by.alone(estimates)
+    if any(offer.found for offer in offers):
+        ways += by.beside(estimates, [offer.found for offer in offers], [offer.remaining for offer in offers])
+    return sorted(ways, key=attrgetter("worth"), reverse=True)
 
 
 def draft(start: float = 0.0, level: float = 0.0, deciding: float = 0.0) -> DraftCost:
@@ -21,7 +40,7 @@ def costs(seconds: Sequence[float], pace: float, **drafts: DraftCost) -> StepCos
     return StepCosts(seconds, drafts, pace)
 
 
-def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
+def offers_of(rng: random.Random, sequences: int) -> list[Offer]:
     """Random chances, that fall along a chain, and trees of a few nodes."""
     made = []
     for _ in range(sequences):
@@ -31,11 +50,11 @@ def offers_of(rng: random.Random, sequences: int) -> list[Estimate]:
             chances.append(chance)
         trees = {name: ExpectedTree(rng.uniform(0.1, 1.5), rng.randint(1, 4), 1.0) for name in ("small", "head")}
         chains = {"small": [0.6**depth for depth in range(1, 4)]}
-        made.append(Estimate(chances, trees, rng.uniform(0.2, 0.9), chains))
+        made.append(Offer(chances, trees, rng.uniform(0.2, 0.9), chains))
     return made
 
 
-def tried(estimates: Sequence[Estimate], by: StepCosts) -> float:
+def tried(estimates: Sequence[Offer], by: StepCosts) -> float:
     """The most that any number of found nodes alone, and any length of chains, is worth."""
     rows = len(estimates)
     best = rows - by.pace * by.seconds[rows]
@@ -76,7 +95,7 @@ def test_as_good_as_the_best_of_all(sequences: int) -> None:
 
 def test_a_tree_is_as_large_as_usual_or_smaller_where_rows_are_dear() -> None:
     """Eight rows are free: a tree for one, and smaller ones for each of four."""
-    estimate = Estimate(trees={"small": ExpectedTree(1.2, 6.0, 3.0)})
+    estimate = Offer(trees={"small": ExpectedTree(1.2, 6.0, 3.0)})
     seconds = [1.0 + 0.2 * max(0, rows - 8) for rows in range(64)]
     alone = weigh([estimate], costs(seconds, 1.0, small=draft(0.1)))[0]
     assert alone.trees == (ExpectedTree(1.2, 6.0, 3.0),)
@@ -88,42 +107,25 @@ def test_a_tree_is_as_large_as_usual_or_smaller_where_rows_are_dear() -> None:
 
 def test_a_model_next_to_found_nodes_helps_where_they_are_wrong() -> None:
     tree = {"small": ExpectedTree(1.0, 2.0, 2.0)}
-    unsure = Estimate([0.5, 0.45], tree, 0.5)
-    sure = Estimate([0.98, 0.96], tree, 0.02)
+    unsure = Offer([0.5, 0.45], tree, 0.5)
+    sure = Offer([0.98, 0.96], tree, 0.02)
     seconds = [1.0 + 0.02 * rows for rows in range(20)]
     kinds = [weigh([estimate], costs(seconds, 1.0, small=draft(0.2)))[0].kind for estimate in (unsure, sure)]
     assert kinds == [("small", True), ("", True)]
 
 
 def test_no_more_rows_are_taken_than_are_known() -> None:
-    estimate = Estimate([0.9] * 70, {"small": ExpectedTree(4.0, 70.0, 9.0)})
+    estimate = Offer([0.9] * 70, {"small": ExpectedTree(4.0, 70.0, 9.0)})
     ways = weigh([estimate], costs([1.0] * 65, 1.0, small=draft()))
     assert {way.kind for way in ways} == {("", True), ("", False), ("small", False), ("small", True)}
     assert max(way.nodes for way in ways) <= 64
     assert next(way.found for way in ways if way.kind == ("", True)) == (63,)
 
 
-def test_a_pinned_shape_is_drafted_by_the_best_at_it() -> None:
-    estimate = Estimate([0.5, 0.3], {"small": ExpectedTree(2.4, 9.0, 9.0)}, 0.5)
-    seconds, shape = [1.0 + 0.1 * rows for rows in range(20)], TreeShape.chain(3)
-
-    def best(price: float) -> CandidatePlan:
-        return weigh_pinned([estimate], costs(seconds, 1.0, small=draft(price)), shape)[0]
-
-    dear, cheap = best(2.0), best(0.1)
-    assert (dear.kind, dear.found) == (("", True), (2,))
-    assert (cheap.kind, cheap.nodes) == (("small", False), 3)
-    assert (cheap.tokens, cheap.seconds) == pytest.approx((3.4, 1.5))
-    assert best(100.0).nodes, "somebody drafts who has anything to say"
-    assert not weigh_pinned([Estimate()], costs(seconds, 1.0), shape)[0].nodes
-    decided = costs(seconds, 1.0, small=draft(deciding=9.0))
-    assert weigh_pinned([estimate], decided, shape)[0].model, "of a chain nothing is decided"
-
-
 def test_a_chain_is_as_long_as_its_levels_and_rows_are_worth() -> None:
     """And a tree is compared with it, which takes more time: the host decides after each of its levels."""
     trees = {"small": ExpectedTree(1.2, 4.0, 2.0)}
-    estimate = Estimate((), trees, chains={"small": [0.6, 0.4, 0.2, 0.1]})
+    estimate = Offer((), trees, chains={"small": [0.6, 0.4, 0.2, 0.1]})
     seconds = [1.0 + 0.05 * rows for rows in range(20)]
 
     def best(deciding: float, level: float) -> list[CandidatePlan]:
@@ -139,9 +141,9 @@ def test_a_chain_is_as_long_as_its_levels_and_rows_are_worth() -> None:
 
 
 def test_chains_of_several_are_drafted_together_each_as_long_as_it_may_be() -> None:
-    one, two = Estimate(chains={"m": [0.9, 0.8, 0.7]}), Estimate(chains={"m": [0.9]})
+    one, two = Offer(chains={"m": [0.9, 0.8, 0.7]}), Offer(chains={"m": [0.9]})
     one, two = (each._replace(trees={"m": ExpectedTree(0.1, 1.0, 1.0)}) for each in (one, two))
-    way = weigh([one, two, Estimate()], costs([1.0] * 64, 1.0, m=draft(0.1)))[0]
+    way = weigh([one, two, Offer()], costs([1.0] * 64, 1.0, m=draft(0.1)))[0]
     assert way.chain
     assert [tree.nodes for tree in way.trees] == [3, 1, 0]
     few = weigh([one, two], costs([1.0] * 5, 1.0, m=draft(0.1)))[0]
