@@ -75,7 +75,11 @@ def test_no_room_and_no_file_grows_past_its_number() -> None:
     ],
 )
 def test_what_grows_is_seen(path: str, count: int, seen: list[str]) -> None:
-    sizes = {"lines": {"verifier": 20}, "modules": {"verifier/ops": 0}, "files": {"longest": 8, "verifier/probe.py": 12}}
+    sizes = {
+        "lines": {"verifier": 20},
+        "modules": {"verifier/ops": 0},
+        "files": {"longest": 8, "verifier/probe.py": 12},
+    }
     lines = {"verifier/probe.py": 12, "verifier/model_runner.py": 8}
     assert grown(sizes, lines) == []
     assert [line.partition(":")[0] for line in grown(sizes, {**lines, path: count})] == seen

@@ -94,7 +94,7 @@ def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ..
     """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
     directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
     files = [(str(path), *kept.seen(path)) for each in directories for path in sorted(each.iterdir())]
-    return config.draft, config.draft_quantize, config.draft_kv_dtype, config.draft_layers, files
+    return config.draft, config.draft_quantize, config.draft_kv_dtype, files
 
 
 # -- exactness ---------------------------------------------------------------------------------------------------------

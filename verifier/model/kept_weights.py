@@ -55,6 +55,8 @@ log = logging.getLogger("foresay.models")
 
 #: Smaller models are packed about as fast as they are loaded.
 LEAST_BYTES = 32 << 20
+#: That all files may take; the least recently used ones are removed.
+MOST_BYTES = 20_000_000_000
 _MAGIC = b"foresay1"
 _START = struct.Struct("<8s32sQ")
 _PAGE, _LINE = 4096, 64
@@ -203,7 +205,7 @@ def _filled(size: int, whole: int) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
+def keep_soon(these: Sequence[tuple[str, Packed]]) -> None:
     """Write them in a thread of lowest priority. A process that ends waits for it, unless it calls
     :func:`leave_off`."""
 
@@ -211,7 +213,7 @@ def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
         with suppress(OSError):  # niceness is per thread on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for key, packed in these:
-            keep(key, packed, limit)
+            keep(key, packed)
 
     threading.Thread(target=run, name="packed weights").start()
 
@@ -221,22 +223,21 @@ def leave_off() -> None:
     _ending.set()
 
 
-def keep(key: str, packed: Packed, limit: int) -> None:
-    """Write it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; the least
-    recently used ones are removed. Failure to write is no error."""
+def keep(key: str, packed: Packed) -> None:
+    """Write it, if it is large enough to be worth it and there is room. Failure to write is no error."""
     tensors: list[Tensor] = []
     packed = replace(packed, table=None)  # a mapped file's, which stays there
     text = msgspec.json.encode(packed, enc_hook=partial(_as_json, tensors))
     locations, size = _locations(tensors)
     header = msgspec.json.encode(_Header(locations, msgspec.Raw(text)))
     whole = _filled(_START.size + len(header), _PAGE) + size
-    if not LEAST_BYTES <= whole <= limit:
+    if not LEAST_BYTES <= whole <= MOST_BYTES:
         return
     try:
         there = folder()
         there.mkdir(mode=0o700, parents=True, exist_ok=True)
         if kept.is_ours(there.stat()) and not (there / key).exists():
-            _make_room(there, limit - whole)
+            _make_room(there, MOST_BYTES - whole)
             if _free(there) > 2 * whole:  # a cache is no reason to fill a disk
                 _write(there / key, lambda file: _fill(file, header, locations, tensors, whole))
     except (OSError, RuntimeError) as error:

@@ -39,7 +39,7 @@ class Entry:
 
     names: its drafters' names, also in ``--draft``. made: their class. looks: whether they use lookups or own code, at
     nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
-    number. layered: whether it reads layers that ``--draft-layers`` can name. cuts: whether it can draft fewer tokens
+    number. cuts: whether it can draft fewer tokens
     than it has (``--draft-vocab``).
 
     option: the part of ``--draft`` that names it. location: the directory or hub id in that, "" if there is none.
@@ -49,7 +49,6 @@ class Entry:
     made: ClassVar[type]
     looks: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
-    layered: ClassVar[bool] = False
     cuts: ClassVar[bool] = False
 
     option: str

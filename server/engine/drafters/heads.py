@@ -1,5 +1,5 @@
 """The kinds of heads that ``--draft`` names: ``medusa:PATH``, ``eagle3:PATH``, ``eagle:PATH``, ``peagle:PATH``,
-``dflash:PATH``, ``dspark:PATH``, or only the path; ``mtp``; ``--draft-layers``.
+``dflash:PATH``, ``dspark:PATH``, or only the path; ``mtp``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.server.settings.units import counted
 from foresay.spec.budget.members import MODEL_LEVELS
-from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
@@ -50,36 +49,18 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class LayeredHead(Head):
-    """layers: the target's layers whose inputs it reads, overriding its own configuration. kv_dtype: of its KV cache.
-    vocabulary: which tokens it drafts, as ``--draft-vocab`` says."""
+    """kv_dtype: of its KV cache. vocabulary: which tokens it drafts, as ``--draft-vocab`` says."""
 
-    layered = True
-
-    layers: tuple[int, ...] | None = None
     kv_dtype: str = "auto"
     vocabulary: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-layers``, ``--draft-kv-dtype`` and ``--draft-vocab``."""
-        named = config.draft_layers
-        layers = self.layers if named is None else tuple(map(int, named.split(",")))
-        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype, vocabulary=config.draft_vocab)
+        """With ``--draft-kv-dtype`` and ``--draft-vocab``."""
+        return replace(self, kv_dtype=config.draft_kv_dtype, vocabulary=config.draft_vocab)
 
     def config(self, target: ModelConfig) -> HeadConfig:
-        """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
-        layers, depth = self.layers, target.num_layers
-        if layers is not None and max(layers) > depth:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
-                f"{depth} names the output of the last one"
-            )
-        config = HeadConfig.read(self.directory, target, layers)
-        if layers is not None and config.needs.layers != layers:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: {self.directory} reads the state after the target's final norm, "
-                "not layers; leave the flag out"
-            )
-        return config
+        """Its configuration for this target."""
+        return HeadConfig.read(self.directory, target)
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         return (self.config(target).layer,)
@@ -113,7 +94,7 @@ class LayeredHead(Head):
         if not better:
             return in_words(hits)
         best = max(better, key=lambda layers: int(found[layers].sum()))
-        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with --draft-layers {_numbers(best)}"
+        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with layers {_listed(best)}"
 
     @abstractmethod
     def about(self, drafter: Any) -> str:
@@ -145,10 +126,6 @@ def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> Feature
     """All layers that the head reads or might read."""
     layers = sorted({layer for read in (needs.layers, *others) for layer in read})
     return FeatureRequest(final=needs.final, layers=tuple(layers))
-
-
-def _numbers(layers: tuple[int, ...]) -> str:
-    return ",".join(map(str, layers))
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -253,7 +230,6 @@ class Mtp(Eagle):
     """The checkpoint's own extra layer that predicts further tokens; ``--draft mtp``."""
 
     names, made = (MTP,), MtpDrafter
-    layered = False
 
     @classmethod
     def named(cls, part: str) -> Self | None:

@@ -97,18 +97,13 @@ def find(part: str) -> Entry:
 def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[Entry]:
     """The drafters that a setting names, models first, with the other settings applied.
 
-    Raises ConfigurationError for two of a kind that allows one, for layers if none of them reads layers, and for a
-    number of tokens if none of them can do with fewer.
+    Raises ConfigurationError for two of a kind that allows one, and for a number of tokens if none of them can do with
+    fewer.
     """
     counts = Counter(one.only_one for one in found if one.only_one)
     for what, count in counts.items():
         if count > 1:
             raise ConfigurationError(f"--draft {draft}: names two of one kind; one {what} can draft, not several")
-    if config.draft_layers is not None and not any(one.layered for one in found):
-        option = next((one.option for one in found if one.location), named_in(draft)[0])
-        raise ConfigurationError(
-            f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {option}"
-        )
     if config.draft_vocab.isdecimal() and not any(one.cuts for one in found):
         raise ConfigurationError(
             f"--draft-vocab {config.draft_vocab}: is for draft models, EAGLE and MTP heads, but --draft is {draft}"
