@@ -34,9 +34,9 @@ _REACH = 2
 class AssistantDrafter(LastStateDrafter):
     """store: the target's, which is only read."""
 
-    def __init__(self, assistant: Assistant, store: KVStore, dynamic: bool = True, name: str = MTP) -> None:
+    def __init__(self, assistant: Assistant, store: KVStore, name: str = MTP) -> None:
         width = assistant.decoder.embedding.shape[1]
-        super().__init__(name, dynamic, store.pool, width, assistant.dtype, assistant.device)
+        super().__init__(name, store.pool, width, assistant.dtype, assistant.device)
         self.assistant, self.store, self.windows = assistant, store, store.windows
         self._columns: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 

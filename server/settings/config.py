@@ -37,15 +37,14 @@ Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
 ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
-Growth = Literal["dynamic", "static"]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
 ]
 Shape = Annotated[
     str,
     Meta(
-        pattern=r"^([1-9][0-9]*(,[1-9][0-9]*)*|.*\.json)$",
-        extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
+        pattern=r"^[1-9][0-9]*(,[1-9][0-9]*)*$",
+        extra={"expected": 'node counts such as "3,2,1"'},
     ),
 ]
 #: A model's name for clients. Several are given one by one, so a comma can only be a mistake.
@@ -124,13 +123,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: Chain | None = None
     """K: draft a chain of K tokens in every step (chosen at each step from measurements)"""
     draft_tree: Shape | None = None
-    """SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths"""
+    """SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1"""
     draft_vocab: DraftVocab = "auto"
     """N: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto is
     32768 of a vocabulary of at least twice as many, or all in texts that say others; full is all"""
-    draft_growth: Growth = "dynamic"
-    """dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; static: keep as many at
-    each depth as the tree has there"""
     draft_history: str | None = None
     """FILE: a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and of
     the ends of prompts (forgotten on exit)"""

@@ -96,7 +96,7 @@ def test_the_same_tokens(directory, shape) -> None:
     head = EagleHead(*read_mtp(directory, target), 576)
 
     def make(pool: PagePool) -> MtpDrafter:
-        return MtpDrafter(head, pool, True, "mtp")
+        return MtpDrafter(head, pool, "mtp")
 
     engine = engine_of(
         target, whispered(make, whole([*jobs, *later], wanted)), shape, page_size=8, chunk=16, prefix=True, tokens=200

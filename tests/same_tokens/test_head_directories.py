@@ -121,7 +121,7 @@ def assisted(pair) -> Path:
     [
         ("{}/target-assistant", "mtp", {"draft_tokens": 4}),
         ("mtp:{}/target-assistant", "mtp", {"draft_tree": "4,4,2,2,1"}),
-        ("{}/target-assistant", "mtp", {"draft_tree": "3,2,1", "draft_growth": "static", "kv_dtype": "int8"}),
+        ("{}/target-assistant", "mtp", {"draft_tree": "3,2,1", "kv_dtype": "int8"}),
         ("{}/target-assistant,ngram", "combined", {"max_seqs": 1}),
         ("auto", "combined", {}),
         ("{}/target-assistant > self:int8", "self", {"draft_tokens": 6}),

@@ -55,9 +55,9 @@ class Assistant(Head):
         """Bytes of the target's last state, of which a page has two."""
         return -(-2 * item_bytes(dtype) * target.hidden_size // self.page_size)
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> AssistantDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> AssistantDrafter:
         """The drafter on the target's store."""
-        return AssistantDrafter(Weights.load(self.directory, target.decoder), target.store, dynamic)
+        return AssistantDrafter(Weights.load(self.directory, target.decoder), target.store)
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""

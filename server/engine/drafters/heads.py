@@ -142,9 +142,9 @@ class Medusa(Head):
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MedusaDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> MedusaDrafter:
         """The drafter with a store on the pool's pages."""
-        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
+        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of the target's last hidden state."""
@@ -196,14 +196,14 @@ class Eagle(LayeredHead):
         layer = self.config(target).layer
         return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> EagleDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = EagleHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = EagleDrafter if config.mask is None else PEagleDrafter
         kv, vocabulary = KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target)
-        return made(head, pool, dynamic, kv=kv, vocabulary=vocabulary)
+        return made(head, pool, kv=kv, vocabulary=vocabulary)
 
     def _vocabulary(self, head: EagleHead, target: ModelRunner) -> DraftVocabulary | None:
         return drafted_tokens(head.output, self.vocabulary, target.decoder.config, head.token_ids)
@@ -268,17 +268,17 @@ class Mtp(Eagle):
         own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
         return {"head": item_bytes(dtype) * own + (drafted_bytes(target, dtype, self.vocabulary) if packed else 0)}
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> MtpDrafter:
         """With stores on the pool's pages."""
         head = EagleHead(*read_mtp(self.directory, target.decoder), target.decoder.max_positions)
-        return MtpDrafter(head, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
+        return MtpDrafter(head, pool, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note whether it exists and is complete."""
 
         def made() -> MtpDrafter:
             found = self.checked(target.directory, target.model)
-            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1), dynamic=False)
+            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1))
 
         found = notes.attempt("draft", "name another drafter, such as suffix", made)
         return None if found is None else self.note(notes, target, found, name, shape)
@@ -294,13 +294,13 @@ class DFlash(LayeredHead):
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> DFlashDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> DFlashDrafter:
         """The drafter with a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = DFlashDrafter if head.markov is None else DSparkDrafter
-        return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
+        return made(head, pool, kv=KV_DTYPES.get(self.kv_dtype))
 
     @staticmethod
     def levels(drafter: Any) -> int:
