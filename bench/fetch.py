@@ -132,7 +132,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _folder() -> Path:
-    return kept.directory().with_name("bench")
+    return kept.directory("bench")
 
 
 def _say(line: str) -> None:

@@ -52,7 +52,7 @@ def calibrated(calibration: Calibration, kind: int, depth: int, chances: np.ndar
     with references():  # the kernel keeps no more than a tree's nodes
         kept = keep_children(every, rows, above, every.flatten(), curves.at(depth))
     found = torch.full((rows.numel(),), -torch.inf).scatter_reduce(0, kept.tokens[0], kept.scores[0], "amax")
-    return found.view_as(rows[0]).double().numpy()  # type: ignore[no-any-return]
+    return found.view_as(rows[0]).double().numpy()
 
 
 def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth: int = 0, kind: int = 2, seed=0):

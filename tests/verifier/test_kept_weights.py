@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.kvpaging import shared_files
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import quantized
 from foresay.server.host.local import Engine
@@ -298,7 +299,7 @@ def test_those_that_were_not_used_for_longest_go(file, monkeypatch) -> None:
 def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None:
     packed = packed_of(BUNDLED / "draft")
     with monkeypatch.context() as patch:
-        patch.setattr(kept_weights, "_free", lambda folder: 1000)
+        patch.setattr(shared_files, "free", lambda folder: 1000)
         kept_weights.keep("that", packed)
     with monkeypatch.context() as patch:
 

@@ -118,7 +118,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def _folder() -> Path:
     try:
-        return kept.directory().with_name("models")
+        return kept.directory("models")
     except RuntimeError as error:  # the home directory is unknown
         raise ModelNotFound("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
 

@@ -286,7 +286,7 @@ def directory_of(file: Path) -> Path:
 
 def _folder() -> Path:
     try:
-        return kept.directory().with_name("gguf")
+        return kept.directory("gguf")
     except RuntimeError as error:  # the home directory is unknown
         raise ModelNotFound(f"needs a folder for its converted files: {_WHERE_TO}") from error
 
