@@ -23,7 +23,7 @@ _PART, _ABANDONED = ".part", 600_000_000_000
 _BLOCK, _AHEAD = 4096, 60_000_000_000
 
 
-class Found(NamedTuple):
+class SharedFile(NamedTuple):
     """used: when it was last used, in ns. size: about how many bytes it takes on disk."""
 
     used: int
@@ -94,24 +94,24 @@ def _locked(part: Path, file: BinaryIO) -> bool:
         return False
 
 
-def least_recent(folder: Path) -> list[Found]:
+def least_recent(folder: Path) -> list[SharedFile]:
     """All files below a folder, the least recently used first. What was abandoned while it was written is removed."""
     return sorted(_below(folder, time.time_ns()))
 
 
-def _below(folder: str | Path, now: int) -> Iterator[Found]:
+def _below(folder: str | Path, now: int) -> Iterator[SharedFile]:
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
             seen = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(seen.st_mode):
                 yield from _below(entry.path, now)
             elif not entry.name.endswith(_PART):
-                yield Found(seen.st_mtime_ns * (seen.st_mtime_ns < now + _AHEAD), taken(seen.st_size), entry.path)
+                yield SharedFile(seen.st_mtime_ns * (seen.st_mtime_ns < now + _AHEAD), taken(seen.st_size), entry.path)
             elif now - seen.st_mtime_ns > _ABANDONED:
                 os.unlink(entry.path)
 
 
-def shrink(files: Sequence[Found], most: int) -> int:
+def shrink(files: Sequence[SharedFile], most: int) -> int:
     """Remove the first of these files until the others take at most ``most`` bytes; returns how many they take."""
     total = sum(file.size for file in files)
     for file in files:

@@ -56,7 +56,7 @@ def pull(config: None, arguments: Namespace) -> int:
 
 
 def fetched(name: str) -> Path:
-    """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
+    """The path of a model or head, downloaded first if incomplete. Raises NoSuchModel saying what went wrong."""
     if (known := of_short_name(name)) is not None:
         return known_fetched(known, "NAME")
     directory = resolve(name, flag="NAME")

@@ -14,7 +14,7 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.heads.assistant import Assistant
+from foresay.verifier.heads.assistant import AssistantHead
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
@@ -64,7 +64,7 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
         heads = MedusaHeads.load(directory, target)
         return lambda pool: MedusaDrafter(heads, pool)
     if kind == "assistant":
-        assistant = Assistant.load(directory, target)
+        assistant = AssistantHead.load(directory, target)
         return lambda pool: AssistantDrafter(assistant, store_of(pool))
     if kind in ("dflash", "dspark"):
         block, made = load_dflash(directory, target), DFlashDrafter if kind == "dflash" else DSparkDrafter

@@ -10,13 +10,13 @@ import pytest
 from huggingface_hub import constants
 
 from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
-from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.model.hub import PATTERNS, cached, gguf_files, resolve
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 
 def refused(name, *words, revision=None):
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(NoSuchModel) as caught:
         resolve(name, revision)
     assert all(word in str(caught.value) for word in words), caught.value
 
@@ -120,7 +120,7 @@ def test_a_repository_without_the_requested_file(hub):
 
 
 def test_messages_name_the_flag(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"^--draft /no/such: no such file or directory$"):
+    with pytest.raises(NoSuchModel, match=r"^--draft /no/such: no such file or directory$"):
         resolve("/no/such", flag="--draft")
 
 

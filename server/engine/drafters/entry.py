@@ -58,7 +58,7 @@ class Entry:
     def named(cls, part: str) -> Self | None:
         """The drafter of this kind that a part of ``--draft`` names by a word or prefix; None if it names none.
 
-        Raises ConfigurationError if what is found is not of this kind, ModelNotFound if nothing is found.
+        Raises ConfigurationError if what is found is not of this kind, NoSuchModel if nothing is found.
         """
         return cls(part) if part in cls.names else None
 
@@ -161,5 +161,5 @@ class FromFiles(Entry):
 
     @classmethod
     def at(cls, part: str, location: str) -> Self:
-        """The drafter in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
+        """The drafter in a directory or hub repository, which is downloaded first. Raises NoSuchModel."""
         return cls(part, location, resolve(location, extra=cls.files, flag="--draft"))

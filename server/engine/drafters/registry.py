@@ -77,7 +77,7 @@ ENTRIES: tuple[type[Entry], ...] = (
 def find(part: str) -> Entry:
     """The drafter that a part of ``--draft`` names. What is on the hub is downloaded.
 
-    Raises ConfigurationError if what is found is not of the named kind, ModelNotFound if nothing is found.
+    Raises ConfigurationError if what is found is not of the named kind, NoSuchModel if nothing is found.
     """
     first, *rest = stages(part)
     if rest:
