@@ -24,10 +24,10 @@ from pathlib import Path
 import msgspec
 
 from bench import BadOption
+from foresay.server.catalog.hub import unreachable
+from foresay.server.catalog.wheel import Wheel
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.model.hub import unreachable
-from foresay.verifier.model.wheel import Wheel
 from foresay.verifier.ops.kernels.cpu import kept
 
 FILE = Path(__file__).with_suffix(".toml")

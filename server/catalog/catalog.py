@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from foresay.server.catalog.hub import cached, resolve, unreachable
+from foresay.server.catalog.wheel import Wheel
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
-from foresay.verifier.model.hub import cached, resolve, unreachable
 from foresay.verifier.model.nodes import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
 Kind = Literal["draft_model", "eagle3", "medusa"]

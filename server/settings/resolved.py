@@ -10,6 +10,7 @@ import msgspec
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
+from foresay.server.catalog.hub import cached, is_local, resolve
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
@@ -31,7 +32,6 @@ from foresay.spec.names import (
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.hub import cached, is_local, resolve
 from foresay.verifier.model.predicting import ASSISTANTS, mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"

@@ -14,6 +14,9 @@ import msgspec
 import pytest
 
 from foresay.server.catalog import catalog
+from foresay.server.catalog import hub as model_hub
+from foresay.server.catalog import wheel as wheels
+from foresay.server.catalog.wheel import Wheel
 from foresay.server.cli.main import main
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import (
@@ -24,12 +27,9 @@ from foresay.server.settings.resolved import (
     model_names,
     target_directory,
 )
-from foresay.verifier.model import hub as model_hub
-from foresay.verifier.model import wheel as wheels
 from foresay.verifier.model.checkpoint import final_norm_digest
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.model.wheel import Wheel
 from tests.same_tokens.test_gguf import file_of
 from tests.verifier.faked_hub import COMMIT, snapshot
 from tests.verifier.gguf_files import all_of, cache_of_its_own

@@ -19,9 +19,9 @@ from foresay.drafters.training.shapes import default_layers, default_width, draf
 from foresay.drafters.training.teacher import Teacher, _of_gguf
 from foresay.drafters.training.work import Work
 from foresay.kvpaging import PageTable
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.hub import resolve
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import shared_files
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import quantized
 from foresay.server.host.local import Engine
@@ -27,7 +28,6 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load, table_of
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from foresay.kvpaging import PagePool
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.settings.config import EngineConfig
@@ -29,7 +30,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
 

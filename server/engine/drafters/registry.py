@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
@@ -27,7 +28,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
 

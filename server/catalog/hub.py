@@ -12,25 +12,12 @@ from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.model.gguf.file import LINK, chosen, first_of, first_parts, parts_of
+from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
-#: Files of tokenizer and generation settings, which every model with the same vocabulary may share.
-SHARED_FILES = [
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "*.jinja",
-    "chat_template.json",
-]
 # "model*" excludes the second copy of all weights that some repositories have as consolidated.safetensors.
 PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetensors.index.json", *SHARED_FILES]
 

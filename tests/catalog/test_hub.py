@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from foresay.server.catalog.hub import PATTERNS, cached, gguf_files, resolve
 from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.model.hub import PATTERNS, cached, gguf_files, resolve
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 
@@ -55,7 +55,7 @@ def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
 @pytest.fixture
 def unpacked(monkeypatch):
     """Files of llama.cpp that the hub gave, instead of directories made of them: these are empty."""
-    monkeypatch.setattr("foresay.verifier.model.hub._unpacked", lambda file: file)
+    monkeypatch.setattr("foresay.server.catalog.hub._unpacked", lambda file: file)
 
 
 SPLIT = [f"big/m-Q8_0-0000{part}-of-00002.gguf" for part in (1, 2)]
