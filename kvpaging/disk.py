@@ -63,7 +63,7 @@ _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
-class Text(NamedTuple):
+class PageText(NamedTuple):
     """A page as the prefix index identifies it. digest: of it and everything before. content: the parent's digest and
     the page's tokens, which digest is the hash of. depth: pages before it."""
 
@@ -84,7 +84,7 @@ class _File(NamedTuple):
         """Bytes of each tensor."""
         return [math.prod(shape) * dtype.itemsize for dtype, shape in self.holds]
 
-    def header(self, text: Text, found: str) -> bytes:
+    def header(self, text: PageText, found: str) -> bytes:
         """The header's length and the header in JSON. found: SHA-256 of all data after it."""
         tensors, at = {}, 0
         for number, ((dtype, shape), size) in enumerate(zip(self.holds, self.sizes, strict=True)):
@@ -135,7 +135,7 @@ class DiskPages:
             if not shared_files.made(each):
                 raise OSError(f"other users may write to {each}")
 
-    def has(self, text: Text, drafts: bool) -> bool:
+    def has(self, text: PageText, drafts: bool) -> bool:
         """Whether there is all to read that the text, drafted for or not, needs, and the disk does not hang."""
         if self._hung is not None and not self._hung.done():
             return False
@@ -162,7 +162,7 @@ class DiskPages:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def load(self, text: Text, page: int, drafts: bool) -> Future[Loaded]:
+    def load(self, text: PageText, page: int, drafts: bool) -> Future[Loaded]:
         """Start reading the files of a text that will fill this page; none if it needs one that is missing."""
         self._touch(page // _RUN)
         return self._threads.submit(self._load, text, drafts)
@@ -185,7 +185,7 @@ class DiskPages:
             wait([self._touch(run)], _TOUCHING)
             yield
 
-    def _load(self, text: Text, drafts: bool) -> Loaded:
+    def _load(self, text: PageText, drafts: bool) -> Loaded:
         parts = dict[_File, Tensor]()
         for file in self._files:
             data, path = torch.empty(sum(file.sizes), dtype=torch.uint8), self._path(file, text)
@@ -232,7 +232,7 @@ class DiskPages:
         """Whether a page can be written now, after waiting up to this long for the one before."""
         return self._written is None or bool(wait([self._written], seconds).done)
 
-    def write(self, page: int, text: Text) -> None:
+    def write(self, page: int, text: PageText) -> None:
         """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing is
         written for a while."""
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
@@ -246,7 +246,7 @@ class DiskPages:
         if news:
             self._written = self._threads.submit(self._keep, news, text, used)
 
-    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: Text, used: int) -> None:
+    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: PageText, used: int) -> None:
         try:
             kept, pause = [file for file, data in news if self._kept(file, data, text, used)], _PAUSE
         except OSError as error:
@@ -256,7 +256,7 @@ class DiskPages:
         self._pause = pause
         self._news += ["written"] * (self._files[0] in kept)
 
-    def _kept(self, file: _File, data: Tensor, text: Text, used: int) -> bool:
+    def _kept(self, file: _File, data: Tensor, text: PageText, used: int) -> bool:
         """Write a file; False if there was no room, or another engine writes it."""
         head = file.header(text, sha256(data.numpy().data).hexdigest())
         if self._room < (size := shared_files.taken(len(head) + data.nbytes)):
@@ -297,11 +297,11 @@ class DiskPages:
         found = [view for store in stores for view in store.views(page, file.kind == _WINDOW)]
         return sorted(found, key=lambda view: -view.dtype.itemsize)
 
-    def _path(self, file: _File, text: Text) -> Path:
+    def _path(self, file: _File, text: PageText) -> Path:
         return self._folder / file.key / f"{text.digest.hex()}.{file.kind}"
 
 
-def _read(path: Path, file: _File, text: Text, data: Tensor) -> bool:
+def _read(path: Path, file: _File, text: PageText, data: Tensor) -> bool:
     """Fill data, uint8, a piece at a time; whether it is what was written."""
     found, room = sha256(), data.numpy()
     with shared_files.opened(path) as source:
