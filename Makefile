@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 CLIENTS := $(addprefix $(VENV)/.installed-,guidellm litellm aider llm npm)
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
 SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
-QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py
+QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip says 170 lines about what went well; they are shown if anything did not.

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from bench import BadOption
 from bench.inflate import COPIED
 from bench.perplexity import tokens_of
-from foresay.drafters.training.progress import Progress
+from foresay.drafters.training.progress import ProgressBar
 from foresay.verifier.model.gguf.directory import directory_of
 from foresay.verifier.model.gguf.file import GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
@@ -80,7 +80,7 @@ def main(args: Namespace) -> None:
         )
     ids, before = tokens_of(directory, args.text.read_text("utf-8"))
     tensors = dict(model.state_dict())
-    with Progress("carved", config.num_hidden_layers, "layers") as progress:
+    with ProgressBar("carved", config.num_hidden_layers, "layers") as progress:
         seen = activations(model, torch.tensor([[*before, *ids[: args.tokens]]]))
         for number, (hidden, inner) in enumerate(seen):
             cut = carved(hidden, inner, args.shared, args.experts)

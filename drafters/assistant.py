@@ -24,7 +24,7 @@ from foresay.spec.names import MTP
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.heads.assistant import Assistant
+from foresay.verifier.heads.assistant import AssistantHead
 from foresay.verifier.ops.trees import positions_below, text_ends
 
 #: The root and the token before it, whose slot is the last with keys.
@@ -34,9 +34,9 @@ _REACH = 2
 class AssistantDrafter(LastStateDrafter):
     """store: the target's, which is only read."""
 
-    def __init__(self, assistant: Assistant, store: KVStore, dynamic: bool = True, name: str = MTP) -> None:
+    def __init__(self, assistant: AssistantHead, store: KVStore, name: str = MTP) -> None:
         width = assistant.decoder.embedding.shape[1]
-        super().__init__(name, dynamic, store.pool, width, assistant.dtype, assistant.device)
+        super().__init__(name, store.pool, width, assistant.dtype, assistant.device)
         self.assistant, self.store, self.windows = assistant, store, store.windows
         self._columns: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 

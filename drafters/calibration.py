@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.spec.budget.chance import MANY_KEPT, Counts
+from foresay.spec.budget.chance import MANY_KEPT, Outcomes
 from foresay.spec.price import CHOICES, Bar
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES
@@ -41,6 +41,8 @@ KINDS, DEPTHS, GROUPS = 3, 8, 4
 REFRESH, _FIRST_REFRESH = 128, 16
 #: Unlikely to likely candidates are learnt from apart: up to which probabilities, and their usual log odds.
 _LIMITS, _LIKELY = (0.05, 0.2, 0.5, 0.75), (-4.0, -2.0, -0.7, 0.5, 2.0)
+#: What the log odds of first choices are shifted by at first, by way of sampling: half of what was measured.
+_FIRST_SHIFTS = (1.5, 0.0, 0.5)
 #: How often first choices are accepted, before anything is known; as how many outcomes that counts, and an evaluation.
 _USUAL, _GUESSED, _JUDGED = 0.55, 20.0, 100.0
 #: The knots of the curves, as log odds: beyond nine nothing is told apart.
@@ -63,6 +65,8 @@ class Calibration:
         self.active = True
         # By way of sampling: of each rank, all and unlikely to likely; of first choices of chains, all and by depth.
         self._ranks = [[_counts(1 + len(_LIKELY)) for _ in range(GROUPS)] for _ in range(KINDS)]
+        for ranks, shift in zip(self._ranks, _FIRST_SHIFTS, strict=True):
+            ranks[0][0] = Outcomes(_GUESSED, MANY_KEPT, shift)
         self._claims = [[_USUAL] * DEPTHS] * KINDS
         self._firsts, self._deep = _counts(KINDS), [_counts(DEPTHS) for _ in range(KINDS)]
         self._made: dict[int, NDArray[np.float32]] = {}
@@ -136,8 +140,8 @@ class Calibration:
         return self._made[kind]
 
 
-def _counts(number: int, weight: float = _GUESSED) -> list[Counts]:
-    return [Counts(weight, MANY_KEPT) for _ in range(number)]
+def _counts(number: int, weight: float = _GUESSED) -> list[Outcomes]:
+    return [Outcomes(weight, MANY_KEPT) for _ in range(number)]
 
 
 #: Pieces that leave probabilities as they are.

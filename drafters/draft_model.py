@@ -68,14 +68,13 @@ class DraftModelDrafter(TreeDrafter):
     def __init__(
         self,
         model: ModelRunner,
-        dynamic: bool = True,
         name: str = DRAFT_MODEL,
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         device = model.store.device
-        super().__init__(name, dynamic, device, model.store.pool, token_ids)
+        super().__init__(name, device, model.store.pool, token_ids)
         self.model, self.vocabulary = model, vocabulary
         self._cut = model.decoder if vocabulary is None else vocabulary.cut(model.decoder)
         self._read, self._known = read, model.vocab_size if read is None else len(read)
@@ -172,13 +171,12 @@ class RecurrentDraftDrafter(DraftModelDrafter):
     def __init__(
         self,
         model: ModelRunner,
-        dynamic: bool = True,
         name: str = DRAFT_MODEL,
         read: Tensor | None = None,
         token_ids: Tensor | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        super().__init__(model, dynamic, name, read, token_ids, vocabulary)
+        super().__init__(model, name, read, token_ids, vocabulary)
         assert model.store.states is not None, "its layers are recurrent"
         self._store: StateStore = model.store.states
         self._texts: dict[str, TextState] = {}

@@ -64,7 +64,6 @@ class EagleDrafter(FeatureDrafter):
         self,
         head: EagleHead,
         pool: PagePool,
-        dynamic: bool = True,
         name: str = "",
         kv: torch.dtype | None = None,
         vocabulary: DraftVocabulary | None = None,
@@ -72,7 +71,7 @@ class EagleDrafter(FeatureDrafter):
         layer, device = head.layer, head.device
         name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
         needs, width = head.config.needs, layer.hidden_size
-        super().__init__(name, dynamic, pool, needs, width, head.dtype, device, head.token_ids)
+        super().__init__(name, pool, needs, width, head.dtype, device, head.token_ids)
         self.store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
         self.head, self.vocabulary = head, vocabulary
         self._cut = head if vocabulary is None else head.drafting(vocabulary)
@@ -176,12 +175,11 @@ class PEagleDrafter(EagleDrafter):
         self,
         head: EagleHead,
         pool: PagePool,
-        dynamic: bool = True,
         name: str = PEAGLE,
         kv: torch.dtype | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        super().__init__(head, pool, dynamic, name, kv, vocabulary)
+        super().__init__(head, pool, name, kv, vocabulary)
         self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}
 
     def limited(self, shape: TreeShape) -> TreeShape:

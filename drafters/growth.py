@@ -5,9 +5,9 @@
     chance of a candidate   softmax of the draft's logits with the position's noise, calibrated
     chance of a node        the product along its path
 
-A *static* tree keeps the best ``widths[d]`` candidates of each level, a *template* the ranks that it lists. A *dynamic*
-one uses only the shape's depth and size: every level expands the best few candidates of the one before, and in the end
-the best of all candidates are kept. A child is never likelier than its parent, so the best ones form a tree.
+A shape gives a tree its depth and size: every level expands the best few candidates of the one before, and in the end
+the best of all candidates are kept. A child is never likelier than its parent, so the best ones form a tree. A chain
+takes the likeliest token of each level.
 
 All shapes are known beforehand, so growing is ops on static tensors: recorded on a CPU, part of a captured step on a
 GPU. Candidates are numbered as they are found; the root is number 0. Those that are expanded get a row each::
@@ -44,40 +44,36 @@ from foresay.verifier.ops.trees import known_tokens
 
 #: More tokens than any vocabulary has.
 _ANY = 1 << 31
-#: A dynamic tree considers at least this many children of a node, if it has as many nodes. This costs little.
+#: A tree considers at least this many children of a node, if it has as many nodes. This costs little.
 _LEAST_LOOKED = 8
 
 
 class LevelLayout(NamedTuple):
     """The part of a level that is fixed before it grows.
 
-    front: nodes expanded for it. looked: k. kept: W. going: the indices of the kept ones that are expanded next. picks:
-    of a template, the flat indices ``node * k + rank`` of the kept; None where the likeliest are kept.
+    front: nodes expanded for it. looked: k. kept: W. going: the indices of the kept ones that are expanded next.
     """
 
     front: int
     looked: int
     kept: int
     going: tuple[int, ...]
-    picks: tuple[int, ...] | None = None
 
 
 @lru_cache(maxsize=256)
-def layout(shape: TreeShape, dynamic: bool, free: bool = False, priced: bool = False) -> tuple[LevelLayout, ...]:
+def layout(shape: TreeShape, free: bool = False, priced: bool = False) -> tuple[LevelLayout, ...]:
     """The layout of each level.
 
     free: expanding a node costs nothing, so all are expanded; else the expanded ones fit in the shape. priced: whether
-    the shape has a price, by which a dynamic tree ends early: its first levels are then the widest.
+    the shape has a price, by which a tree ends early: its first levels are then the widest.
     """
-    if shape.template is not None:
-        return tuple(_of_template(shape, level) for level in range(shape.levels))
     most, front = shape.nodes - 1, 1
     levels: list[LevelLayout] = []
     breadth = most if free else max(1, most // max(1, shape.levels - 1))
     for width in shape.widths:
-        looked = min(most, max(breadth, _LEAST_LOOKED)) if dynamic else width
-        kept = min(most, front * looked) if dynamic else width
-        going = min(kept, max(1, width) if priced else breadth) if dynamic else width
+        looked = 1 if shape.is_chain else min(most, max(breadth, _LEAST_LOOKED))
+        kept = min(most, front * looked)
+        going = min(kept, width if priced else breadth)
         if len(levels) == shape.levels - 1:
             going = 0
         levels.append(LevelLayout(front, looked, kept, tuple(range(going))))
@@ -85,21 +81,11 @@ def layout(shape: TreeShape, dynamic: bool, free: bool = False, priced: bool = F
     return tuple(levels)
 
 
-def _of_template(shape: TreeShape, level: int) -> LevelLayout:
-    template = shape.template
-    assert template is not None
-    front = [node for node in template.level(level) if node in template.inner]
-    looked, nodes = template.reach(level), template.level(level + 1)
-    picks = [front.index(template.parents[node]) * looked + template.ranks[node] for node in nodes]
-    going = [index for index, node in enumerate(nodes) if node in template.inner]  # none in the last level
-    return LevelLayout(len(front), looked, len(nodes), tuple(going), tuple(picks))
-
-
 class GrowthPlan:
     """What the trees of a shape have in common, on the device.
 
-    dynamic, free: see :func:`layout`. columns: how many columns of a drafter's logits are used. apart: whether each
-    node has its own row of logits even where all of a level would have the same, since a request changes them per node.
+    free: see :func:`layout`. columns: how many columns of a drafter's logits are used. apart: whether each node has its
+    own row of logits even where all of a level would have the same, since a request changes them per node.
     """
 
     def __init__(
@@ -107,15 +93,13 @@ class GrowthPlan:
         shape: TreeShape,
         sequences: int,
         device: torch.device,
-        dynamic: bool = False,
         free: bool = False,
         columns: int | None = None,
         apart: bool = False,
     ) -> None:
         self.shape, self.sequences, self.device, self.free = shape, sequences, device, free
         self.columns, self.apart = columns, apart
-        self.dynamic = dynamic and shape.template is None and not shape.is_chain
-        self.levels = layout(shape, self.dynamic, free, shape.price is not None)
+        self.levels = layout(shape, free, shape.price is not None)
         self.root_words = torch.ones(sequences, 1, dtype=torch.int64).to(device)
         self.root_scores = torch.zeros(sequences, 1).to(device)
         chain = [torch.full((sequences, 1), _signed((2 << depth) - 1)) for depth in range(MAX_NODES)]
@@ -123,9 +107,7 @@ class GrowthPlan:
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._depths: dict[tuple[int, int], Tensor] = {}
         self.every_depth = self.of_each(range(shape.levels)).int().contiguous()
-        depths = [depth for depth, width in enumerate((1, *shape.widths)) for _ in range(width)]
-        parents, words, _ = chain_columns(sequences, min(shape.nodes, MAX_NODES), device)
-        self.whole = parents, words, self.of_each(depths).int().contiguous()
+        self.chain = chain_columns(sequences, shape.levels + 1, device) if shape.is_chain else None
 
     def column(self, values: Sequence[int]) -> Tensor:
         """These numbers as an int64 tensor."""
@@ -150,12 +132,10 @@ class GrowthPlan:
         return depths, rows
 
     def marks(self, level: int, first: int) -> Tensor:
-        """int64[W]: the ancestor-word bits of a level's kept candidates, counted from ``first``: all, or those that get
-        a row."""
+        """int64[W]: the ancestor-word bits of a level's kept candidates; those that get a row count from ``first``."""
         fixed = self.levels[level]
-        count = len(fixed.going) if self.dynamic else fixed.kept
-        bits = [_signed(1 << first + index) if not self.free or not self.dynamic else 0 for index in range(count)]
-        return self.column([*bits, *[0] * (fixed.kept - count)])
+        count = 0 if self.free else len(fixed.going)
+        return self.column([*(_signed(1 << first + index) for index in range(count)), *[0] * (fixed.kept - count)])
 
     def depths(self, depth: int, count: int) -> Tensor:
         """int32[S, count], filled with ``depth``."""
@@ -223,7 +203,6 @@ class Growth:
         self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._drawn: Tensor | None = None
-        self._words = [plan.root_words]
         self._walk = [(state.roots[:, None], plan.root_words)]
         self._candidates = self._rows = 1
 
@@ -287,21 +266,18 @@ class Growth:
         self._walk.append((sampled, self._front.words))
 
     def _hang(self, children: Tensor, chances: Tensor) -> Tensor:
-        """Keep the best of these, or those that a template lists."""
+        """Keep the best of these."""
         plan, front, depth = self.plan, self._front, len(self.levels)
         fixed = plan.levels[depth]
         kept = keep_children(
             children,
             chances,
             Above(front.scores, front.words, plan.column(front.numbers)),
-            plan.marks(depth, self._rows if plan.dynamic else self._candidates),
-            None if fixed.picks is None else plan.column(fixed.picks),
+            plan.marks(depth, self._rows),
             None if self._curves is None else self._curves.pieces,
         )
-        self._words.append(kept.words)
         parent_rows = self._go_on(fixed.going, kept)
-        of_rows = self._front if plan.dynamic else kept
-        self._walk.append((of_rows.tokens, of_rows.words))
+        self._walk.append((self._front.tokens, self._front.words))
         self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
         return parent_rows
 
@@ -310,13 +286,13 @@ class Growth:
         those."""
         plan = self.plan
         numbers = tuple(self._candidates + index for index in going)
-        rows = tuple(range(self._rows, self._rows + len(going))) if plan.dynamic else numbers
+        rows = tuple(range(self._rows, self._rows + len(going)))
         self._candidates += kept.tokens.shape[1]
         self._rows += len(going)
         tokens, parent_rows, words, scores = (
             _columns_of(each, going, plan) for each in (kept.tokens, kept.indices, kept.words, kept.scores)
         )
-        if self._bars is not None and going and (plan.dynamic or plan.shape.price is not None):
+        if self._bars is not None and going:
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return parent_rows
@@ -324,24 +300,19 @@ class Growth:
     def tree(self) -> DeviceTree:
         """The finished trees, on the device."""
         plan, state = self.plan, self.state
-        if plan.dynamic:
+        if plan.chain is None:
             return self._cut()
         tokens = join_columns(state.roots[:, None].contiguous(), *(level.tokens for level in self.levels))
         tokens = known_tokens(tokens, _ANY)
         counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
-        parents, words, depths = plan.whole
-        if not plan.shape.is_chain:
-            below = [level.parents for level in self.levels if level.parents is not None]
-            parents = torch.cat([parents[:, :1], *below], dim=1)
-            words = torch.cat(self._words, dim=1)
-        return DeviceTree(tokens, parents, words, depths, counts, plan.shape.is_chain)
+        return DeviceTree(tokens, *plan.chain, counts, True)
 
     def _cut(self) -> DeviceTree:
         made = self.cut()
         return replace(made.tree, rows=made.rows, more=(*self.looked, made.candidates))
 
     def cut(self) -> Cut:
-        """The nodes of dynamic trees, chosen by their scores."""
+        """The nodes of trees, chosen by their scores."""
         plan, bars = self.plan, self._bars
         columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
         found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))

@@ -149,14 +149,13 @@ class TextStateDrafter(HiddenStateDrafter):
     def __init__(
         self,
         name: str,
-        dynamic: bool,
         pool: PagePool,
         needs: FeatureRequest,
         hidden_states: KVStore,
         device: torch.device,
         token_ids: Tensor | None,
     ) -> None:
-        super().__init__(name, dynamic, device, pool, token_ids)
+        super().__init__(name, device, pool, token_ids)
         self.needs, self.hidden_states = needs, hidden_states
         self._pool, self._waiting = pool, WaitingFeatures(pool.page_size)
         pool.attach(self._waiting)
@@ -292,7 +291,6 @@ class FeatureDrafter(TextStateDrafter):
     def __init__(
         self,
         name: str,
-        dynamic: bool,
         pool: PagePool,
         needs: FeatureRequest,
         width: int,
@@ -301,7 +299,7 @@ class FeatureDrafter(TextStateDrafter):
         token_ids: Tensor | None,
     ) -> None:
         features = KVStore(pool, [KVShape(1, width, 0)], dtype, device)
-        super().__init__(name, dynamic, pool, needs, features, device, token_ids)
+        super().__init__(name, pool, needs, features, device, token_ids)
 
     @abstractmethod
     def fuse(self, features: Features) -> Tensor:

@@ -71,14 +71,13 @@ class LastStateDrafter(HiddenStateDrafter):
     def __init__(
         self,
         name: str,
-        dynamic: bool,
         pool: PagePool,
         width: int,
         dtype: torch.dtype,
         device: torch.device,
         token_ids: Tensor | None = None,
     ) -> None:
-        super().__init__(name, dynamic, device, pool, token_ids)
+        super().__init__(name, device, pool, token_ids)
         self.needs = FeatureRequest(final=True, sampled=True)
         self.last = LastStates(pool, width, dtype, device)
         #: Of each sequence: how long the text was whose state is kept, and one that has yet to be written.

@@ -117,7 +117,7 @@ class _Kind:
 class TreeDrafter(ABC):
     """Implements :class:`foresay.spec.protocols.Drafter` for drafters with logits.
 
-    dynamic: see :mod:`foresay.drafters.growth`. free: whether expanding a node costs nothing. ahead: whether the first
+    free: whether expanding a node costs nothing. ahead: whether the first
     pass has rows for all levels, so that a capture cannot have more levels than are drafted. marginal: see
     :class:`foresay.drafters.growth.Passes`. shared_noise: whether drafts are sampled with the target's own noise; False
     is for comparison. first: the first position with a row. windows: the window pages, if it reads layers that keep
@@ -145,12 +145,10 @@ class TreeDrafter(ABC):
     vocabulary: DraftVocabulary | None = None
     narrow: bool = False
 
-    def __init__(
-        self, name: str, dynamic: bool, device: torch.device, pool: PagePool, token_ids: Tensor | None = None
-    ) -> None:
+    def __init__(self, name: str, device: torch.device, pool: PagePool, token_ids: Tensor | None = None) -> None:
         """pool: its pages hold what the drafter computes or reads. token_ids: see
         :func:`foresay.verifier.ops.sample.sample_rows`."""
-        self.name, self.dynamic, self.calibration = name, dynamic, Calibration()
+        self.name, self.calibration = name, Calibration()
         self.device, self._token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size, self._pages = pool.page_size, pool.num_pages
         self._levels: list[tuple[_Kind, Levels]] = []
@@ -255,9 +253,8 @@ class TreeDrafter(ABC):
     def _below(self, sequence: SequenceState, shape: TreeShape) -> TreeBuilder:
         """A tree that is only a root."""
         shape = self.limited(shape)
-        dynamic = self.dynamic and shape.template is None and not shape.is_chain
         grammar = None if sequence.constraint is None else Ahead(sequence.constraint)
-        return TreeBuilder(sequence, shape, dynamic, self.calibration, grammar, [sequence.tokens[-1]])
+        return TreeBuilder(sequence, shape, self.calibration, grammar, [sequence.tokens[-1]])
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         """Grow trees of one shape."""
@@ -343,7 +340,7 @@ class TreeDrafter(ABC):
                 return made
         if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
-        plan = GrowthPlan(shape, kind.count, self.device, self.dynamic, self.free, self.columns(vocab_size), kind.apart)
+        plan = GrowthPlan(shape, kind.count, self.device, self.free, self.columns(vocab_size), kind.apart)
         state = self.state(kind.count, kind.pages, self.reach(shape.levels))
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]

@@ -42,12 +42,10 @@ class DFlashDrafter(TextStateDrafter):
 
     free = ahead = marginal = True
 
-    def __init__(
-        self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DFLASH, kv: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, head: DFlashHead, pool: PagePool, name: str = DFLASH, kv: torch.dtype | None = None) -> None:
         layer, device = head.layer, head.device
         store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
-        super().__init__(name, dynamic, pool, head.config.needs, store, device, head.token_ids)
+        super().__init__(name, pool, head.config.needs, store, device, head.token_ids)
         self.head = head
         self._blocks: dict[tuple[int, int], MaskBlock] = {}
 
@@ -87,10 +85,8 @@ class DSparkDrafter(DFlashDrafter):
 
     free = marginal = False
 
-    def __init__(
-        self, head: DFlashHead, pool: PagePool, dynamic: bool = True, name: str = DSPARK, kv: torch.dtype | None = None
-    ) -> None:
-        super().__init__(head, pool, dynamic, name, kv)
+    def __init__(self, head: DFlashHead, pool: PagePool, name: str = DSPARK, kv: torch.dtype | None = None) -> None:
+        super().__init__(head, pool, name, kv)
         assert head.markov is not None, "it is a DSpark head"
         self._markov = head.markov
         self._block: tuple[Tensor, Tensor]
@@ -124,9 +120,9 @@ class MedusaDrafter(FeatureDrafter):
 
     free = True
 
-    def __init__(self, heads: MedusaHeads, pool: PagePool, dynamic: bool = True, name: str = MEDUSA) -> None:
+    def __init__(self, heads: MedusaHeads, pool: PagePool, name: str = MEDUSA) -> None:
         needs, width = FeatureRequest(final=True), heads.hidden_size
-        super().__init__(name, dynamic, pool, needs, width, heads.dtype, heads.device, heads.token_map)
+        super().__init__(name, pool, needs, width, heads.dtype, heads.device, heads.token_map)
         self.heads = heads
 
     def fuse(self, features: Features) -> Tensor:

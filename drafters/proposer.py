@@ -53,7 +53,7 @@ class Drafts:
         self._narrow = exact and drafter.vocabulary is not None
         with self._narrowed():
             columns = drafter.columns(vocab_size)
-        self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.dynamic, drafter.free, columns)
+        self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.free, columns)
         self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
         self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
         self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
@@ -143,14 +143,12 @@ class Drafts:
         return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """Add the chances of a chain or of a dynamic tree, which the calibration will learn from."""
+        """Add the chances of its nodes, which the calibration will learn from."""
         if self.shape.is_chain:
             chances = self.drafter.calibration.chain(kind_of(sequence.sampling), len(tree) - 1)
             return replace(tree, chances=(1.0, *chances))
-        if not more:
-            return tree
         *parts, chosen = more
-        grown = TreeBuilder(sequence, self.shape, True, self.drafter.calibration, None, tree.tokens[:1])
+        grown = TreeBuilder(sequence, self.shape, self.drafter.calibration, None, tree.tokens[:1])
         grown.fixed = self._plan.levels
         each = len(parts) // len(grown.fixed)
         for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):

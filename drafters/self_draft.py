@@ -72,12 +72,11 @@ class SelfDrafter(TreeDrafter):
     def __init__(
         self,
         model: ModelRunner,
-        dynamic: bool = True,
         before: TreeDrafter | None = None,
         lookup: Lookup | None = None,
         shared: bool = False,
     ) -> None:
-        super().__init__(SELF, dynamic, model.store.device, model.store.pool)
+        super().__init__(SELF, model.store.device, model.store.pool)
         self.model, self.before, self.lookup, self.windows = model, before, lookup, model.store.windows
         self._informed: Drafter | None = None if shared else before or lookup
         self.recurrent, self.needs = (
@@ -193,7 +192,7 @@ class SelfDrafter(TreeDrafter):
             chain.page = text.spares[0]
         chain.behind = len(chain.tokens)
         chain.sources += [*(sources[node] for node in path[1:]), SELF]
-        grown.fixed = grown.fixed or layout(grown.shape, dynamic=False)
+        grown.fixed = grown.fixed or layout(grown.shape)
         for token in (sampled[node] for node in path):
             chain.tokens.append(token)
             grown.lengthen(token)

@@ -80,7 +80,6 @@ class TreeBuilder:
 
     sequence: SequenceState
     shape: TreeShape
-    dynamic: bool
     calibration: Calibration
     grammar: Ahead | None
     tokens: list[int]
@@ -137,7 +136,7 @@ class TreeBuilder:
     ) -> None:
         first, going = len(self.tokens), self.fixed[self.depth].going
         for node in self.front:  # they were expanded, since there is a level below them
-            self.rows[node] = len(self.rows) if self.dynamic and node else node
+            self.rows.setdefault(node, len(self.rows))
         self.looked.append((self.front, children, chances))
         self.tokens += tokens
         self.parents += parents

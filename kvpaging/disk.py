@@ -11,8 +11,8 @@ KEY covers all that the bytes depend on besides the text, DIGEST the text up to 
 the shapes and the hash of the data. A file with any other header (damaged, cut short, from elsewhere) is removed, and
 its page is computed.
 
-Files are written under a temporary name and renamed, so any number of engines may share a folder. The least recently
-used are removed first; of a text, its end.
+Any number of engines may share a folder (:mod:`foresay.kvpaging.shared_files`). The least recently used are removed
+first; of a text, its end.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
-from stat import S_ISREG
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from foresay.kvpaging import shared_files
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
 from foresay.kvpaging.states import NONE
 from foresay.kvpaging.store import KVStore, as_bytes, touch
@@ -53,8 +52,8 @@ _ROWS, _WINDOW, _STATE = "rows", "window", "state"
 _LEFT, _EIGHTHS = 7, 8
 #: Uses within this many ns count as simultaneous; then a page deeper in a text counts as this much older.
 _MOMENT, _DEEPER = 60_000_000_000, 1_000_000
-#: In bytes: a disk block, the longest header, what is read before yielding to other threads, and copied at once.
-_BLOCK, _LONGEST, _PIECE, _SLICE = 4096, 1 << 20, 1 << 19, 1 << 16
+#: In bytes: the longest header, what is read before yielding to other threads, and copied at once.
+_LONGEST, _PIECE, _SLICE = 1 << 20, 1 << 19, 1 << 16
 #: Files read at once; pages whose memory is touched at once, and for how many seconds that is waited for.
 _THREADS, _RUN, _TOUCHING = 2, 64, 1.0
 #: Seconds without writing after an error: at first, and at most after several in a row.
@@ -64,7 +63,7 @@ _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 _yield: Callable[[], object] = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
-class Text(NamedTuple):
+class PageText(NamedTuple):
     """A page as the prefix index identifies it. digest: of it and everything before. content: the parent's digest and
     the page's tokens, which digest is the hash of. depth: pages before it."""
 
@@ -85,7 +84,7 @@ class _File(NamedTuple):
         """Bytes of each tensor."""
         return [math.prod(shape) * dtype.itemsize for dtype, shape in self.holds]
 
-    def header(self, text: Text, found: str) -> bytes:
+    def header(self, text: PageText, found: str) -> bytes:
         """The header's length and the header in JSON. found: SHA-256 of all data after it."""
         tensors, at = {}, 0
         for number, ((dtype, shape), size) in enumerate(zip(self.holds, self.sizes, strict=True)):
@@ -107,8 +106,8 @@ class DiskPages:
 
     stores: by their key, the target's first: a page can only be read if the target's part of it exists. needed: the
     keys of what else has to exist where the text is drafted for. most: bytes that all files in the folder may take,
-    including those of other keys; no other user may be able to write there. clock: seconds. Raises OSError if the
-    folder cannot be made.
+    including those of other keys. clock: seconds. Raises OSError if the folder cannot be made, or other users can
+    write there.
     """
 
     def __init__(
@@ -133,9 +132,10 @@ class DiskPages:
         self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
         self._needed = [self._files[:1], [*self._files[:1], *(file for file in self._files if file.key in needed)]]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not shared_files.made(each):
+                raise OSError(f"other users may write to {each}")
 
-    def has(self, text: Text, drafts: bool) -> bool:
+    def has(self, text: PageText, drafts: bool) -> bool:
         """Whether there is all to read that the text, drafted for or not, needs, and the disk does not hang."""
         if self._hung is not None and not self._hung.done():
             return False
@@ -162,7 +162,7 @@ class DiskPages:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def load(self, text: Text, page: int, drafts: bool) -> Future[Loaded]:
+    def load(self, text: PageText, page: int, drafts: bool) -> Future[Loaded]:
         """Start reading the files of a text that will fill this page; none if it needs one that is missing."""
         self._touch(page // _RUN)
         return self._threads.submit(self._load, text, drafts)
@@ -185,7 +185,7 @@ class DiskPages:
             wait([self._touch(run)], _TOUCHING)
             yield
 
-    def _load(self, text: Text, drafts: bool) -> Loaded:
+    def _load(self, text: PageText, drafts: bool) -> Loaded:
         parts = dict[_File, Tensor]()
         for file in self._files:
             data, path = torch.empty(sum(file.sizes), dtype=torch.uint8), self._path(file, text)
@@ -232,7 +232,7 @@ class DiskPages:
         """Whether a page can be written now, after waiting up to this long for the one before."""
         return self._written is None or bool(wait([self._written], seconds).done)
 
-    def write(self, page: int, text: Text) -> None:
+    def write(self, page: int, text: PageText) -> None:
         """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing is
         written for a while."""
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
@@ -240,13 +240,13 @@ class DiskPages:
         for file in self._files if self._clock() >= self._writes_from else ():
             own, stores = self._own(file, page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
-            if whole and not _used(self._path(file, text), used):
+            if whole and not shared_files.used(self._path(file, text), used):
                 flat = [part.contiguous().flatten().view(torch.uint8).cpu() for part in self._parts(file, own)]
                 news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat])))
         if news:
             self._written = self._threads.submit(self._keep, news, text, used)
 
-    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: Text, used: int) -> None:
+    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: PageText, used: int) -> None:
         try:
             kept, pause = [file for file, data in news if self._kept(file, data, text, used)], _PAUSE
         except OSError as error:
@@ -256,38 +256,22 @@ class DiskPages:
         self._pause = pause
         self._news += ["written"] * (self._files[0] in kept)
 
-    def _kept(self, file: _File, data: Tensor, text: Text, used: int) -> bool:
-        """Write a file; whether there was room."""
-        head, path = file.header(text, sha256(data.numpy().data).hexdigest()), self._path(file, text)
-        if self._room < (size := _taken(len(head) + data.nbytes)):
+    def _kept(self, file: _File, data: Tensor, text: PageText, used: int) -> bool:
+        """Write a file; False if there was no room, or another engine writes it."""
+        head = file.header(text, sha256(data.numpy().data).hexdigest())
+        if self._room < (size := shared_files.taken(len(head) + data.nbytes)):
             self._make_room()
         if self._room < size:
             return False
-        part = path.with_name(f"{path.name}.{token_hex(8)}")  # process ids are alike in containers
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as target:
-                target.write(head)
-                target.write(data.numpy().data)
-            os.utime(part, ns=(used, used))
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
         self._room -= size
-        return True
+        return shared_files.write(self._path(file, text), lambda it: it.writelines((head, data.numpy().data)), used)
 
     def _make_room(self) -> None:
         """Remove the least recently used files."""
-        found = sorted(_files_in(self._folder, time.time_ns() + _MOMENT))
-        total, system = sum(size for _, size, _ in found), os.statvfs(self._folder)
-        most = min(self._most, total + system.f_bavail * system.f_frsize // 2)  # a cache is no reason to fill a disk
-        for _, size, path in found:
-            if total * _EIGHTHS <= most * _LEFT:
-                break
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            total -= size
-        self._room = min(most - total, most // _EIGHTHS)
+        found = shared_files.least_recent(self._folder)
+        total = sum(file.size for file in found)
+        most = min(self._most, total + shared_files.free(self._folder) // 2)  # a cache is no reason to fill a disk
+        self._room = min(most - shared_files.shrink(found, most * _LEFT // _EIGHTHS), most // _EIGHTHS)
 
     # -- what a page has -----------------------------------------------------------------------------------------------
 
@@ -313,28 +297,21 @@ class DiskPages:
         found = [view for store in stores for view in store.views(page, file.kind == _WINDOW)]
         return sorted(found, key=lambda view: -view.dtype.itemsize)
 
-    def _path(self, file: _File, text: Text) -> Path:
+    def _path(self, file: _File, text: PageText) -> Path:
         return self._folder / file.key / f"{text.digest.hex()}.{file.kind}"
 
 
-def _read(path: Path, file: _File, text: Text, data: Tensor) -> bool:
+def _read(path: Path, file: _File, text: PageText, data: Tensor) -> bool:
     """Fill data, uint8, a piece at a time; whether it is what was written."""
     found, room = sha256(), data.numpy()
-    with open(path, "rb", buffering=0, opener=_opened) as source:
-        about = os.fstat(source.fileno())
-        if not S_ISREG(about.st_mode):  # others may never arrive
-            return False
-        length = about.st_size - data.nbytes
+    with shared_files.opened(path) as source:
+        length = os.fstat(source.fileno()).st_size - data.nbytes
         head = source.read(length) if 0 < length < _LONGEST else b""
         for at in range(0, data.nbytes, _PIECE):
             source.readinto(room[at : at + _PIECE].data)
             found.update(room[at : at + _PIECE].data)
             _yield()
     return head == file.header(text, found.hexdigest())
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _copied(views: Sequence[Tensor], parts: Sequence[Tensor]) -> Iterator[None]:
@@ -348,31 +325,8 @@ def _copied(views: Sequence[Tensor], parts: Sequence[Tensor]) -> Iterator[None]:
             yield
 
 
-def _used(path: Path, used: int) -> bool:
-    """Record a file's use; whether the file exists."""
-    try:
-        os.utime(path, ns=(used, used), follow_symlinks=False)
-    except OSError:
-        return False
-    return True
-
-
 def _on_all_cores() -> None:
     """For a thread: use all cores, since the thread that started it may be pinned to one."""
     with suppress(OSError):  # cores may have been taken away; an error here would fail every task of the thread
         if _CORES:
             os.sched_setaffinity(0, _CORES)
-
-
-def _taken(size: int) -> int:
-    """About how many bytes a file takes on disk."""
-    return -(-size // _BLOCK) * _BLOCK
-
-
-def _files_in(folder: Path, latest: int) -> Iterator[tuple[int, int, str]]:
-    """Of all keys: time of last use, size on disk, path. latest: later times are of a wrong clock and count as 0."""
-    for group in os.scandir(folder):
-        for entry in os.scandir(group) if group.is_dir(follow_symlinks=False) else ():
-            with suppress(FileNotFoundError):
-                seen = entry.stat(follow_symlinks=False)
-                yield seen.st_mtime_ns * (seen.st_mtime_ns < latest), _taken(seen.st_size), entry.path

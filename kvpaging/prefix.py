@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foresay.kvpaging.disk import DiskPages, Loaded, Text
+from foresay.kvpaging.disk import DiskPages, Loaded, PageText
 from foresay.kvpaging.pool import OutOfPages, PagePool
 from foresay.kvpaging.table import PageTable
 
@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
     """A page and its text."""
 
     page: int
-    text: Text
+    text: PageText
 
 
 class PrefixIndex:
@@ -175,7 +175,7 @@ class PrefixIndex:
             while self.held:
                 self.pool.release(self.held.pop())
 
-    def _read(self, disk: DiskPages, texts: Iterator[Text], drafts: bool) -> Iterator[Future[Any] | None]:
+    def _read(self, disk: DiskPages, texts: Iterator[PageText], drafts: bool) -> Iterator[Future[Any] | None]:
         loads = deque(self._begin_loading(disk, islice(texts, _AHEAD), drafts))
         while loads:
             text, page, loading = loads.popleft()
@@ -195,8 +195,8 @@ class PrefixIndex:
         return None
 
     def _begin_loading(
-        self, disk: DiskPages, texts: Iterator[Text], drafts: bool
-    ) -> Iterator[tuple[Text, int, Future[Loaded]]]:
+        self, disk: DiskPages, texts: Iterator[PageText], drafts: bool
+    ) -> Iterator[tuple[PageText, int, Future[Loaded]]]:
         """Allocate a page for each that the pool lacks and start to load it, as long as there are free pages."""
         for text in texts:
             if self._hold(text):
@@ -208,7 +208,7 @@ class PrefixIndex:
                 return
             yield text, self.held[-1], disk.load(text, self.held[-1], drafts)
 
-    def _fill(self, disk: DiskPages, text: Text, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
+    def _fill(self, disk: DiskPages, text: PageText, page: int, loaded: Loaded) -> Iterator[Future[None] | None]:
         """Fill the page and index it, if the data is complete."""
         if not loaded:
             return
@@ -216,12 +216,12 @@ class PrefixIndex:
         if not self._hold(text):  # it was not computed meanwhile
             self._add(page, text)
 
-    def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[Text]:
+    def _texts(self, tokens: Sequence[int], salt: str) -> Iterator[PageText]:
         """All full pages except one that holds the last token."""
         size = self.pool.page_size
         return _texts(tokens, size, _root(salt), 0, max(len(tokens) - 1, 0) // size)
 
-    def _hold(self, text: Text) -> bool:
+    def _hold(self, text: PageText) -> bool:
         """Hold the page if it is in the pool; returns whether it is."""
         if (entry := self._entries.get(text.digest)) is not None:
             self.pool.retain(entry.page)
@@ -247,7 +247,7 @@ class PrefixIndex:
         entry = self._entries.get(digest)
         return None if entry is None else entry.page
 
-    def _add(self, page: int, text: Text) -> _Entry:
+    def _add(self, page: int, text: PageText) -> _Entry:
         assert page not in self._digests, "a page has one text"
         self._entries[text.digest] = entry = _Entry(page, text)
         self._digests[page] = text.digest
@@ -280,13 +280,13 @@ def digests(tokens: Sequence[int], page_size: int, salt: str = "", most: int | N
     return (text.digest for text in _texts(tokens, page_size, _root(salt), 0, count))
 
 
-def _texts(tokens: Sequence[int], page_size: int, parent: bytes, start: int, stop: int) -> Iterator[Text]:
+def _texts(tokens: Sequence[int], page_size: int, parent: bytes, start: int, stop: int) -> Iterator[PageText]:
     """Pages start .. stop - 1 of a text. parent: the digest of what is before them."""
     width = page_size * _TOKEN.itemsize
     data = np.asarray(tokens[start * page_size : stop * page_size], dtype=_TOKEN).tobytes()
     for depth, at in enumerate(range(0, len(data), width), start):
         content = data[at : at + width]
-        yield (text := Text(_digest(parent, content), parent + content, depth))
+        yield (text := PageText(_digest(parent, content), parent + content, depth))
         parent = text.digest
 
 

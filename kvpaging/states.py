@@ -136,7 +136,7 @@ class StatePages:
             raise AssertionError("a state page is lost or held twice")
 
 
-class Stop(NamedTuple):
+class SavePoint(NamedTuple):
     """After this many rows of a pass the state is saved, in this page."""
 
     rows: int
@@ -194,12 +194,12 @@ class TextState:
         """The number of prompt rows, reduced to end at the branch, whose state is saved."""
         return self.branch - self.at if self.at < self.branch < self.at + rows else rows
 
-    def stops(self, rows: int) -> tuple[Stop, Stop]:
+    def stops(self, rows: int) -> tuple[SavePoint, SavePoint]:
         """Where a pass over the next rows of the text saves states: at the last page boundary inside, and at the end.
         At row 0, that is nowhere, if there are no rows or no page."""
-        end = Stop(rows, self.spares[0]) if rows and self.spares else Stop(0, NONE)
+        end = SavePoint(rows, self.spares[0]) if rows and self.spares else SavePoint(0, NONE)
         inside = self._to_boundary(rows)
-        return Stop(inside, self.spares[1]) if inside and len(self.spares) > 1 else Stop(0, NONE), end
+        return SavePoint(inside, self.spares[1]) if inside and len(self.spares) > 1 else SavePoint(0, NONE), end
 
     def read(self, rows: int) -> None:
         """A pass over this many rows has run, and they are text now: take over the states that it saved."""

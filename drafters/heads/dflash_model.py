@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy, spread, vocabulary
-from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
+from foresay.drafters.heads.walk import LlamaShape, NormLayer, TrainedLayer
 
 #: How often each text is passed over in a step.
 OVERS = 4
@@ -56,7 +56,7 @@ class DFlashModel(nn.Module):
         self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
         self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
         shown = shape.described("Qwen3ForCausalLM", shape.num_hidden_layers)
-        self.hidden_norm, self.norm = (Norm(shown.stack.norm, width) for _ in range(2))
+        self.hidden_norm, self.norm = (NormLayer(shown.stack.norm, width) for _ in range(2))
         self.layers = nn.ModuleList(TrainedLayer(node, width, shown.max_positions) for node in shown.stack.layers)
         self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
         self.lm_head.weight.requires_grad_(self._truncated)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
-from foresay.drafters.heads.walk import Norm, TrainedLayer
+from foresay.drafters.heads.walk import NormLayer, TrainedLayer
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.rows import finish_logits
@@ -23,7 +23,7 @@ from foresay.verifier.ops.rows import finish_logits
 _EMBEDDED = 0.02
 
 
-class DraftModel(nn.Module):
+class StudentModel(nn.Module):
     """A decoder of any architecture, as transformers computes it. values: its config.json."""
 
     needs: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ class DraftModel(nn.Module):
         self.layers = nn.ModuleList(
             TrainedLayer(node, width, self.shape.max_positions) for node in self.shape.stack.layers
         )
-        self.norm, first = Norm(self.shape.stack.norm, width), self.shape.stack.embedding_norm
-        self._embedding_norm = None if first is None else Norm(first, width)
+        self.norm, first = NormLayer(self.shape.stack.norm, width), self.shape.stack.embedding_norm
+        self._embedding_norm = None if first is None else NormLayer(first, width)
         self.lm_head = None if self.shape.tie_word_embeddings else nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy, spread, vocabulary
-from foresay.drafters.heads.walk import LlamaShape, Norm, TrainedLayer
+from foresay.drafters.heads.walk import LlamaShape, NormLayer, TrainedLayer
 
 #: The weight of each pass relative to the one before.
 DECAY = 0.8
@@ -60,8 +60,8 @@ class EagleModel(nn.Module):
         # Its norms apply to its input, each half separately.
         node = replace(shown.first, norms=replace(shown.first.norms, before_attention=None))
         self.midlayer = TrainedLayer(node, width, shown.max_positions, read=2 * width)
-        self.midlayer.input_layernorm, self.midlayer.hidden_norm = (Norm(node.norm, width) for _ in range(2))
-        self.norm = Norm(node.norm, width)
+        self.midlayer.input_layernorm, self.midlayer.hidden_norm = (NormLayer(node.norm, width) for _ in range(2))
+        self.norm = NormLayer(node.norm, width)
         self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
         with torch.no_grad():
             self.lm_head.weight.copy_(lm_head[token_ids])

@@ -54,7 +54,7 @@ class LlamaShape:
         return ModelConfig.of(Fields(words, "the head's shape"))
 
 
-class Norm(nn.Module):
+class NormLayer(nn.Module):
     """A norm of vectors of this size. Its weight is stored as in files."""
 
     def __init__(self, kind: NormKind, size: int) -> None:
@@ -113,11 +113,11 @@ class TrainedLayer(nn.Module):
             for name, rows in product.rows.items():
                 self._put(name, nn.Linear(inner, rows, bias=product.bias))
         for module in node.norms:
-            self._put(module, Norm(node.kind_of(module), width))
+            self._put(module, NormLayer(node.kind_of(module), width))
         if attention.norm is not None:
             heads = (attention.heads, attention.kv_heads) if attention.norm.whole else (1, 1)
             for name, count in zip(attention.norm.names, heads, strict=True):
-                self._put(name, Norm(attention.norm.kind, count * attention.head_dim))
+                self._put(name, NormLayer(attention.norm.kind, count * attention.head_dim))
         if node.scaled:
             self._put(SCALAR, nn.Parameter(torch.ones(1)))
         if attention.sinks:

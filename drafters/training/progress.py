@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 LINE_EVERY, DRAWN_EVERY = 30.0, 0.5
 
 
-class Progress:
+class ProgressBar:
     """Shows ``done`` of ``total`` on stderr. first: how many were done before; shown: False for no output."""
 
     def __init__(self, text: str, total: int, unit: str, first: int = 0, shown: bool = True) -> None:
@@ -29,7 +29,7 @@ class Progress:
         )
         self._task = self._bar.add_task(text, total=total, completed=first, unit=unit, note="")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 

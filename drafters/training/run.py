@@ -21,21 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from foresay.drafters.heads.dflash_model import DFlashModel
-from foresay.drafters.heads.draft_model import DraftModel
+from foresay.drafters.heads.draft_model import StudentModel
 from foresay.drafters.heads.eagle_model import EagleModel, PEagleModel
 from foresay.drafters.heads.lesson import Depth, Judged, Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.training import files
-from foresay.drafters.training.progress import Progress
+from foresay.drafters.training.progress import ProgressBar
 from foresay.drafters.training.settings import HELD_OUT, Settings
 from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
-from foresay.drafters.training.teacher import Lessons, Teacher, Text
+from foresay.drafters.training.teacher import Example, Lessons, Teacher
 from foresay.drafters.training.work import Work
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 from foresay.verifier.heads.layouts import ACCEPTANCE
 
-Model = MedusaModel | EagleModel | DFlashModel | DraftModel
+Model = MedusaModel | EagleModel | DFlashModel | StudentModel
 
 #: Seconds between two saved states.
 _SAVED_EVERY = 60.0
@@ -70,10 +70,10 @@ class Run:
 
     def _publish(self, model: Model, judged: Judged) -> None:
         teacher, config = self.teacher, model.config(self.settings.target)
-        if not isinstance(model, DraftModel):
+        if not isinstance(model, StudentModel):
             config[ACCEPTANCE] = judged.acceptance
         parts: dict[str, files.Writer] = {}
-        if isinstance(model, DraftModel):
+        if isinstance(model, StudentModel):
             parts = {file.name: files.copy(file) for file in teacher.tokenizer_files}
             config |= teacher.special_tokens
         name = "medusa_lm_head.safetensors" if isinstance(model, MedusaModel) else "model.safetensors"
@@ -81,21 +81,21 @@ class Run:
         parts["config.json"] = files.text({**config, "dtype": str(teacher.stored_dtype).removeprefix("torch.")})
         files.publish(self._work.out, parts)
 
-    def _lessons(self, texts: Sequence[Text], needs: Sequence[str]) -> Lessons:
+    def _lessons(self, texts: Sequence[Example], needs: Sequence[str]) -> Lessons:
         """The lessons of texts, whose states the target computes now if they are kept."""
         lessons = Lessons(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
         if lessons.kept:
-            with Progress("reading the texts with the target", len(texts), "texts", 0, self._progress) as bar:
+            with ProgressBar("reading the texts with the target", len(texts), "texts", 0, self._progress) as bar:
                 lessons.read(self._work.states, bar.to)
         return lessons
 
-    def texts(self) -> list[Text]:
+    def texts(self) -> list[Example]:
         """The texts that the target generated."""
         prompts, size = self._prompts(), self.settings.together
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         there = sum(len(batch) for number, batch in enumerate(batches) if self._work.text(number).exists())
-        texts: list[Text] = []
-        with Progress("generating texts with the target", len(prompts), "texts", there, self._progress) as bar:
+        texts: list[Example] = []
+        with ProgressBar("generating texts with the target", len(prompts), "texts", there, self._progress) as bar:
             for number, batch in enumerate(batches):
                 texts += self._batch(batch, number, bar)
         return texts
@@ -107,7 +107,7 @@ class Run:
         order = torch.randperm(len(prompts), generator=generator).tolist()
         return sorted((prompts[order[i % len(order)]] for i in range(self.settings.samples)), key=len)
 
-    def _batch(self, prompts: list[list[int]], number: int, bar: Progress) -> list[Text]:
+    def _batch(self, prompts: list[list[int]], number: int, bar: ProgressBar) -> list[Example]:
         path, settings, before = self._work.text(number), self.settings, bar.done
         if not path.exists():
             generator = torch.Generator(self.teacher.device).manual_seed(settings.seed * 1_000_003 + number)
@@ -119,9 +119,9 @@ class Run:
             written = self.teacher.write(prompts, settings.length, temperature, generator, progress)
             files.save(path, [tuple(text) for text in written])
             bar.to(before + len(prompts))
-        return [Text(*text) for text in files.load(path)]
+        return [Example(*text) for text in files.load(path)]
 
-    def model(self, texts: Sequence[Text]) -> Model:
+    def model(self, texts: Sequence[Example]) -> Model:
         """A new model to be trained."""
         torch.manual_seed(self.settings.seed)
         teacher, settings = self.teacher, self.settings
@@ -129,7 +129,7 @@ class Run:
             return MedusaModel(teacher.lm_head, settings.depth)
         if settings.kind == DRAFT_MODEL:
             assert settings.layers is not None and settings.width is not None
-            return DraftModel(draft_shape(teacher.config, settings.layers, settings.width))
+            return StudentModel(draft_shape(teacher.config, settings.layers, settings.width))
         written = torch.cat([text.tokens[text.start :] for text in texts])
         ids = draft_vocabulary(written, teacher.config.vocab_size, settings.vocabulary).to(teacher.device)
         if settings.kind == DFLASH:
@@ -146,7 +146,7 @@ class Run:
         optimizer = Optimizers(filter(lambda each: each.requires_grad, model.parameters()), matrices, settings.rate)
         first = self._resumed(model, optimizer, path)
         saved = time.monotonic()
-        with Progress(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
+        with ProgressBar(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
             for step in range(first, settings.steps):
                 loss = self._step(model, optimizer, lessons, step)
                 if not math.isfinite(loss):
@@ -191,13 +191,13 @@ class Run:
     def _save(self, model: Model, optimizer: Optimizers, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-    def judge(self, model: Model, texts: Sequence[Text]) -> Judged:
+    def judge(self, model: Model, texts: Sequence[Example]) -> Judged:
         """Evaluate on held-out texts: means for each depth."""
         generator, settings = torch.Generator(self.teacher.device).manual_seed(0), self.settings
         texts = texts[:: -(-len(texts) // _JUDGED)]
         lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
         found: list[list[Depth]] = []
-        with Progress("judging it on held-out texts", len(texts), "texts", 0, self._progress) as bar:
+        with ProgressBar("judging it on held-out texts", len(texts), "texts", 0, self._progress) as bar:
             for lesson in lessons.all():
                 found.append(model.judged(lesson, generator))
                 bar.to(min(len(texts), len(found) * settings.batch))

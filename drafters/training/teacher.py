@@ -29,7 +29,7 @@ from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK
-from foresay.verifier.model.hub import SHARED_FILES
+from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.nodes import Stack
 
 #: The state after the last norm, the input of the output matrix.
@@ -41,7 +41,7 @@ def with_final(needs: Sequence[str]) -> list[str]:
     return [*(name for name in needs if name != FINAL), FINAL]
 
 
-class Text(NamedTuple):
+class Example(NamedTuple):
     """tokens: int64[T], a prompt and the target's continuation. start: where the continuation begins."""
 
     tokens: Tensor
@@ -134,7 +134,7 @@ class Teacher:
         temperature: float,
         generator: torch.Generator,
         progress: Callable[[float], None] = lambda share: None,
-    ) -> list[Text]:
+    ) -> list[Example]:
         """Each prompt and the target's continuation, at most ``length`` tokens in all, including the end token.
 
         Prompts are padded to the longest one: pass those of similar length together. generator: on the teacher's
@@ -169,7 +169,7 @@ class Teacher:
                 break
         whole = zip(written.cpu(), prompts, strict=True)
         return [
-            Text(row[longest - len(tokens) :][row[longest - len(tokens) :] >= 0].clone(), len(tokens))
+            Example(row[longest - len(tokens) :][row[longest - len(tokens) :] >= 0].clone(), len(tokens))
             for row, tokens in whole
         ]
 
@@ -181,7 +181,7 @@ class Teacher:
         return torch.cat([out.hidden_states[layer] for layer in layers], dim=-1)
 
     def lesson(
-        self, texts: Sequence[Text], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
+        self, texts: Sequence[Example], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
     ) -> Lesson:
         """Texts with the target's features. needs: features by name. room: padding rows after the longest text. known:
         the states of each text, [T, F * H], if they are known.
@@ -268,7 +268,7 @@ TEXTS_IN_FILE = 128
 class Lessons:
     """Lessons from texts. needs: features by name. batch: texts in a step. room: padding rows after the longest one."""
 
-    def __init__(self, teacher: Teacher, texts: Sequence[Text], needs: Sequence[str], batch: int, room: int) -> None:
+    def __init__(self, teacher: Teacher, texts: Sequence[Example], needs: Sequence[str], batch: int, room: int) -> None:
         self._teacher, self._texts, self._needs, self._room = teacher, texts, needs, room
         order = sorted(range(len(texts)), key=lambda number: len(texts[number].tokens))
         self._groups = [order[start : start + batch] for start in range(0, len(order), batch)]

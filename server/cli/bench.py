@@ -77,7 +77,7 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
     foresay bench --draft ngram --temperature 0 --rounds 10
     foresay bench Qwen/Qwen3-8B --compare auto Qwen/Qwen3-0.6B --prompts prompts.jsonl --rounds 1
     """
-    from foresay.drafters.training.progress import Progress
+    from foresay.drafters.training.progress import ProgressBar
 
     config = msgspec.structs.replace(config, seed=0 if config.seed is None else config.seed)
     ways = _ways(config, arguments.compare)
@@ -88,7 +88,7 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
         engines = {name: opened.enter_context(loaded(way)) for name, way in ways.items()}
         if not arguments.compare and engines[config.draft].info.drafter == NONE:
             raise ConfigurationError("there is nothing to compare: choose a drafter with --draft")
-        with Progress("measured", len(ways) * (config.rounds + 1) * len(prompts), "answers") as progress:
+        with ProgressBar("measured", len(ways) * (config.rounds + 1) * len(prompts), "answers") as progress:
             report = measure(engines, config, prompts, progress.to)
     if not arguments.compare:
         report |= report.pop("ways")[0]

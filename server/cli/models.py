@@ -16,6 +16,7 @@ from rich.console import Console
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
+from foresay.server.catalog.hub import cached
 from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
@@ -35,7 +36,6 @@ from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.hub import cached
 
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device

@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from foresay.server.catalog import catalog
+from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.cli.chat import chat
 from foresay.server.cli.command import argument, command, show_table
@@ -20,7 +20,6 @@ from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
-from foresay.verifier.model import hub
 
 
 @command(SamplingConfig)

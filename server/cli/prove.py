@@ -118,7 +118,7 @@ def prove(config: EngineConfig, arguments: Namespace) -> int:
     foresay prove Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --out receipt.json
     foresay prove --prompts prompts.txt --max-tokens 200
     """
-    from foresay.drafters.training.progress import Progress
+    from foresay.drafters.training.progress import ProgressBar
 
     given = None if arguments.check in (None, KNOWN) else read(Path(arguments.check))
     own = [] if arguments.prompts is None else bench.prompts_of(arguments.prompts)
@@ -134,7 +134,7 @@ def prove(config: EngineConfig, arguments: Namespace) -> int:
             )
         cases, ways = cases_of(engine, own, most), ways_of(engine)
         total = len(ways) * sum(len(case.prompts) for case in cases)
-        with Progress("proved", total, "answers") as progress:
+        with ProgressBar("proved", total, "answers") as progress:
             receipt = receipt_of(engine, cases, ways, most, progress.to)
         lines = [*table(receipt, engine.tokenizer.decode)]
         unlike = [] if given is None else list(compared(receipt, given, engine.tokenizer.decode))

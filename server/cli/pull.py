@@ -14,6 +14,7 @@ import msgspec
 
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
+from foresay.server.catalog.hub import gguf_files, resolve
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
 from foresay.server.settings.config import EngineConfig
@@ -22,7 +23,6 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.gguf.file import LINK
-from foresay.verifier.model.hub import gguf_files, resolve
 
 
 @command(None)
@@ -56,7 +56,7 @@ def pull(config: None, arguments: Namespace) -> int:
 
 
 def fetched(name: str) -> Path:
-    """The path of a model or head, downloaded first if incomplete. Raises ModelNotFound saying what went wrong."""
+    """The path of a model or head, downloaded first if incomplete. Raises NoSuchModel saying what went wrong."""
     if (known := of_short_name(name)) is not None:
         return known_fetched(known, "NAME")
     directory = resolve(name, flag="NAME")

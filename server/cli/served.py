@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from foresay.server.catalog.hub import is_local
 from foresay.server.cli.generate import served_models
 from foresay.server.cli.progress import note
 from foresay.server.cli.serve import URL, ServerGone, answer, answers
@@ -26,7 +27,6 @@ from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics
-from foresay.verifier.model.hub import is_local
 
 #: Seconds in which a server that answers sends something: a stream that waits has comments.
 SILENT_SECONDS = 120.0

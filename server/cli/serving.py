@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from foresay.server.catalog.hub import resolve
 from foresay.server.cli.command import base_url, report_error
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
@@ -27,7 +28,6 @@ from foresay.server.settings.resolved import cached_target, model_names
 from foresay.server.settings.units import counted, span_in_words
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.request import EngineInfo
-from foresay.verifier.model.hub import resolve
 
 
 def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = spawn) -> int:

@@ -184,7 +184,7 @@ def _built(
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
     if loading.unkept:
-        kept_weights.keep_soon(loading.unkept, config.weight_cache_bytes)
+        kept_weights.keep_soon(loading.unkept)
     return Engine(
         info=info,
         pool=pool,

@@ -25,6 +25,7 @@ import numpy as np
 
 from foresay.drafters.combined import members_of
 from foresay.drafters.suffix.contexts import END, History, Texts
+from foresay.kvpaging import shared_files
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
 from foresay.spec.errors import ConfigurationError
@@ -91,18 +92,8 @@ def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0)
     """Write :meth:`History.texts`. rest: seconds to sleep between pieces, when called in a thread. Raises OSError."""
     packed = [(salt, [_packed(text, rest) for text in kept]) for salt, kept in texts]
     body = msgspec.msgpack.encode(Stored(vocab_size, key, packed))
-    file = Path(path).expanduser()
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as partial_file:
-            partial_file.write(MAGIC + _digest(body) + body)
-            partial_file.flush()
-            os.fsync(descriptor)
-        os.replace(partial, file)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    whole = MAGIC + _digest(body) + body
+    shared_files.write(Path(path).expanduser(), lambda file: file.write(whole), sync=True)
 
 
 def _packed(tokens: list[int], rest: float) -> bytes:

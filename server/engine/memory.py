@@ -51,7 +51,7 @@ _KV_SHARE = 0.25
 _ALL_SHARE = 0.95
 #: The largest share of a GPU that is suggested, and that several engines may hold together.
 MOST_UTILIZATION = 0.98
-#: Rows of a sequence with draft logits in a dynamic tree; and bytes that any recorded pass takes besides its rows.
+#: Rows of a sequence with draft logits in a tree; and bytes that any recorded pass takes besides its rows.
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: Of attention on a CPU: rows of a unit of work, positions of a span, sums of spans at once.
 _UNIT, _SPAN, _PARTS = 32, 256, 1024

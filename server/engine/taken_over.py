@@ -36,7 +36,7 @@ _MOST, _SHARE = 8 << 30, 0.1
 
 def folder() -> Path:
     """The folder of KV on disk. RuntimeError if the home directory is unknown."""
-    return kept.directory().with_name("kv")
+    return kept.directory("kv")
 
 
 def room(config: EngineConfig, device: Device) -> tuple[int, str]:
@@ -72,12 +72,9 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
     for store in (each for each in stores if each is not target.store):
         keyed.setdefault(needed if store in observed else others, []).append(store)
     try:
-        found = DiskPages(folder(), keyed, loading.pool, size, {needed})
-        if not kept.is_ours(folder().stat()):
-            return None, f"off (other users may write to {folder()})"
+        return DiskPages(folder(), keyed, loading.pool, size, {needed}), note
     except (OSError, RuntimeError) as error:
         return None, f"off ({error})"
-    return found, note
 
 
 def _key(loading: LoadContext) -> str:
@@ -94,7 +91,7 @@ def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ..
     """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
     directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
     files = [(str(path), *kept.seen(path)) for each in directories for path in sorted(each.iterdir())]
-    return config.draft, config.draft_quantize, config.draft_kv_dtype, config.draft_layers, files
+    return config.draft, config.draft_quantize, config.draft_kv_dtype, files
 
 
 # -- exactness ---------------------------------------------------------------------------------------------------------

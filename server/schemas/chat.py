@@ -269,7 +269,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     provenance: Provenance | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class TextCompletion(msgspec.Struct, kw_only=True):
     """A whole completion, or a chunk of a stream."""
 
     id: str

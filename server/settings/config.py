@@ -37,15 +37,14 @@ Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
 ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
-Growth = Literal["dynamic", "static"]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
 ]
 Shape = Annotated[
     str,
     Meta(
-        pattern=r"^([1-9][0-9]*(,[1-9][0-9]*)*|.*\.json)$",
-        extra={"expected": 'node counts such as "3,2,1", or a template (.json)'},
+        pattern=r"^[1-9][0-9]*(,[1-9][0-9]*)*$",
+        extra={"expected": 'node counts such as "3,2,1"'},
     ),
 ]
 #: A model's name for clients. Several are given one by one, so a comma can only be a mistake.
@@ -56,10 +55,6 @@ ModelName = Annotated[
         extra={"expected": "a name of 1 to 256 characters without a comma (several names: the setting several times)"},
     ),
 ]
-LayerNumbers = Annotated[
-    str, Meta(pattern=r"^[0-9]{1,4}(,[0-9]{1,4})*$", extra={"expected": 'layer numbers such as "2,16,29"'})
-]
-
 DraftVocab = Annotated[
     str,
     Meta(pattern=r"^(auto|full|[1-9][0-9]{2,6})$", extra={"expected": "auto, full, or a number of tokens from 100"}),
@@ -128,16 +123,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: Chain | None = None
     """K: draft a chain of K tokens in every step (chosen at each step from measurements)"""
     draft_tree: Shape | None = None
-    """SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1, or a file of rank paths"""
-    draft_layers: LayerNumbers | None = None
-    """LAYERS: the target layers whose inputs an EAGLE or DFlash head reads, such as 2,16,29 (as the head's files
-    say)"""
+    """SHAPE: draft a tree instead: nodes for each depth, for example 3,2,1"""
     draft_vocab: DraftVocab = "auto"
     """N: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto is
     32768 of a vocabulary of at least twice as many, or all in texts that say others; full is all"""
-    draft_growth: Growth = "dynamic"
-    """dynamic: keep the nodes likeliest to be hit, as many levels and nodes as the tree has; static: keep as many at
-    each depth as the tree has there"""
     draft_history: str | None = None
     """FILE: a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and of
     the ends of prompts (forgotten on exit)"""
@@ -149,8 +138,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """TOKENS: longest prompt plus output in tokens (the model's own limit)"""
     kv_tokens: Positive | None = None
     """TOKENS: tokens the KV cache holds (chosen from the free memory)"""
-    page_size: Annotated[int, Meta(ge=1, le=1024)] = 16
-    """TOKENS: tokens in one page of the KV cache"""
+    page_size: Literal[8, 16, 32] = 16
+    """TOKENS: tokens in one page of the KV cache: 8, 16 or 32"""
     gpu_memory_utilization: Share | None = None
     """SHARE: share of the GPU's memory that the engine may hold: models, KV cache and all (0.9)"""
     prefix_cache: bool = True
@@ -160,9 +149,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     later need not compute it, in files that you alone may read; off: none. The least recently used goes first (a tenth
     of what is free, at most 8GiB; off on a GPU)"""
     weight_cache: bool = True
-    """keep packed weights on disk, so that later starts on a CPU read and pack nothing"""
-    weight_cache_bytes: Positive = 20_000_000_000
-    """BYTES: the most that packed weights on disk may take; the least recently used go first (20 GB)"""
+    """keep packed weights on disk, so that later starts on a CPU read and pack nothing: at most 20 GB, the least
+    recently used go first"""
     threads: Positive | None = None
     """N: CPU threads (one per physical core)"""
 

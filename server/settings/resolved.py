@@ -10,6 +10,7 @@ import msgspec
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
+from foresay.server.catalog.hub import cached, is_local, resolve
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
@@ -29,9 +30,8 @@ from foresay.spec.names import (
     SUFFIX,
 )
 from foresay.verifier.model.config import ModelConfig, parameters
-from foresay.verifier.model.errors import ModelError, ModelNotFound
+from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.hub import cached, is_local, resolve
 from foresay.verifier.model.predicting import ASSISTANTS, mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
@@ -78,7 +78,7 @@ def cached_target(config: EngineConfig) -> Path | None:
 
 
 def check_names(config: EngineConfig) -> None:
-    """Check names before the slow imports: fetch a target of the catalog, and raise ModelNotFound if it cannot be had
+    """Check names before the slow imports: fetch a target of the catalog, and raise NoSuchModel if it cannot be had
     or a path does not exist, and ConfigurationError for a name that is not on disk but close to a known one."""
     for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
         _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
@@ -239,7 +239,7 @@ def _heads(config: EngineConfig) -> dict[str, Path]:
         try:
             source = cached_target(config)
             known = None if source is None else of_files(resolve(source))
-        except ModelNotFound:
+        except NoSuchModel:
             known = None
         if known is None:
             return {}

@@ -27,7 +27,7 @@ MOST_FRESH = 16
 CONTEXT_TOKENS = 6
 
 
-class Decoder(Protocol):
+class IdDecoder(Protocol):
     """Decodes ids. ``special_ids`` are the tokens that ``decode`` leaves out on request."""
 
     @property
@@ -45,7 +45,7 @@ class Detokenizer:
     text is not repeated but determines leading spaces.
     """
 
-    def __init__(self, decoder: Decoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(self, decoder: IdDecoder, context: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._decoder = decoder
         self._hidden = decoder.special_ids if skip_special_tokens else frozenset()
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in self._hidden]

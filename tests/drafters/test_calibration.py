@@ -18,6 +18,7 @@ from foresay.drafters.calibration import (
     kind_of,
 )
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import Above
 from foresay.verifier.ops.sample import keep_children
 
@@ -47,10 +48,11 @@ def calibrated(calibration: Calibration, kind: int, chances: np.ndarray) -> np.n
     above = Above(
         torch.zeros(1, rows.shape[1]), torch.ones(1, rows.shape[1], dtype=torch.int64), torch.arange(rows.shape[1])
     )
-    every = torch.arange(rows.numel())
-    kept = keep_children(torch.zeros_like(rows, dtype=torch.int64), rows, above, every, every, curves.pieces)
-    found: np.ndarray = kept.scores.view_as(rows)[0].double().numpy()
-    return found
+    every = torch.arange(rows.numel()).view_as(rows)
+    with references():  # the kernel keeps no more than a tree's nodes
+        kept = keep_children(every, rows, above, every.flatten(), curves.pieces)
+    found = torch.full((rows.numel(),), -torch.inf).scatter_reduce(0, kept.tokens[0], kept.scores[0], "amax")
+    return found.view_as(rows[0]).double().numpy()
 
 
 def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth: int = 0, kind: int = 2, seed=0):

@@ -141,7 +141,7 @@ everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    alternating(["medusa", "eagle3", "draft_model", "eagle1"], ["chain", "static", "dynamic", "template"]),
+    alternating(["medusa", "eagle3", "draft_model", "eagle1"], ["chain", "tree"]),
 )
 def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
     monkeypatch.setattr("foresay.drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
@@ -151,7 +151,7 @@ def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, sh
 
 
 @everyone
-@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_nothing_is_drafted_that_is_not_allowed(pair, kind, shape) -> None:
     """Wherever it stands, and after which tokens; and no end before its time."""
     allowed = list(range(0, VOCAB, 5))

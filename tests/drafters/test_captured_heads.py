@@ -19,7 +19,6 @@ from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter, target_of
-from tests.same_tokens.runs import TEMPLATE
 from tests.verifier.reading import random_tokens, scattered
 
 CHAIN = TreeShape.chain(4)
@@ -168,29 +167,18 @@ def test_rows_that_were_not_run_are_run_before_it_joins(worlds, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_templates_are_the_eager_ones(worlds, kind) -> None:
-    """Ranks that are left out, leaves and inner nodes at every depth."""
-    eager, other = worlds(kind, "template", [20, 33])
-    steps = captured(other, TEMPLATE, 3)
-    assert steps.join()
-    compare(eager, steps, TEMPLATE, 8, random.Random(1))
-
-
-@pytest.mark.parametrize("grown", ["static", "dynamic"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_trees_are_the_eager_ones(worlds, kind, grown) -> None:
+def test_trees_are_the_eager_ones(worlds, kind) -> None:
     """Those that grow by their chances are cut on the device, and learnt from on the host."""
     shape = TreeShape((3, 4, 2))
-    eager, other = worlds(kind, grown, [20, 33])
+    eager, other = worlds(kind, "tree", [20, 33])
     steps = captured(other, shape, 3)
     assert steps.join()
     compare(eager, steps, shape, 8, random.Random(2))
-    if grown == "dynamic":
-        mine, others = (
-            [each.shift for kind in world.drafter.calibration._ranks for counts in kind for each in counts]
-            for world in (eager, other)
-        )
-        assert mine == others and any(mine)
+    mine, others = (
+        [each.shift for kind in world.drafter.calibration._ranks for counts in kind for each in counts]
+        for world in (eager, other)
+    )
+    assert mine == others and any(mine)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from foresay.spec.tree import TreeShape
 from foresay.verifier.model_runner import ModelRunner
 from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
-from tests.same_tokens.runs import LARGEST, TEMPLATE, assert_same, jobs_of, plain
+from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, poison, run
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
@@ -33,8 +33,8 @@ from tests.verifier.reading import Reader, load_decoder, random_tokens
 
 #: What levels and rows are worth to a fading tree: of these models' drafts about half stop by that.
 FADED = Price(0.1, (0.06 * np.arange(33.0)).tolist())
-FADING = ["fading 3,3,2,1", "fading dynamic 4,4,2,2,1"]
-SHAPES = ["1,1,1", "3,2,1", "dynamic 4,4,2,2,1", "4,4,2,2,1", LARGEST, f"dynamic {LARGEST}", "template"]
+FADING = ["fading 3,3,2,1", "fading 4,4,2,2,1"]
+SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
 
 
 @dataclass
@@ -47,15 +47,12 @@ class Watched:
     @classmethod
     def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
         made: list[ModelRunner] = []
-        dynamic = "dynamic " in shape
 
         def drafter(pool: PagePool) -> DraftModelDrafter:
             made.append(paged(pair.draft, pool))
-            return DraftModelDrafter(made[0], dynamic)
+            return DraftModelDrafter(made[0])
 
-        form = (
-            TEMPLATE if shape == "template" else TreeShape.parse(shape.removeprefix("fading ").removeprefix("dynamic "))
-        )
+        form = TreeShape.parse(shape.removeprefix("fading "))
         if shape.startswith("fading "):
             form = replace(form, price=FADED)
         engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
@@ -115,7 +112,7 @@ def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
     assert sum(watched.run(jobs)) > 500
 
 
-@pytest.mark.parametrize(("shape", "follows"), alternating(["1,1,1", "4,4,2,2,1", "dynamic 4,4,2,2,1"], [False, True]))
+@pytest.mark.parametrize(("shape", "follows"), alternating(["1,1,1", "4,4,2,2,1"], [False, True]))
 def test_its_rows_are_those_of_the_text_with_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
     """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
     if not follows:

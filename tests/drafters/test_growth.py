@@ -1,4 +1,4 @@
-"""Trees grow where they are likeliest to be hit; a dynamic one is the best there is."""
+"""Trees grow where they are likeliest to be hit; each is the best there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from foresay.drafters.calibration import Calibration
 from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.price import Price
-from foresay.spec.shape import Template
 from foresay.spec.tree import TreeShape
 from tests.drafters.growing import grown, sequence, uncalibrated
 
@@ -24,12 +23,10 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
     return set(paths[1:])
 
 
-def independent(
-    levels: list[Tensor], shape: TreeShape, dynamic: bool, calibration: Calibration | None = None, root: int = 3
-) -> TreeBuilder:
+def independent(levels: list[Tensor], shape: TreeShape, calibration: Calibration | None = None) -> TreeBuilder:
     """A tree whose candidates are the same below every node of a depth. levels: fp32[V] of chances."""
-    s = sequence([root], temperature=0.0, vocab=len(levels[0]))
-    return grown(s, shape, lambda g: levels[g.depth].log()[None], dynamic, True, calibration)
+    s = sequence([3], temperature=0.0, vocab=len(levels[0]))
+    return grown(s, shape, lambda g: levels[g.depth].log()[None], True, calibration)
 
 
 def level(**chances: float) -> torch.Tensor:
@@ -42,15 +39,8 @@ def level(**chances: float) -> torch.Tensor:
 LEVELS = [level(t5=0.7, t7=0.25, t9=0.05), level(t1=0.85, t2=0.15), level(t8=1.0)]
 
 
-def test_a_static_tree_keeps_so_many_of_each_level() -> None:
-    tree = independent(LEVELS, TreeShape((2, 3, 1)), dynamic=False).tree("x")
-    # Level 1: 5, 7. Level 2: 5-1 (.60), 7-1 (.21), 5-2 (.11). Level 3: below 5-1.
-    assert tree.tokens == [3, 5, 7, 1, 1, 2, 8]
-    assert tree.parents == [-1, 0, 0, 1, 2, 1, 3]
-
-
 @pytest.mark.parametrize("nodes", [2, 5, 10, 21, 64])
-def test_of_all_paths_the_dynamic_tree_holds_the_best(nodes) -> None:
+def test_of_all_paths_the_tree_holds_the_best(nodes) -> None:
     generator = torch.Generator().manual_seed(nodes)
     levels = [(2 * torch.randn(8, generator=generator)).softmax(-1) for _ in range(3)]
     logs = [row.log().double().tolist() for row in levels]
@@ -60,7 +50,7 @@ def test_of_all_paths_the_dynamic_tree_holds_the_best(nodes) -> None:
         for path in itertools.product(range(8), repeat=length)
     }
     best = sorted(scored, key=scored.__getitem__, reverse=True)[: nodes - 1]
-    tree = independent(levels, TreeShape((nodes - 1, *(0, 0))), dynamic=True).tree("x")
+    tree = independent(levels, TreeShape((nodes - 1, *(0, 0)))).tree("x")
     assert paths_of(tree.tokens, tree.parents) == set(best)
 
 
@@ -73,39 +63,37 @@ def path_of(g: TreeBuilder, node: int) -> tuple[int, ...]:
     return () if node == 0 else (*path_of(g, g.parents[node]), g.tokens[node])
 
 
-def made_up(shape: TreeShape, dynamic: bool, vocab: int = 40) -> tuple[TreeBuilder, dict[tuple[int, ...], float]]:
+def made_up(shape: TreeShape, vocab: int = 40) -> tuple[TreeBuilder, dict[tuple[int, ...], float]]:
     """A tree over the made-up model, and the score of every path it looked at."""
 
     def logits(g: TreeBuilder) -> Tensor:
         assert len(g.front) <= shape.nodes
         return torch.stack([conditional(path_of(g, node), vocab) for node in g.front])
 
-    g = grown(sequence([1, 2], temperature=0.0), shape, logits, dynamic)
+    g = grown(sequence([1, 2], temperature=0.0), shape, logits)
     return g, {path_of(g, node): g.scores[node] for node in range(1, len(g.tokens))}
 
 
 @pytest.mark.parametrize("shape", [TreeShape((3, 2, 1)), TreeShape((6, 14, 18, 14)), TreeShape((5,))])
 def test_scores_are_log_chances_along_the_path(shape) -> None:
-    for dynamic in (False, True):
-        _, scores = made_up(shape, dynamic)
-        for path, score in scores.items():
-            steps = (conditional(path[:d], 40).log_softmax(-1)[token] for d, token in enumerate(path))
-            assert score == pytest.approx(float(sum(steps)), abs=1e-4)
+    _, scores = made_up(shape)
+    for path, score in scores.items():
+        steps = (conditional(path[:d], 40).log_softmax(-1)[token] for d, token in enumerate(path))
+        assert score == pytest.approx(float(sum(steps)), abs=1e-4)
 
 
 @pytest.mark.parametrize("shape", [TreeShape((3, 2, 1)), TreeShape((6, 14, 18, 14)), TreeShape((5,))])
-def test_a_dynamic_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
-    g, scores = made_up(shape, dynamic=True)
+def test_a_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
+    g, scores = made_up(shape)
     tree = g.tree("x")
     assert len(tree) == shape.nodes
     best = sorted(scores, key=scores.__getitem__, reverse=True)[: shape.nodes - 1]
     assert paths_of(tree.tokens, tree.parents) == set(best)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [TreeShape((6, 14, 18, 14, 8, 3)), TreeShape((3, 2, 1)), TreeShape((1, 1, 1))])
-def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
-    g, _ = made_up(shape, dynamic)
+def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape) -> None:
+    g, _ = made_up(shape)
     assert max(g.rows.values()) < shape.nodes
     assert len(set(g.rows.values())) == len(g.rows)
     assert all(node == 0 or g.rows[g.parents[node]] < row for node, row in g.rows.items())
@@ -114,55 +102,19 @@ def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape, dynamic) -> None:
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.08])
 def test_a_tree_that_pays_for_rows_has_fewer_levels(step) -> None:
     shape = (4, 4, 3, 3, 2)
-    free, _ = made_up(TreeShape(shape, price=Price(0.0, np.zeros(17).tolist())), dynamic=True)
-    paid, _ = made_up(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))), dynamic=True)
+    free, _ = made_up(TreeShape(shape, price=Price(0.0, np.zeros(17).tolist())))
+    paid, _ = made_up(TreeShape(shape, price=Price(0.01, step * np.arange(17.0))))
     assert free.depth == len(shape)
     assert 1 <= paid.depth <= free.depth
     assert paid.depth < free.depth or not step
 
 
-TEMPLATE = TreeShape.of(Template.of([[0], [2], [0, 1], [2, 0], [2, 3], [0, 1, 0], [1]]))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_template_is_grown_as_it_is(dynamic) -> None:
-    """Rank r below a node is the r-th best candidate there, whatever its chance."""
-    g, scores = made_up(TEMPLATE, dynamic)
-    tree = g.tree("x")
-    assert TEMPLATE.template is not None
-    assert tuple(tree.parents) == TEMPLATE.template.parents
-    wanted: list[tuple[int, ...]] = [()]
-    for parent, rank in zip(TEMPLATE.template.parents[1:], TEMPLATE.template.ranks[1:], strict=True):
-        above = wanted[parent]
-        wanted.append((*above, int(conditional(above, 40).topk(5).indices[rank])))
-    assert paths_of(tree.tokens, tree.parents) == set(wanted[1:]) == set(scores)
-    expanded = [node for node in range(len(tree)) if node in tree.parents]
-    assert sorted(g.rows) == expanded
-
-
-def test_a_template_leaves_out_tokens_that_are_not_allowed() -> None:
-    """And without what is below it. Of the root's children only the two best are allowed."""
-    first = level(t4=0.6, t5=0.4).log()
-    first[first < -5] = -torch.inf
-    levels = [first[None], level(t7=0.9, t8=0.1).log()[None], level(t1=1.0).log()[None]]
-    s = sequence([3], temperature=0.0, vocab=10)
-    tree = grown(s, TEMPLATE, lambda g: levels[g.depth], free=True).tree("x")
-    assert tree.tokens == [3, 4, 5, 8, 1]
-    assert tree.parents == [-1, 0, 0, 1, 3]
-
-
-def test_a_vocabulary_smaller_than_the_ranks_of_a_template() -> None:
-    shape = TreeShape.of(Template.of([[0], [5], [5, 0], [0, 0]]))
-    tree = independent([torch.tensor([0.5, 0.3, 0.2])] * 2, shape, dynamic=False, root=1).tree("x")
-    assert tree.parents == [-1, 0, 1]
-
-
 def test_a_tree_says_what_it_expects() -> None:
     """The chances along the path, and their sum: so many drafts should be accepted."""
-    tree = independent(LEVELS, TreeShape((2, 2, 1)), dynamic=True).tree("x")
+    tree = independent(LEVELS, TreeShape((2, 2, 1))).tree("x")
     assert tree.chances == pytest.approx((1.0, 0.7, 0.25, 0.595, 0.2125, 0.595), abs=0.01)
     assert tree.expected == pytest.approx(0.7 + 0.25 + 0.595 + 0.2125 + 0.595, abs=0.03)
-    assert independent(LEVELS, TreeShape.chain(2), dynamic=True).tree("x").expected == pytest.approx(0.55 + 0.55**2)
+    assert independent(LEVELS, TreeShape.chain(2)).tree("x").expected == pytest.approx(0.55 + 0.55**2)
     assert TreeShape().is_chain
 
 
@@ -170,7 +122,7 @@ def test_what_was_accepted_is_learnt() -> None:
     """Below each accepted node that was expanded: which candidate came, whether or not it was in the tree."""
     calibration, seen = uncalibrated(), list[tuple[int, list[bool]]]()
     calibration.saw = lambda kind, depth, chances, hit, chain=True: seen.append((depth, hit.tolist()[:2]))  # type: ignore[method-assign]
-    g = independent(LEVELS, TreeShape((2, 2, 1)), True, calibration)
+    g = independent(LEVELS, TreeShape((2, 2, 1)), calibration)
     s = g.sequence
     tree = g.tree("x")
     (second,) = [node for node in range(6) if tree.tokens[node] == 7]
@@ -187,14 +139,13 @@ def test_what_is_not_allowed_is_not_drafted() -> None:
     row = torch.full((10,), -torch.inf)
     row[[1, 4, 8]] = torch.tensor([0.0, 1.0, 2.0])
     nothing = torch.full((10,), -torch.inf)
-    for dynamic in (False, True):
-        g = independent([row.exp(), nothing.exp()], TreeShape((6, 2)), dynamic)
-        assert g.tree("x").tokens == [3, 8, 4, 1]
+    g = independent([row.exp(), nothing.exp()], TreeShape((6, 2)))
+    assert g.tree("x").tokens == [3, 8, 4, 1]
 
 
 @pytest.mark.parametrize("shape", [TreeShape((3, 2)), TreeShape.chain(3)])
 def test_nothing_follows_broken_logits(shape) -> None:
     s = sequence([3], temperature=0.0, vocab=10)
-    g = grown(s, shape, lambda g: torch.full((len(g.front), 10), torch.nan), True)
+    g = grown(s, shape, lambda g: torch.full((len(g.front), 10), torch.nan))
     assert g.over
     assert g.tree("x").tokens == [3]

@@ -62,9 +62,7 @@ class Compared(Witness):
         return trees
 
 
-@pytest.mark.parametrize(
-    ("family", "shape", "options"), pairwise(FAMILIES, ["chain4", "3,2,1", "template", "dynamic 4,4,2,2,1"], OPTIONS)
-)
+@pytest.mark.parametrize(("family", "shape", "options"), pairwise(FAMILIES, ["chain4", "3,2,1", "4,4,2,2,1"], OPTIONS))
 def test_a_target_that_drafts_for_itself_is_never_wrong(alike, shape, options) -> None:
     """At no node, taken or not. Twice, the second time with prefixes. (What top_p leaves is approximated for trees.)"""
     jobs = jobs_of(alike.vocab_size, LENGTHS, 40, ["greedy", "cool", "warm"])
@@ -79,7 +77,7 @@ def test_a_target_that_drafts_for_itself_is_never_wrong(alike, shape, options) -
     assert engine.runner.compared > 300
 
 
-@pytest.mark.parametrize("shape", ["chain4", "dynamic 8,8"])
+@pytest.mark.parametrize("shape", ["chain4", "8,8"])
 @pytest.mark.parametrize("kinds", [("qwen3", "qwen3_5"), ("qwen3_5", "qwen3")])
 def test_together_with_a_model_of_attention_alone(pair, kinds, shape) -> None:
     target, draft = (pair(kind) for kind in kinds)
@@ -122,7 +120,7 @@ def test_a_text_that_others_begin_with_is_not_read_again(alike, monkeypatch) -> 
     pages.pages.check([])
 
 
-@pytest.mark.parametrize("shape", ["chain4", "dynamic 8,8"])
+@pytest.mark.parametrize("shape", ["chain4", "8,8"])
 def test_many_texts_that_leave_others_have_four_states_each(pair, monkeypatch, shape) -> None:
     """Up to five are of use to a text: what it keeps for other requests is given up where these are too many."""
     monkeypatch.setattr("tests.same_tokens.models.MAX_SEQS", 24)

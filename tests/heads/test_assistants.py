@@ -24,7 +24,7 @@ from foresay.server.engine.drafters.registry import find
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.state import BatchSlot, StepState
-from foresay.verifier.heads.assistant import Assistant, AssistantConfig
+from foresay.verifier.heads.assistant import AssistantConfig, AssistantHead
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
@@ -50,8 +50,8 @@ class Case:
     reader: Callable[[], Reader]
 
     @property
-    def head(self) -> Assistant:
-        return Assistant.load(self.directory / "assistant", self.reader().model.decoder)
+    def head(self) -> AssistantHead:
+        return AssistantHead.load(self.directory / "assistant", self.reader().model.decoder)
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +186,12 @@ def state_of_the_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows the state after the last norm, instead of what is projected back."""
-    own = Assistant.paged
+    own = AssistantHead.paged
 
-    def paged(self: Assistant, rows: Any, hidden: Tensor, store: Any) -> tuple[Tensor, Tensor]:
+    def paged(self: AssistantHead, rows: Any, hidden: Tensor, store: Any) -> tuple[Tensor, Tensor]:
         return own(self, rows, hidden, store)[0], hidden
 
-    monkeypatch.setattr(Assistant, "paged", paged)
+    monkeypatch.setattr(AssistantHead, "paged", paged)
 
 
 def source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +278,10 @@ def test_tensors_that_are_missing_or_unknown_are_named(case, tmp_path) -> None:
     decoder, whole = found.reader().model.decoder, load_file(found.directory / "assistant" / "model.safetensors")
     write_config(tmp_path, dict(Fields.read(found.directory / "assistant" / "config.json").values))
 
-    def loaded(changed: Mapping[str, Tensor | None]) -> Assistant:
+    def loaded(changed: Mapping[str, Tensor | None]) -> AssistantHead:
         tensors = {name: one for name, one in {**whole, **changed}.items() if one is not None}
         save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        return Assistant.load(tmp_path, decoder)
+        return AssistantHead.load(tmp_path, decoder)
 
     loaded({})
     ordering = "masked_embedding.token_ordering"

@@ -146,23 +146,6 @@ def test_a_bad_head_is_named(models, tmp_path, capsys, head, broken, message) ->
     assert message in line
 
 
-@pytest.mark.parametrize(
-    ("head", "layers", "message"),
-    [
-        ("safeailab", "2,4,9", "--draft-layers 2,4,9: the target has 6 layers, numbered 0 to 5"),
-        ("safeailab", "2,x", "--draft-layers must be layer numbers such as \"2,16,29\", got '2,x'"),
-        ("safeailab", "2,4", "the head was made for another model, or for other layers (--draft-layers names them)"),
-        ("eagle1", "2,3,4", "reads the state after the target's final norm, not layers; leave the flag out"),
-        ("medusa", "2,3,4", "--draft-layers 2,3,4: is for EAGLE and DFlash heads, but --draft is"),
-        ("ngram", "2,3,4", "--draft-layers 2,3,4: is for EAGLE and DFlash heads, but --draft is ngram"),
-    ],
-)
-def test_layers_that_cannot_be_read_are_named(models, capsys, head, layers, message) -> None:
-    draft = head if head == "ngram" else str(models / head)
-    assert generate(models / "target", "--draft", draft, "--draft-layers", layers) in (1, 2)
-    assert message in error_line(capsys)
-
-
 @pytest.mark.parametrize("head", ["medusa", "pickle", "safeailab", "eagle1_pickle", "biased"])
 def test_the_same_heads_work_when_they_are_whole(models, capsys, head) -> None:
     """Else the tests above would hold for any head."""

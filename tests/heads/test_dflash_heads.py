@@ -198,7 +198,7 @@ def test_logits_below_a_token_are_dsparks(target, tmp_path, layout) -> None:
         ({"num_target_layers": 9}, "a target of 9 layers"),
         ({"block_size": 1}, "block_size"),
         ({"vocab_size": 5}, "a vocabulary of 5"),
-        ({"is_causal": None, "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0]}}, "--draft-layers"),
+        ({"is_causal": None, "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0]}}, "reads other layers"),
     ],
 )
 def test_what_it_cannot_compute_is_refused_by_name(target, tmp_path, changes, message) -> None:

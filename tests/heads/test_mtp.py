@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foresay.drafters.eagle import MtpDrafter
 from foresay.kvpaging import KVStore, PagePool
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, choose_draft
@@ -24,7 +25,6 @@ from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.forward import experts
-from foresay.verifier.model.hub import resolve
 from tests.heads.mtp import Mtp
 from tests.same_tokens.heads import whispered
 from tests.same_tokens.models import engine_of
@@ -96,7 +96,7 @@ def test_the_same_tokens(directory, shape) -> None:
     head = EagleHead(*read_mtp(directory, target), 576)
 
     def make(pool: PagePool) -> MtpDrafter:
-        return MtpDrafter(head, pool, True, "mtp")
+        return MtpDrafter(head, pool, "mtp")
 
     engine = engine_of(
         target, whispered(make, whole([*jobs, *later], wanted)), shape, page_size=8, chunk=16, prefix=True, tokens=200

@@ -161,8 +161,8 @@ def test_the_text_is_the_same_as_without(made, tmp_path, family, kind) -> None:
     target = made(family).decoder
     jobs = jobs_of(300, (9, 1, 33), 18)
     texts = plain(target, jobs)
-    drafter = whispered(head_drafter(kind, tmp_path, target, "dynamic"), whole(jobs, texts))
-    assert_same(texts, run(engine_of(target, drafter, SHAPES["dynamic"]), jobs))
+    drafter = whispered(head_drafter(kind, tmp_path, target, "tree"), whole(jobs, texts))
+    assert_same(texts, run(engine_of(target, drafter, SHAPES["tree"]), jobs))
 
 
 def test_matrices_of_its_own_are_scaled_by_the_heads_factors(made, tmp_path) -> None:

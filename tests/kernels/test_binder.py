@@ -106,7 +106,7 @@ def test_launches_of_a_step_of_an_8b(target, monkeypatch) -> None:
     chosen = settings.full()
     with bound():
         head = random_eagle(OnShapes(), target.decoder, chosen.pairs["8B"].eagle)
-        drafter = EagleDrafter(head, target.store.pool, dynamic=False, name="eagle3")
+        drafter = EagleDrafter(head, target.store.pool, name="eagle3")
     chained = Drafts(drafter, TreeShape.chain(chosen.levels[0]), 1, target.vocab_size)
     plain, drafting = (launches_of(target, each) for each in (RootOnly(1, DEVICE), chained))
     for each in (plain, drafting):
@@ -158,7 +158,7 @@ def test_launches_of_a_step_of_a_dflash_head_of_the_published_shape(qwen, monkey
     monkeypatch.setattr(foresay.drafters.calibration, "Staged", Blank)
     with bound():
         head = random_dflash(OnShapes(), qwen.decoder, shapes.DFLASH_8B)
-        drafter = DFlashDrafter(head, qwen.store.pool, dynamic=False, name="dflash")
+        drafter = DFlashDrafter(head, qwen.store.pool, name="dflash")
     drafts = Drafts(drafter, TreeShape.chain(15), 1, qwen.vocab_size)
     plain, drafting = (launches_of(qwen, each) for each in (RandomChain(16, DEVICE), drafts))
     for each in (plain, drafting):

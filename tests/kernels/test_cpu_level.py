@@ -56,20 +56,9 @@ def test_the_best_are_kept(sequences: int, front: int, looked: int, kept: int, a
         marks = torch.arange(kept) << 41
         by = curves(seed, sequences) if curved else None
         with references():
-            wanted = keep_children(children, chances, above, marks, None, by)
-        assert_same(keep_children(children, chances, above, marks, None, by), wanted)
+            wanted = keep_children(children, chances, above, marks, by)
+        assert_same(keep_children(children, chances, above, marks, by), wanted)
         assert bool((wanted.scores.diff(dim=1).nan_to_num(-1.0) <= 0).all())
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_what_a_template_names_is_kept(alike: bool) -> None:
-    for seed in range(8):
-        children, chances, above = a_level(seed, 2, 6, 5, alike)
-        picks = torch.randperm(30, generator=torch.Generator().manual_seed(seed))[:11]
-        with references():
-            wanted = keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks)
-        assert_same(keep_children(children, chances, above, torch.ones(11, dtype=torch.int64), picks), wanted)
-        assert torch.equal(wanted.indices, (picks // 5).expand(2, -1))
 
 
 @pytest.mark.parametrize("curved", [False, True])
@@ -80,7 +69,7 @@ def test_no_child_is_likelier_than_its_parent(curved: bool) -> None:
     chances[:, :, 0] = 3e-7
     for way in (nullcontext, references):
         with way():
-            kept = keep_children(children, chances, above, torch.ones(6, dtype=torch.int64), None, by)
+            kept = keep_children(children, chances, above, torch.ones(6, dtype=torch.int64), by)
         assert bool((kept.scores <= above.scores.gather(1, kept.indices)).all())
         assert bool((kept.scores == above.scores.gather(1, kept.indices)).any())
 

@@ -165,7 +165,7 @@ def looked_at(number: int) -> str:
 
 
 def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
-    monkeypatch.setattr(kept, "_MOST", 3)
+    monkeypatch.setattr(kept, "_MOST", 3 * 4096)
     for number in range(3):
         kept.keep(looked_at(number), b"code")
         os.utime(folder / looked_at(number), (number, number))
@@ -177,10 +177,10 @@ def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
 @pytest.mark.parametrize("most", [100, 1000])
 def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> None:
     """But seldom, and only where there are too many."""
-    monkeypatch.setattr(kept, "_MOST", most)
+    monkeypatch.setattr(kept, "_MOST", most * 4096)
     folder.mkdir(mode=0o700, parents=True)
     for number in range(200):
-        (folder / kept.key_of("old", str(number))).touch()
+        (folder / kept.key_of("old", str(number))).write_bytes(b"code")
     looks, found = [0], os.stat
 
     def counted(*path: Any, **how: Any) -> os.stat_result:

@@ -27,12 +27,12 @@ MakeDrafter = Callable[[PagePool], Drafter | None]
 
 def draft_model(pair: Pair) -> MakeDrafter:
     """The pair's draft model."""
-    return lambda pool: DraftModelDrafter(paged(pair.draft, pool), dynamic=False)
+    return lambda pool: DraftModelDrafter(paged(pair.draft, pool))
 
 
 def copy(pair: Pair) -> MakeDrafter:
     """The same weights on the target's pages."""
-    return lambda pool: pair.copy(pool, dynamic=True)
+    return lambda pool: pair.copy(pool)
 
 
 def captured_engine(

@@ -14,7 +14,7 @@ from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.protocols import Drafter, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.heads.assistant import Assistant
+from foresay.verifier.heads.assistant import AssistantHead
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
@@ -24,15 +24,11 @@ from tests.heads.assistants import CLUSTERED, make_assistant
 from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
-from tests.same_tokens.runs import TEMPLATE
 
 KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark", "assistant"]
-#: How trees grow, and their shape.
 SHAPES = {
     "chain": TreeShape.chain(3),
-    "static": TreeShape((3, 4, 2)),
-    "dynamic": TreeShape((3, 4, 2)),
-    "template": TEMPLATE,
+    "tree": TreeShape((3, 4, 2)),
     "bush": TreeShape((6, 14, 18, 14)),
 }
 
@@ -54,7 +50,6 @@ def load_dflash(directory: Path, target: Decoder) -> DFlashHead:
 
 def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> MakeDrafter:
     """Makes a drafter with a random head for this target, written to ``directory`` first."""
-    dynamic = shape != "static"
     if not (directory / "config.json").exists():
         if kind == "medusa":
             make_medusa(directory, target, "authors", heads=4)
@@ -67,15 +62,15 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
             make_eagle(directory, target, {"eagle3": "safeailab"}.get(kind, kind), layers)
     if kind == "medusa":
         heads = MedusaHeads.load(directory, target)
-        return lambda pool: MedusaDrafter(heads, pool, dynamic)
+        return lambda pool: MedusaDrafter(heads, pool)
     if kind == "assistant":
-        assistant = Assistant.load(directory, target)
-        return lambda pool: AssistantDrafter(assistant, store_of(pool), dynamic)
+        assistant = AssistantHead.load(directory, target)
+        return lambda pool: AssistantDrafter(assistant, store_of(pool))
     if kind in ("dflash", "dspark"):
         block, made = load_dflash(directory, target), DFlashDrafter if kind == "dflash" else DSparkDrafter
-        return lambda pool: made(block, pool, dynamic)
+        return lambda pool: made(block, pool)
     head, eagle = load_eagle(directory, target), PEagleDrafter if kind == "peagle" else EagleDrafter
-    return lambda pool: eagle(head, pool, dynamic)
+    return lambda pool: eagle(head, pool)
 
 
 def store_of(pool: PagePool) -> KVStore:

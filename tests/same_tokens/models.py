@@ -53,17 +53,17 @@ class Pair:
         target, draft = (load_decoder(each, dtype, **settings) for each in (self.directory, self.draft_directory))
         return replace(self, target=target, draft=draft)
 
-    def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
+    def draft_model(self, pool: PagePool) -> DraftModelDrafter:
         if self.draft.config.stack.recurrence is None:
-            return DraftModelDrafter(paged(self.draft, pool), dynamic)
-        return RecurrentDraftDrafter(paged(self.draft, pool, own_states=True), dynamic)
+            return DraftModelDrafter(paged(self.draft, pool))
+        return RecurrentDraftDrafter(paged(self.draft, pool, own_states=True))
 
-    def copy(self, pool: PagePool, dynamic: bool = False, before: Drafter | None = None) -> SelfDrafter:
+    def copy(self, pool: PagePool, before: Drafter | None = None) -> SelfDrafter:
         """The draft's weights on the target's pages, as the target in fewer bits drafts. before: who drafts for it."""
         target = pool.stores[0]
         assert isinstance(target, KVStore)
         copy, lookup = ModelRunner(self.draft, target, self.draft.max_positions), isinstance(before, Lookup)
-        return SelfDrafter(copy, dynamic, on_device(before), before if lookup else None)  # type: ignore[arg-type]
+        return SelfDrafter(copy, on_device(before), before if lookup else None)  # type: ignore[arg-type]
 
 
 def make_pair(family: str, directory: Path, dtype: torch.dtype, **shape: Any) -> Pair:

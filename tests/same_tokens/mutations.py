@@ -181,8 +181,8 @@ def scales_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 def drafts_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's copy reads the last committed token too, as a draft model does whose cache is its own."""
 
-    def copy(pair: Pair, pool: PagePool, dynamic: bool = False, before: Drafter | None = None) -> DraftModelDrafter:
-        return DraftModelDrafter(ModelRunner(pair.draft, pool.stores[0], pair.draft.max_positions), dynamic)  # type: ignore[arg-type]
+    def copy(pair: Pair, pool: PagePool, before: Drafter | None = None) -> DraftModelDrafter:
+        return DraftModelDrafter(ModelRunner(pair.draft, pool.stores[0], pair.draft.max_positions))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pair, "copy", copy)
 

@@ -15,7 +15,6 @@ from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.shape import Template
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.model.decoder import Decoder
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of
@@ -26,19 +25,14 @@ from tests.verifier.reading import random_tokens
 #: 63 drafted nodes: as many as a tree may have below its root.
 LARGEST = "6,14,18,14,8,3"
 CHAINS = [f"chain{k}" for k in range(1, 9)]
-TREES = ["3,2,1", "4,4,2,2,1", "1,3,3", LARGEST]
-DYNAMIC = ["dynamic 4,4,2,2,1", "dynamic 8,8", f"dynamic {LARGEST}"]
-#: Ranks that are left out, leaves and inner nodes at every depth.
-TEMPLATE = TreeShape.of(
-    Template.of([[0], [1], [3], [0, 0], [0, 1], [0, 4], [3, 0], [0, 0, 0], [0, 1, 2], [3, 0, 0], [3, 0, 0, 1]])
-)
+TREES = ["3,2,1", "4,4,2,2,1", "1,3,3", "8,8", LARGEST]
 #: The target's own weights, blurred, on its own pages; and with a draft model or a lookup before them.
-SELF = ["self chain3", "self 3,2,1", "self dynamic 4,4,2,2,1", "staged chain7", "found chain7"]
+SELF = ["self chain3", "self 3,2,1", "self 4,4,2,2,1", "staged chain7", "found chain7"]
 #: ``garbage`` proposes random trees; ``truth`` too, with the right tokens hidden on a path of each.
-DRAFTERS = ["ngram", "suffix", "suffix tree", *CHAINS, *TREES, *DYNAMIC, "template", *SELF, "garbage", "truth"]
+DRAFTERS = ["ngram", "suffix", "suffix tree", *CHAINS, *TREES, *SELF, "garbage", "truth"]
 
 #: One of each kind, for whatever all of them do alike: `make soak` tries the others there.
-ONE_OF_EACH = ("ngram", "suffix tree", "chain4", "3,2,1", "dynamic 8,8", "template", "self 3,2,1", "garbage", "truth")
+ONE_OF_EACH = ("ngram", "suffix tree", "chain4", "3,2,1", "8,8", "self 3,2,1", "garbage", "truth")
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=3, min_p=0.2),
     "cool": SamplingParams(temperature=0.7),
@@ -115,9 +109,9 @@ def shape_of(drafter: str) -> TreeShape:
     drafter = drafter.removeprefix("self ").removeprefix("staged ").removeprefix("found ")
     if drafter.startswith("chain"):
         return TreeShape.chain(int(drafter.removeprefix("chain")))
-    if drafter in TREES or drafter in DYNAMIC:
-        return TreeShape.parse(drafter.removeprefix("dynamic "))
-    fixed = {"none": ROOT_ONLY, "ngram": TreeShape.chain(5), "suffix": TreeShape.chain(7), "template": TEMPLATE}
+    if drafter in TREES:
+        return TreeShape.parse(drafter)
+    fixed = {"none": ROOT_ONLY, "ngram": TreeShape.chain(5), "suffix": TreeShape.chain(7)}
     return fixed.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
 
 
@@ -142,8 +136,8 @@ def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDraft
         if drafter in SELF:
             kind = drafter.partition(" ")[0]
             before = pair.draft_model(pool) if kind == "staged" else NgramDrafter(1) if kind == "found" else None
-            return pair.copy(pool, "dynamic" in drafter, before)
-        return pair.draft_model(pool, dynamic=drafter in DYNAMIC)
+            return pair.copy(pool, before)
+        return pair.draft_model(pool)
 
     return made
 

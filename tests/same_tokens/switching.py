@@ -24,14 +24,12 @@ from tests.same_tokens.models import MakeDrafter, Pair
 
 
 def makers(pair: Pair) -> dict[str, MakeDrafter]:
-    """Every kind of drafter, by name, both with static and with dynamic trees."""
-    heads = {"medusa": "dynamic", "medusa_static": "static", "eagle3": "dynamic", "eagle1": "static"}
-    made: dict[str, MakeDrafter] = {name: head_of(pair, name.partition("_")[0], shape) for name, shape in heads.items()}
+    """Every kind of drafter, by name."""
+    made: dict[str, MakeDrafter] = {name: head_of(pair, name, "tree") for name in ("medusa", "eagle3", "eagle1")}
     return made | {
         "ngram": lambda pool: NgramDrafter(shortest=1),
         "suffix": lambda pool: SuffixDrafter(slice_seconds=math.inf),
         "draft_model": pair.draft_model,
-        "draft_dynamic": lambda pool: pair.draft_model(pool, dynamic=True),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from foresay.drafters.assistant import AssistantDrafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.assistant import Assistant
+from foresay.verifier.heads.assistant import AssistantHead
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.assistants import make_assistant
 from tests.same_tokens.heads import store_of
@@ -32,7 +32,7 @@ def silent(model: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def knowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Assistant]:
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, AssistantHead]:
     """A target whose next token depends on the last one alone, and an assistant with its embedding and norm."""
     directory: Path = tmp_path_factory.mktemp("knowing")
     made = make("gemma4", directory / "target", final_logit_softcapping=None)
@@ -49,7 +49,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Assistan
         assistant.model.embed_tokens.weight.copy_(made.model.embed_tokens.weight)
         assistant.model.norm.weight.copy_(made.model.norm.weight)
     assistant.save_pretrained(directory / "assistant")
-    return target, Assistant.load(directory / "assistant", target)
+    return target, AssistantHead.load(directory / "assistant", target)
 
 
 @pytest.mark.parametrize("shape", [TreeShape.chain(4), TreeShape((2, 2, 1, 1))])

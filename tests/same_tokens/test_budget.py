@@ -85,8 +85,8 @@ def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> li
     """A draft model, the target's copy, heads that get the truth, lookups, and what a request
     predicts."""
     cost = DraftCost(0.05, 0.05, 0.01)
-    heads = [whispered(head_of(pair, name, "dynamic"), known)(pool) for name in ("medusa", "eagle3")]
-    models: list[Drafter | None] = [pair.draft_model(pool, dynamic=True), pair.copy(pool, dynamic=True), *heads]
+    heads = [whispered(head_of(pair, name, "tree"), known)(pool) for name in ("medusa", "eagle3")]
+    models: list[Drafter | None] = [pair.draft_model(pool), pair.copy(pool), *heads]
     looking: list[Drafter] = [PredictionDrafter(), NgramDrafter(shortest=1), SuffixDrafter(slice_seconds=math.inf)]
     return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
 

@@ -15,7 +15,7 @@ from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens import options
 from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair, paged
-from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
+from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.witness import Job, Text
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
@@ -25,7 +25,6 @@ SHAPES = {
     "3,2,1": TreeShape.parse("3,2,1"),
     "1,3,3": TreeShape.parse("1,3,3"),
     "largest": TreeShape.parse("6,14,18,14,8,3"),
-    "template": TEMPLATE,
 }
 
 
@@ -54,9 +53,8 @@ def accepted(texts: dict[str, Text]) -> int:
         ("llama3", "chain1", 3, False),
         ("qwen2_window", "chain5", 1, True),
         ("llama3", "3,2,1", 3, True),
-        ("qwen2_window", "1,3,3", 3, False),
+        ("qwen2_window", "1,3,3", 3, True),
         ("llama3", "largest", 1, False),
-        ("qwen2_window", "template", 3, True),
     ],
 )
 def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
@@ -92,7 +90,7 @@ def test_a_draft_model_of_another_vocabulary(pair, shape, right) -> None:
     own = ids if right else ids.flip(0)
 
     def translated(pool: PagePool) -> Drafter:
-        return DraftModelDrafter(paged(made.draft, pool), dynamic=False, read=ids, token_ids=own)
+        return DraftModelDrafter(paged(made.draft, pool), read=ids, token_ids=own)
 
     _, texts = check(made, translated, TreeShape.chain(4) if shape == "chain4" else TreeShape.parse(shape))
     assert (accepted(texts) > 10) == right
@@ -108,7 +106,7 @@ def test_bf16(pair) -> None:
     check(made, draft_model(made), TreeShape.chain(4))
 
 
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("page_size", [8, 32])
 def test_page_sizes(pair, page_size) -> None:
     made = pair("llama3", layers=2)
     check(made, draft_model(made), TreeShape.parse("3,2,1"), page_size=page_size, max_tokens=30)
@@ -197,11 +195,11 @@ def test_trees_that_grow_by_their_chances(pair, shape, max_seqs) -> None:
     made = pair("llama3", layers=2)
     drafters = list[DraftModelDrafter]()
 
-    def dynamic(pool: PagePool) -> Drafter:
-        drafters.append(made.draft_model(pool, dynamic=True))
+    def growing(pool: PagePool) -> Drafter:
+        drafters.append(made.draft_model(pool))
         return drafters[0]
 
-    runner, texts = check(made, dynamic, SHAPES[shape], careful=True, max_seqs=max_seqs, max_tokens=24)
+    runner, texts = check(made, growing, SHAPES[shape], careful=True, max_seqs=max_seqs, max_tokens=24)
     assert isinstance(runner, GraphStepRunner) and runner.counts["launched"] >= 5
     assert accepted(texts) > 10
     assert any(counts.shift for counts in drafters[0].calibration._firsts), "it has seen what came"

@@ -25,7 +25,7 @@ from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.same_tokens.witness import Job
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
-SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2))}
+SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape((3, 4, 2))}
 _LONGEST = 128
 
 
@@ -104,7 +104,7 @@ def run(pair: Pair, kind: str, shape: str, jobs: list[Job], careful: bool = Fals
     return Run(engine.runner, whispers, sum(text.statistics.accepted for text in found.values() if text.statistics))
 
 
-@pytest.mark.parametrize(("shape", "max_seqs", "careful"), [("chain", 3, True), ("static", 3, False)])
+@pytest.mark.parametrize(("shape", "max_seqs", "careful"), [("chain", 3, True), ("tree", 3, False)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_in_captured_steps(pair, kind, shape, max_seqs, careful) -> None:
     models = target_of(pair, kind, layers=3)

@@ -93,7 +93,7 @@ def planned_engine(
     """An engine whose budget plans so, with what a device captures for it; or, ``whole``, with what a CPU records."""
     verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
     if with_copy:
-        models = [*models, pair.copy(pool, dynamic=True)]
+        models = [*models, pair.copy(pool)]
     members = [*(Member.model(model, cost) for model in models), Member.looking(SuffixDrafter(slice_seconds=math.inf))]
     budget, shape = Changing(members, max_seqs), TreeShape.chain(6)
     drafter, info = CombinedDrafter(budget), info_of(pair.target, pool, max_seqs, shape)
@@ -114,9 +114,9 @@ def planned_engine(
 
 def models_of(made: Pair, pool: PagePool, others: str, directory: Path) -> list[TreeDrafter]:
     """A draft model, and heads."""
-    models: list[TreeDrafter] = [made.draft_model(pool, dynamic=True)]
+    models: list[TreeDrafter] = [made.draft_model(pool)]
     for kind in ("eagle3", "medusa") if others == "heads" else ():
-        head = head_drafter(kind, directory / kind, made.target, "dynamic")(pool)
+        head = head_drafter(kind, directory / kind, made.target, "tree")(pool)
         assert isinstance(head, TreeDrafter)
         models.append(head)
     return models
@@ -170,9 +170,9 @@ def test_whole_steps_and_steps_in_parts_take_turns(pair, tmp_path: Path, family,
 def test_beside_the_targets_copy_no_step_is_recorded_whole(pair) -> None:
     """A drafter may propose for it, and would not be told what such a step committed."""
     made, pool = pair("llama2", layers=3), PagePool(65, 16)
-    models: list[tuple[TreeDrafter, int]] = [(made.draft_model(pool, dynamic=True), 6)]
+    models: list[tuple[TreeDrafter, int]] = [(made.draft_model(pool), 6)]
     assert [each.shape.levels for each in on_cpu(models, made.vocab_size)] == [1, 2, 3, 4]
-    assert not on_cpu([*models, (made.copy(pool, dynamic=True), 6)], made.vocab_size)
+    assert not on_cpu([*models, (made.copy(pool), 6)], made.vocab_size)
 
 
 def accepted(texts: dict[str, Text]) -> int:

@@ -64,7 +64,7 @@ def test_in_a_batch_with_others(built, expected, name) -> None:
 
 def test_all_of_them_with_little_room(built, expected) -> None:
     """Sequences are preempted, and come again."""
-    engine = built(",".join(map(one, NAMES)), kv_tokens=256, page_size=4)
+    engine = built(",".join(map(one, NAMES)), kv_tokens=256, page_size=8)
     assert_same(expected, run(engine, JOBS))
 
 

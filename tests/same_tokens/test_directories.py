@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from foresay.drafters.combined import configured
-from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import Engine
-from foresay.spec.errors import ConfigurationError
-from foresay.spec.tree import TreeShape
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
+from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run
 
 
@@ -51,10 +46,7 @@ def directory(pair) -> Path:
     checkpoints: Pair = pair("smollm")
     for checkpoint in (checkpoints.directory, checkpoints.draft_directory):
         write_tokenizer(checkpoint, 290)
-    root = checkpoints.directory.parent
-    assert TEMPLATE.template is not None
-    (root / "template.json").write_text(json.dumps(TEMPLATE.template.paths[1:]))
-    return root
+    return checkpoints.directory.parent
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +67,6 @@ def expected(pair, directory) -> dict[str, Text]:
         ("draft", {"draft_tokens": 1}),
         ("draft", {"draft_tokens": 6}),
         ("draft", {"draft_tree": "4,4,2,2,1"}),
-        ("draft", {"draft_tree": "4,4,2,2,1", "draft_growth": "static"}),
-        ("draft", {"draft_tree": "template.json"}),
         ("draft", {"draft_tree": "3,2,1", "max_seqs": 1}),
         ("draft", {"draft_tree": "3,2,1", "prefix_cache": False}),
     ],
@@ -90,18 +80,3 @@ def test_every_way_to_draft(directory, monkeypatch, expected, draft, changes) ->
     assert_same(expected, run(engine, jobs))
     again = [replace(job, id=f"{job.id}-again") for job in jobs]
     assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
-
-
-def test_how_trees_grow_is_the_drafters_to_know(directory) -> None:
-    def drafter(**changes) -> tuple[DraftModelDrafter, TreeShape]:
-        shape = {} if "draft_tree" in changes else {"draft_tokens": 4}
-        engine = build_engine(config(directory / "target", str(directory / "draft"), **shape, **changes))
-        drafting = configured(engine.drafter)
-        assert isinstance(drafting, DraftModelDrafter)
-        return drafting, engine.scheduler.shape
-
-    assert drafter()[0].dynamic
-    assert not drafter(draft_growth="static")[0].dynamic
-    assert drafter(draft_tree=str(directory / "template.json"))[1] == TEMPLATE
-    with pytest.raises(ConfigurationError, match=r"--draft-tree gone\.json: cannot be read"):
-        drafter(draft_tree="gone.json")

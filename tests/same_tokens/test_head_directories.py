@@ -15,7 +15,7 @@ from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import choose_draft
 from foresay.spec.errors import ConfigurationError
-from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import NoSuchModel
 from tests.heads.assistants import CLUSTERED, make_assistant
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import Pair
@@ -102,7 +102,7 @@ def test_what_is_no_head_is_refused(directory) -> None:
         find(f"medusa:{directory}/target")
     with pytest.raises(ConfigurationError, match=r"--draft medusa:.*eagle3 holds eagle heads"):
         find(f"medusa:{directory}/eagle3")
-    with pytest.raises(ModelNotFound, match="no such file or directory"):
+    with pytest.raises(NoSuchModel, match="no such file or directory"):
         find("eagle3:/nowhere/at/all")
     assert isinstance(find(str(directory / "target")), DraftModel)
 
@@ -121,7 +121,7 @@ def assisted(pair) -> Path:
     [
         ("{}/target-assistant", "mtp", {"draft_tokens": 4}),
         ("mtp:{}/target-assistant", "mtp", {"draft_tree": "4,4,2,2,1"}),
-        ("{}/target-assistant", "mtp", {"draft_tree": "3,2,1", "draft_growth": "static", "kv_dtype": "int8"}),
+        ("{}/target-assistant", "mtp", {"draft_tree": "3,2,1", "kv_dtype": "int8"}),
         ("{}/target-assistant,ngram", "combined", {"max_seqs": 1}),
         ("auto", "combined", {}),
         ("{}/target-assistant > self:int8", "self", {"draft_tokens": 6}),

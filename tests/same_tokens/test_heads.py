@@ -23,13 +23,7 @@ LENGTHS = (9, 1, 17, 33, 5, 40)
 everywhere = pytest.mark.parametrize("kind", KINDS)
 
 #: Every kind in every shape; in most tests all but these are tried in `make soak`.
-QUICK = {("medusa", "dynamic"), ("medusa", "template"), ("eagle3", "chain"), ("eagle3", "dynamic")}
-
-QUICK |= {("eagle1", "template"), ("dspark", "static")}
-
-QUICK |= {("assistant", "chain"), ("assistant", "dynamic")}
-
-QUICK |= {("dflash", "chain"), ("dflash", "dynamic"), ("dspark", "dynamic"), ("peagle", "dynamic")}
+QUICK = {*((kind, "tree") for kind in KINDS), *((kind, "chain") for kind in ("eagle3", "assistant", "dflash"))}
 
 growing = pytest.mark.parametrize(
     ("kind", "shape"),
@@ -67,7 +61,7 @@ def test_alone(pair, family, kind, shape) -> None:
 def test_bf16(pair, kind) -> None:
     models = target_of(pair, kind, "smollm", torch.bfloat16)
     jobs, texts = jobs_of(models.vocab_size, LENGTHS, 18), expected(models, LENGTHS, 18)
-    assert_same(texts, run(engine_with(models, kind, "dynamic", whole(jobs, texts)), jobs))
+    assert_same(texts, run(engine_with(models, kind, "tree", whole(jobs, texts)), jobs))
 
 
 @growing
@@ -109,7 +103,7 @@ def test_over_a_prefix_hit(pair, kind, shape) -> None:
 def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, shape) -> None:
     models = pair("llama2")
     jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
-    make = models.draft_model if kind == "draft_model" else head_of(models, kind, "dynamic")
+    make = models.draft_model if kind == "draft_model" else head_of(models, kind, "tree")
     texts = {}
     for shared in (True, False):
         engine = engine_of(models.target, make, TreeShape.parse(shape))
@@ -124,11 +118,11 @@ def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the sample."""
     models = pair("llama2")
     jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
-    engine = engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8"))
+    engine = engine_of(models.target, head_of(models, kind, "tree"), TreeShape.parse("8,8"))
     texts = run(engine, jobs)
     assert_same(expected_warm(models), texts)
     add_noise_of_its_own(monkeypatch)
-    alone = run(engine_of(models.target, head_of(models, kind, "dynamic"), TreeShape.parse("8,8")), jobs)
+    alone = run(engine_of(models.target, head_of(models, kind, "tree"), TreeShape.parse("8,8")), jobs)
     assert accepted_per_step(texts) > 2 * accepted_per_step(alone)
 
 
@@ -148,7 +142,7 @@ def test_a_whisper_is_no_draft(pair) -> None:
     """The wrapped drafter really drafts: the trees are its own."""
     models = pair("llama2")
     jobs = jobs_of(models.vocab_size, (20,), 30, ["warm"])
-    engine = engine_with(models, "eagle3", "static", whole(jobs, plain(models.target, jobs)))
+    engine = engine_with(models, "eagle3", "tree", whole(jobs, plain(models.target, jobs)))
     run(engine, jobs)
     assert isinstance(engine.drafter, Whisper)
     assert engine.drafter.drafted >= 9 * 8
@@ -164,7 +158,7 @@ def half(pair: Pair, first: int) -> tuple[list[Job], dict[str, Text]]:
     return jobs, plain(pair.target, jobs)
 
 
-@pytest.mark.parametrize(("kind", "shape"), alternating(KINDS, ["chain", "dynamic"]))
+@pytest.mark.parametrize(("kind", "shape"), alternating(KINDS, ["chain", "tree"]))
 def test_every_option(pair, kind, shape) -> None:
     """The combinations that the options' own tests give the other drafters, all of them in one batch."""
     models = target_of(pair, kind)

@@ -36,7 +36,7 @@ LENGTHS = (9, 60, 17, 1, 33, 3)
 FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3", "gemma4_moe")
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"])
+@pytest.mark.parametrize("drafter", ["none", "suffix tree", "chain4", "8,8", "garbage", "truth"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_four_at_once_in_chunks_with_too_few_pages(pair, family, drafter) -> None:
     models = pair(family, torch.bfloat16)
@@ -49,7 +49,7 @@ def test_four_at_once_in_chunks_with_too_few_pages(pair, family, drafter) -> Non
 def test_quantised(pair, how) -> None:
     models = pair("qwen3_moe", layers=2).quantized(how)
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 20), expected(models, LENGTHS, 20)
-    for drafter in ("truth", "dynamic 8,8"):
+    for drafter in ("truth", "8,8"):
         assert_same(wanted, run(drafting(models, drafter, whole(jobs, wanted), chunk=16), jobs))
 
 
@@ -72,7 +72,7 @@ def test_mxfp4_with_every_drafter(published, drafter) -> None:
     assert_same(wanted, run(drafting(published, drafter, whole(jobs, wanted)), jobs))
 
 
-@pytest.mark.parametrize("drafter", ["truth", "dynamic 8,8"])
+@pytest.mark.parametrize("drafter", ["truth", "8,8"])
 def test_mxfp4_with_rounded_activations(published, drafter) -> None:
     models = replace(published, target=load_decoder(published.directory, torch.bfloat16, rounds=True))
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 20), expected(models, LENGTHS, 20)

@@ -19,7 +19,7 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.same_tokens.heads import head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, blur, engine_of
-from tests.same_tokens.runs import DYNAMIC, TREES, assert_same, jobs_of, maker, plain, shape_of, whole
+from tests.same_tokens.runs import TREES, assert_same, jobs_of, maker, plain, shape_of, whole
 from tests.same_tokens.witness import Job, run
 from tests.verifier.families import make
 from tests.verifier.reading import load_decoder
@@ -146,7 +146,7 @@ def texts_of(models: Pair) -> Mapping[str, list[int]]:
     ("drafter", "kind", "max_seqs"),
     [
         *(("truth", kind, max_seqs) for kind in VALUES for max_seqs in (1, 4)),
-        *((drafter, "mixed", 4) for drafter in ("chain4", TREES[1], DYNAMIC[0], "suffix tree", "ngram")),
+        *((drafter, "mixed", 4) for drafter in ("chain4", TREES[1], "suffix tree", "ngram")),
     ],
 )
 def test_what_a_row_does_not_see_does_not_reach_it(hostile, drafter: str, kind: str, max_seqs: int) -> None:
@@ -157,7 +157,7 @@ def test_what_a_row_does_not_see_does_not_reach_it(hostile, drafter: str, kind: 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1"])
 def test_heads(hostile, tmp_path: Path, kind: str) -> None:
     models = hostile()
-    assert_unharmed(models, head_drafter(kind, tmp_path, models.target, "static"), TreeShape.parse("3,4,2"))
+    assert_unharmed(models, head_drafter(kind, tmp_path, models.target, "tree"), TreeShape.parse("3,4,2"))
 
 
 @pytest.mark.parametrize("family", ["mistral", "llama2"])

@@ -21,7 +21,7 @@ from tests.same_tokens.witness import Job, Text, run
 
 LENGTHS = (9, 1, 17, 33, 5, 40)
 MOST = TreeShape.parse("4,6,4,2")
-CONFIGURED = ["none", "ngram", "suffix tree", "chain4", "4,4,2,2,1", "template", "garbage", "truth"]
+CONFIGURED = ["none", "ngram", "suffix tree", "chain4", "4,4,2,2,1", "garbage", "truth"]
 
 
 def engine_with(pair: Pair, configured: str, jobs: Sequence[Job], texts: dict[str, Text], **changes: int) -> Engine:

@@ -20,7 +20,7 @@ HOW = ["int8", "int4", "fp8"]
 #: The same, with activations rounded as ``--activations int8`` wants it.
 ROUNDED = ["int4 rounded", "int8 rounded"]
 #: Drafters that are accepted at all depths, at some, and hardly ever; with int4 one of each kind, else in `make soak`.
-FEW = ("truth", "dynamic 8,8", "garbage")
+FEW = ("truth", "8,8", "garbage")
 LENGTHS = (9, 17, 33, 5)
 SAMPLINGS = ("greedy", "warm", "warm_filtered", "cool")
 MAX_TOKENS = 12
@@ -75,7 +75,7 @@ CASES = [
 @pytest.mark.parametrize(("how", "family", "dtype"), CASES, ids=str)
 def test_families_and_dtypes(quantized, how, family, dtype) -> None:
     assert_same_tokens(quantized(family, how, dtype), "truth")
-    assert_same_tokens(quantized(family, how, dtype), "dynamic 4,4,2,2,1")
+    assert_same_tokens(quantized(family, how, dtype), "4,4,2,2,1")
 
 
 @pytest.mark.parametrize("kind", ["gptq order", "fp8 tensor"])
@@ -84,7 +84,7 @@ def test_published_files(tmp_path, kind) -> None:
     published(tmp_path, kind)
     target, draft = (load_decoder(tmp_path / each, torch.bfloat16) for each in ("quantized", "plain"))
     pair = Pair(tmp_path / "quantized", tmp_path / "plain", target, draft)
-    for drafter in ("truth", "dynamic 4,4,2,2,1"):
+    for drafter in ("truth", "4,4,2,2,1"):
         assert_same_tokens(pair, drafter)
 
 

@@ -38,7 +38,7 @@ LENGTHS = (9, 17, 33, 5)
 KV = [torch.int8, torch.float8_e4m3fn]
 kept = pytest.mark.parametrize("kv", [*KV, torch.bfloat16], ids=str)
 #: Drafters that are accepted at all depths, at some, and hardly ever.
-FEW = ("none", "truth", "dynamic 8,8", "garbage")
+FEW = ("none", "truth", "8,8", "garbage")
 few = pytest.mark.parametrize("drafter", FEW)
 
 
@@ -90,8 +90,8 @@ def test_families_and_dtypes(pair, kv, dtype, family) -> None:
 def test_heads(pair, kv, kind) -> None:
     models = replace(target_of(pair, kind, "llama2", torch.bfloat16), kv=kv)
     jobs = jobs_of(models.vocab_size, LENGTHS, 12)
-    drafter = whispered(head_of(models, kind, "dynamic"), whole(jobs, expected(models)))
-    assert_same(expected(models), run(engine_of(models.target, drafter, SHAPES["dynamic"], kv=kv), jobs))
+    drafter = whispered(head_of(models, kind, "tree"), whole(jobs, expected(models)))
+    assert_same(expected(models), run(engine_of(models.target, drafter, SHAPES["tree"], kv=kv), jobs))
 
 
 @kept
@@ -175,5 +175,5 @@ def test_bundled_drafters(kept_plain) -> None:
 def test_heads_of_blocks(kept_plain, tmp_path, kind) -> None:
     """Random ones, which are hardly ever right; what was injected or run for accepted tokens is kept in 8 bits too."""
     kv_dtype, texts = kept_plain
-    head_drafter(kind, tmp_path, load_decoder(BUNDLED / "target", torch.bfloat16), "dynamic")
+    head_drafter(kind, tmp_path, load_decoder(BUNDLED / "target", torch.bfloat16), "tree")
     assert_same(texts, bundled(f"{kind}:{tmp_path}", kv_dtype))

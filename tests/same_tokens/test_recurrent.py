@@ -33,7 +33,7 @@ from tests.same_tokens.witness import Job, run
 
 #: Prompts around the borders of pages, and where the convolution begins.
 LENGTHS = (9, 60, 17, 1, 33, 3)
-DRAFTED = ["none", "ngram", "suffix tree", "chain4", "dynamic 8,8", "garbage", "truth"]
+DRAFTED = ["none", "ngram", "suffix tree", "chain4", "8,8", "garbage", "truth"]
 
 
 @pytest.fixture(params=["qwen3_5", "lfm2", "falcon_h1"])

@@ -95,7 +95,7 @@ def test_mtp_under_every_option(models, half) -> None:
     texts, head = plain(models.target, jobs), EagleHead(*read_mtp(models.directory, models.target), 576)
 
     def make(pool: PagePool) -> MtpDrafter:
-        return MtpDrafter(head, pool, True, "mtp")
+        return MtpDrafter(head, pool, "mtp")
 
     shape = (TreeShape.chain(4), TreeShape((3, 4, 2)))[half]
     engine = engine_of(models.target, whispered(make, whole(jobs, texts)), shape, chunk=11, prefix=True)

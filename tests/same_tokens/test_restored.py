@@ -70,7 +70,7 @@ class Case:
             return self.pair.draft_model
         if name == "mtp":
             head = EagleHead(*read_mtp(self.pair.directory, self.pair.target), 576)
-            return lambda pool: MtpDrafter(head, pool, True, "mtp")
+            return lambda pool: MtpDrafter(head, pool, "mtp")
         if "self" in name:
             return lambda pool: self.pair.copy(pool, before=self.drafter(before)(pool) if before else None)
         return head_of(self.pair, name, "chain")  # type: ignore[return-value]

@@ -43,7 +43,7 @@ from tests.verifier.reading import Reader, load_decoder, random_tokens
 VOCAB = 300
 #: The end-of-text token of the random models.
 END = 2
-DRAFTERS = ["chain4", "3,2,1", "4,4,2,2,1", "dynamic 4,4,2,2,1", "template"]
+DRAFTERS = ["chain4", "3,2,1", "4,4,2,2,1"]
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +98,14 @@ def proposed(pair: Pair, make: MakeDrafter, drafter: str) -> list[tuple[str, lis
     return engine.drafter.trees
 
 
-@pytest.mark.parametrize("drafter", ["chain4", "dynamic 4,4,2,2,1", "template"])
+@pytest.mark.parametrize("drafter", ["chain4", "4,4,2,2,1"])
 def test_a_vocabulary_in_another_order_gives_the_very_same_drafts(same, other, drafter) -> None:
     """At every temperature."""
-    permuted, dynamic = other(0.0), drafter.startswith("dynamic")
+    permuted = other(0.0)
     assert permuted.translation.share == 1.0
     assert permuted.translation.columns.tolist() != list(range(VOCAB))
-    ours = proposed(same, lambda pool: permuted.draft_model(pool, dynamic), drafter)
-    assert ours == proposed(same, lambda pool: same.draft_model(pool, dynamic), drafter)
+    ours = proposed(same, permuted.draft_model, drafter)
+    assert ours == proposed(same, same.draft_model, drafter)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -129,10 +129,10 @@ def test_a_draft_is_its_own_draw_with_the_noise_of_the_targets_tokens(same, othe
     assert not torch.equal(made.token_ids, torch.arange(len(made.token_ids)))
 
 
-@pytest.mark.parametrize("drafter", ["chain4", "dynamic 4,4,2,2,1"])
+@pytest.mark.parametrize("drafter", ["chain4", "4,4,2,2,1"])
 def test_a_smaller_vocabulary_drafts_like_the_same_model_restricted_to_it(same, other, drafter) -> None:
     """Restricted: it knows the target's ids, but may only draft some, and reads others as the tokens they end with."""
-    fewer, dynamic = other(0.3), drafter.startswith("dynamic")
+    fewer = other(0.3)
     tokenizer = Tokenizer.from_file(str(same.directory / "tokenizer.json"))
     spelling = Spelling(tokenizer)
     kept = set(order_without(VOCAB, 0.3, [END]))
@@ -147,9 +147,9 @@ def test_a_smaller_vocabulary_drafts_like_the_same_model_restricted_to_it(same, 
     restricted = with_columns(same.draft_directory, ids, torch.float32)
 
     def model(pool: PagePool) -> DraftModelDrafter:
-        return DraftModelDrafter(paged(restricted, pool), dynamic, read=torch.tensor(read), token_ids=ids)
+        return DraftModelDrafter(paged(restricted, pool), read=torch.tensor(read), token_ids=ids)
 
-    ours = proposed(same, lambda pool: fewer.draft_model(pool, dynamic), drafter)
+    ours = proposed(same, fewer.draft_model, drafter)
     assert ours == proposed(same, model, drafter)
 
 
@@ -192,9 +192,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    "changes", [{"draft_tokens": 5}, {"draft_tree": "4,4,2,2,1"}, {"draft_tree": "3,2,1", "draft_growth": "static"}]
-)
+@pytest.mark.parametrize("changes", [{"draft_tokens": 5}, {"draft_tree": "4,4,2,2,1"}])
 def test_an_engine_of_strangers(strangers, changes) -> None:
     """Random models, so hardly a draft is right; the prompts have ids that neither tokenizer has."""
     listed = jobs_of(300, (9, 70, 33, 1, 20, 40), 20)

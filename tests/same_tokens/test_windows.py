@@ -28,7 +28,7 @@ LENGTHS = (9, 60, 17, 90, 33, 40)
 WINDOWED = ["mistral", "qwen2_window", "gemma3", "gemma4"]
 
 
-@pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "dynamic 8,8", *SELF, "truth"])
+@pytest.mark.parametrize("drafter", ["none", "chain4", "4,4,2,2,1", "8,8", *SELF, "truth"])
 @pytest.mark.parametrize("family", WINDOWED)
 def test_every_drafter(pair, family, drafter) -> None:
     """Four texts at once, with room for their windows and one chunk, but not for the texts."""

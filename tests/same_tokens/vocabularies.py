@@ -113,9 +113,9 @@ class Translated(Pair):
         decoder = with_columns(draft, made.columns, pair.draft.dtype)
         return cls(pair.directory, draft, pair.target, decoder, made)
 
-    def draft_model(self, pool: PagePool, dynamic: bool = False) -> DraftModelDrafter:
+    def draft_model(self, pool: PagePool) -> DraftModelDrafter:
         made = self.translation
-        return DraftModelDrafter(paged(self.draft, pool), dynamic, read=made.read, token_ids=made.token_ids)
+        return DraftModelDrafter(paged(self.draft, pool), read=made.read, token_ids=made.token_ids)
 
 
 def with_columns(directory: Path, columns: Tensor, dtype: torch.dtype) -> Decoder:

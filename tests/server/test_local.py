@@ -243,8 +243,8 @@ def test_errors_of_settings_speak_of_arguments() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such file or directory"),
         (
-            {"draft": "none", "draft_layers": "1,2"},
-            "draft_layers 1,2: is for EAGLE and DFlash heads, but draft is none",
+            {"draft": "none", "draft_vocab": "100"},
+            "draft_vocab 100: is for draft models, EAGLE and MTP heads, but draft is none",
         ),
     ]
     for given, said in wrong:

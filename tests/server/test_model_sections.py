@@ -52,7 +52,7 @@ def test_each_has_its_own_settings_and_those_of_the_engine(toml):
 
 
 def test_a_flag_beats_a_variable_beats_a_models_section_beats_the_engines(toml):
-    file = toml("[engine]\nmax_seqs = 2\npage_size = 8\n[models.a]\nmax_seqs = 3\npage_size = 4\n[models.b]\n")
+    file = toml("[engine]\nmax_seqs = 2\npage_size = 8\n[models.a]\nmax_seqs = 3\npage_size = 16\n[models.b]\n")
     loaded = load(ServeConfig, {}, {}, file).config.models
     assert (loaded["a"].max_seqs, loaded["b"].max_seqs) == (3, 2)
     loaded = load(

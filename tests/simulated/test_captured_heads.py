@@ -12,17 +12,17 @@ from foresay.spec.tree import TreeShape
 from tests.same_tokens.captured import captured_engine, run_freely
 from tests.same_tokens.heads import KINDS, head_drafter, target_of
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of, plain
+from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text
 from tests.simulated.device import DEVICE, simulated
 from tests.simulated.graph import assert_launched, captured
 from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 2, 17)
-SHAPES = {"chain": TreeShape.chain(4), "static": TreeShape((3, 4, 2)), "template": TEMPLATE}
+SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape((3, 4, 2))}
 
 
-@pytest.mark.parametrize(("shape", "max_seqs"), [pytest.param("chain", 1, marks=pytest.mark.soak), ("template", 3)])
+@pytest.mark.parametrize(("shape", "max_seqs"), [pytest.param("chain", 1, marks=pytest.mark.soak), ("tree", 3)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
     models = target_of(pair, kind, layers=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import cast
 
 import pytest
@@ -25,7 +25,7 @@ from foresay.verifier.ops import attention, rows
 from foresay.verifier.ops.records import Norm
 from tests.same_tokens.captured import MakeDrafter, captured_engine, copy, draft_model, run_freely
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import TEMPLATE, assert_same, jobs_of
+from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.witness import Job, Text
 from tests.simulated.device import CURRENT, DEVICE, NotOnTheDevice, simulated
 from tests.simulated.graph import assert_launched, captured
@@ -42,6 +42,9 @@ def plainly(pair: Pair) -> Engine:
     return captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
 
 
+TREE = TreeShape.parse("3,2,1")
+
+
 @cache
 def expected(pair: Pair) -> dict[str, Text]:
     return run_freely(plainly(pair), jobs_of(pair.vocab_size, LENGTHS, MAX_TOKENS))
@@ -54,7 +57,7 @@ def test_the_same_tokens_over_quantized_kv(elsewhere, kv) -> None:
     jobs = jobs_of(moved.vocab_size, LENGTHS, MAX_TOKENS)
     with simulated():
         wanted = run_freely(plainly(moved), jobs)
-        engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
+        engine = captured_engine(moved, draft_model(moved), TREE, max_seqs=3, capture=captured)
         texts = run_freely(engine, jobs)
     assert_same(wanted, texts)
     assert_launched(engine)
@@ -66,7 +69,7 @@ def test_the_same_tokens_with_a_switch(elsewhere, switch, monkeypatch) -> None:
     monkeypatch.setattr(attention, switch, True)
     made, moved = elsewhere
     with simulated():
-        engine = captured_engine(moved, draft_model(moved), TEMPLATE, max_seqs=3, capture=captured)
+        engine = captured_engine(moved, draft_model(moved), TREE, max_seqs=3, capture=captured)
         assert_same(expected(made), run_freely(engine, jobs_of(made.vocab_size, LENGTHS, MAX_TOKENS)))
     assert_launched(engine)
     graphs = next(iter(engine.runner.buckets.values()))[-1].launch.graphs  # type: ignore[attr-defined]
@@ -99,18 +102,15 @@ def elsewhere(pair):
         ("chain1", 1),
         ("chain4", 3),
         ("3,2,1", 1),
-        ("template", 3),
-        ("dynamic", 3),
+        ("3,2,1", 3),
         ("self", 3),
     ],
 )
 def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     made, moved = elsewhere
-    makers: dict[str, MakeDrafter] = {"dynamic": partial(moved.draft_model, dynamic=True), "self": copy(moved)}
-    shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4), "template": TEMPLATE}
-    shapes["dynamic"] = shapes["self"] = TreeShape.parse("3,2,1")
-    tree = shapes.get(shape) or TreeShape.parse(shape)
-    assert_same_tokens(made, moved, tree, makers.get(shape), max_seqs=max_seqs)
+    shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4)}
+    make = copy(moved) if shape == "self" else None
+    assert_same_tokens(made, moved, shapes.get(shape, TREE), make, max_seqs=max_seqs)
 
 
 @pytest.mark.parametrize("shape", [pytest.param("none", marks=pytest.mark.soak), "3,2,1"])

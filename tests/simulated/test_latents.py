@@ -45,7 +45,7 @@ def test_the_same_tokens(both, make, shape) -> None:
 def test_a_step_waits_once_and_is_launched_once(both, drafts) -> None:
     moved = both[1]
     with simulated():
-        make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
+        make = moved.draft_model if drafts else lambda pool: None
         engine = engine_of(moved, make, WORTH if drafts else ROOT_ONLY, 2, False)
         found = list(steps(engine, moved.vocab_size, 2))[2:]
     assert {each._replace(copies=1) for each in found} == {ONCE}, found

@@ -94,7 +94,7 @@ def test_rows_behind_a_tree_wake_no_experts(pair) -> None:
 def test_a_step_waits_once_and_launches_no_more(pair, drafts) -> None:
     moved = replace(there(pair("qwen3_moe")), draft=there(pair("llama3", layers=2)).draft)
     with simulated():
-        make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
+        make = moved.draft_model if drafts else lambda pool: None
         engine = engine_of(moved, make, WORTH if drafts else ROOT_ONLY, 2, False)
         found = list(steps(engine, moved.vocab_size, 2))[2:]
     assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=drafts), found

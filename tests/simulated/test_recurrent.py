@@ -62,7 +62,7 @@ def test_the_same_tokens(pair, family, drafter) -> None:
     jobs = [*first, *later]
     if drafter == "dense":
         moved = replace(moved, draft=there(pair("llama3", layers=2)).draft)
-    kinds = {"dense": "3,2,1", "recurrent": "dynamic 4,4,2,2,1"}
+    kinds = {"dense": "3,2,1", "recurrent": "4,4,2,2,1"}
     make = copy(moved) if drafter == "copy" else maker(moved, kinds.get(drafter, drafter), whole(jobs, wanted))
     shape, graphs = ROOT_ONLY if drafter == "none" else TREE, drafter in ("none", "copy", "dense")
     with simulated():
@@ -152,7 +152,7 @@ def test_a_step_waits_once_and_launches_no_more(pair, both, drafts, max_seqs) ->
     moved = replace(moved, draft=there(pair("llama3", layers=2)).draft)
     shape = WORTH if drafts else ROOT_ONLY
     with simulated():
-        make = (lambda pool: moved.draft_model(pool, dynamic=True)) if drafts else lambda pool: None
+        make = moved.draft_model if drafts else lambda pool: None
         engine = engine_of(moved, make, shape, max_seqs, False)
         found = list(steps(engine, moved.vocab_size, max_seqs))[2:]
     assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=1 + drafts), found

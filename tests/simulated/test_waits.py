@@ -223,7 +223,7 @@ ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
 def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None:
     """Of one text of several too."""
     with simulated():
-        make: MakeDrafter = lambda pool: elsewhere.draft_model(pool, dynamic=True) if drafts else None  # noqa: E731
+        make: MakeDrafter = lambda pool: elsewhere.draft_model(pool) if drafts else None  # noqa: E731
         engine = engine_of(elsewhere, make, WORTH if drafts else ROOT_ONLY, max_seqs, False)
         found = {
             name: [(each.waits, each.graphs) for each in steps(engine, elsewhere.vocab_size, max_seqs, row[0])]
@@ -294,7 +294,7 @@ def maker_of(draft: str, here: Pair, moved: Pair, directory: Path) -> MakeDrafte
     if draft == "none":
         return lambda pool: None
     if draft == "draft_model":
-        return lambda pool: moved.draft_model(pool, dynamic=True)
-    head_drafter(draft, directory, here.target, "dynamic")  # written by the CPU
+        return moved.draft_model
+    head_drafter(draft, directory, here.target, "tree")  # written by the CPU
     with simulated():
-        return head_drafter(draft, directory, moved.target, "dynamic")
+        return head_drafter(draft, directory, moved.target, "tree")

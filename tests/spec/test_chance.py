@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from foresay.spec.budget.chance import Cells, Counts, Salts, claimed
+from foresay.spec.budget.chance import Cells, Outcomes, Salts, claimed
 from foresay.spec.tree import DraftTree
 
 
 def test_the_odds_of_claims_are_corrected_by_those_of_what_came() -> None:
-    counts, dice = Counts(), random.Random(1)
+    counts, dice = Outcomes(), random.Random(1)
     for _ in range(600):
         claim = dice.choice((0.3, 0.6))
         odds = 3.0 * claim / (1.0 - claim)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Histogram, Shape
-from foresay.server.observe.telemetry.history import MINUTES, SECONDS, History
+from foresay.server.observe.telemetry.history import MINUTES, SECONDS, TimeSeries
 from foresay.server.observe.telemetry.window import Window
 
 SHAPE = Shape([-1, 0, 1])
@@ -21,7 +21,7 @@ def run(window: Window, kept: int = 2) -> None:
 
 
 def test_the_seconds_of_ten_minutes_the_minutes_of_an_hour_and_everything() -> None:
-    history, dice, now = History(), random.Random(1), float(START)
+    history, dice, now = TimeSeries(), random.Random(1), float(START)
     at = []
     while now < START + 5000:
         run(history.at(now))
@@ -39,7 +39,7 @@ def test_the_seconds_of_ten_minutes_the_minutes_of_an_hour_and_everything() -> N
 
 
 def test_sums_of_long_and_short_spans_are_those_of_seconds() -> None:
-    history, dice, now = History(), random.Random(2), float(START)
+    history, dice, now = TimeSeries(), random.Random(2), float(START)
     counted: dict[int, int] = {}
     for _ in range(4000):
         now += dice.choice([0.1, 0.4, 1.0, 1.0, 2.0, 7.0, 95.0] if dice.random() < 0.1 else [0.1, 0.4, 1.0])
@@ -58,7 +58,7 @@ def test_sums_of_long_and_short_spans_are_those_of_seconds() -> None:
 
 
 def test_the_running_second_is_in_the_totals_and_not_in_the_charts() -> None:
-    history = History()
+    history = TimeSeries()
     run(history.at(START + 0.1))
     run(history.at(START + 0.9))
     assert history.total().runs == 2
@@ -71,7 +71,7 @@ def test_the_running_second_is_in_the_totals_and_not_in_the_charts() -> None:
 
 
 def test_an_idle_server_has_nothing_to_show() -> None:
-    history = History()
+    history = TimeSeries()
     assert (history.seconds(START), history.minutes(START), history.total().runs) == ([], [], 0)
     run(history.at(START))
     assert history.window(START + 3600, 60).runs == 0

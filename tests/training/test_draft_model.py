@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from foresay.drafters.heads.draft_model import DraftModel
+from foresay.drafters.heads.draft_model import StudentModel
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training.run import Run
 from foresay.drafters.training.settings import Settings
@@ -19,9 +19,9 @@ from foresay.drafters.training.shapes import default_layers, default_width, draf
 from foresay.drafters.training.teacher import Teacher, _of_gguf
 from foresay.drafters.training.work import Work
 from foresay.kvpaging import PageTable
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.verifier.model.errors import ModelError
-from foresay.verifier.model.hub import resolve
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_directories import config, witnessed
 from tests.same_tokens.witness import run
@@ -83,7 +83,7 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
         vocab_size=120, hidden_size=64, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2 * kv_heads
     )
     torch.manual_seed(1)
-    ours = DraftModel(draft_shape(source, layers, 32)).eval()
+    ours = StudentModel(draft_shape(source, layers, 32)).eval()
     shape = ours.shape
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, kv_heads, 8)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_a_draft_of_any_family_learns_and_is_served_as_it_learned(family, tmp_pa
     torch.manual_seed(0)
     own = config_of(family, vocab_size=40).get_text_config().to_dict()
     values = {**own, "architectures": [FAMILIES[family][1].__name__]}
-    model, width = DraftModel(values), 24
+    model, width = StudentModel(values), 24
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))

@@ -18,7 +18,7 @@ from foresay.drafters.heads.eagle_model import EagleModel, PEagleModel
 from foresay.drafters.heads.lesson import Lesson, judge, soft_cross_entropy
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
-from foresay.drafters.training.teacher import Lessons, Teacher, Text
+from foresay.drafters.training.teacher import Example, Lessons, Teacher
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams
@@ -47,7 +47,7 @@ def test_targets_that_scale_and_cap_teach_their_own_logits(tmp_path, family) -> 
     tokens, ids = random_tokens(random.Random(2), 24, 290), torch.arange(290)
     eagle = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=1)
     block = DFlashModel(dflash_shape(teacher.config, 2, 4, 290), teacher.embedding, ids, teacher.lm_head)
-    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], (*eagle.needs, *block.needs))
+    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], (*eagle.needs, *block.needs))
     with torch.no_grad():
         assert torch.allclose(lesson.logits, theirs(lesson.tokens).logits, atol=1e-4)
     for model, name in ((eagle, "eagle"), (block, "block")):
@@ -98,7 +98,7 @@ def test_the_teachers_features_are_those_the_engine_hands_out(decoder, teacher) 
     tokens = random_tokens(random.Random(1), 40, 290)
     reader = Reader(decoder)
     forward = reader.model.run([reader.rows(PageTable(reader.pool), tokens)], FeatureRequest(True, (0, 3, 6)))
-    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], ["final", "layer.0", "layer.3", "layer.6"])
+    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], ["final", "layer.0", "layer.3", "layer.6"])
     assert torch.allclose(lesson.logits[0], forward.logits, atol=1e-3)
     for name, rows in forward.features.items():
         assert torch.allclose(lesson.features[name][0], rows, rtol=1e-3, atol=1e-3), name
@@ -121,7 +121,7 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     assert head.config.layers == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("midlayer."): tensor for name, tensor in model.published().items()}
     plain = PlainEagle({**model.config("t")}, weights, teacher.embedding, weights["lm_head.weight"])
     fused = plain.fuse([lesson.features[name][0] for name in model.needs])
@@ -146,7 +146,7 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     head = load_eagle(tmp_path, decoder)
     assert (head.config.mask, head.config.guesses, head.config.layers) == (289, 4, (2, 3, 6))
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}
     layer: Any = model.config("t")["transformer_layer_config"]
     plain = PlainEagle({**layer, "draft_vocab_size": draft}, weights, teacher.embedding, weights["lm_head.weight"])
@@ -178,7 +178,7 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     assert head.config.guesses == 4 and head.config.needs.layers == shape.layers
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 24, 290)
-    lesson = teacher.lesson([Text(torch.tensor(tokens), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
     features = torch.cat([lesson.features[name][0] for name in model.needs], dim=-1)
     weights = model.published()
     config = {**model.config("t"), "rope_theta": shape.rope_theta}
@@ -195,7 +195,7 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
 
 def test_medusa_heads_draft_as_they_learned(decoder, teacher, tmp_path) -> None:
     model = MedusaModel(teacher.lm_head, 3)
-    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
     assert torch.allclose(model(lesson.features["final"], 2), lesson.logits, atol=1e-3), "a fresh head is the target's"
     stirred(model)
     publish(model, tmp_path, "medusa_lm_head.safetensors")
@@ -230,7 +230,7 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
 def test_rows_that_no_draft_token_could_guess_do_not_count(teacher, known) -> None:
     ids = torch.arange(0, 290, 2)
     model = EagleModel(eagle_shape(teacher.config, 145), teacher.embedding, ids, teacher.lm_head, passes=2)
-    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
     if known:
         lesson = replace(lesson, likeliest=lesson.likeliest_tokens())
     (loss,) = model.losses(lesson)
@@ -249,7 +249,7 @@ def test_an_eagle_head_learns_its_first_pass_first(teacher) -> None:
     ids = torch.arange(290)
     model = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=5)
     assert [model.passes_at(done) for done in (0.0, 0.6, 0.61, 0.69, 0.8, 1.0)] == [1, 1, 2, 3, 5, 5]
-    lesson = teacher.lesson([Text(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
     (first,), (both,) = model.losses(lesson, 0.0), model.losses(lesson, 0.61)
     assert float(both.detach()) > 1.5 * float(first.detach()), "two losses, the second at 0.8"
 
@@ -320,7 +320,7 @@ def test_what_is_written_does_not_depend_on_the_batch(teacher) -> None:
 
 
 def test_rows_about_a_prompt_or_about_nothing_do_not_count(teacher) -> None:
-    texts = [Text(torch.tensor(random_tokens(random.Random(n), n, 290)), start) for n, start in ((9, 4), (6, 1))]
+    texts = [Example(torch.tensor(random_tokens(random.Random(n), n, 290)), start) for n, start in ((9, 4), (6, 1))]
     lesson = teacher.lesson(texts, ["layer.3"], room=2)
     assert lesson.counted is not None and lesson.counted.shape == (2, 11)
     assert [row.nonzero().flatten().tolist() for row in lesson.counted] == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
@@ -336,7 +336,7 @@ def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, device, tmp_
     monkeypatch.setattr(teacher, "device", device)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 20, 1 << 30))
     in_files = device == "cpu"
-    texts = [Text(torch.tensor(random_tokens(random.Random(n), 3 + n % 7, 290)), 1) for n in range(11)]
+    texts = [Example(torch.tensor(random_tokens(random.Random(n), 3 + n % 7, 290)), 1) for n in range(11)]
     lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
 
     def tokens(first: int) -> list[list[int]]:

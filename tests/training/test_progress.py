@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from foresay.drafters.training.progress import Progress
+from foresay.drafters.training.progress import ProgressBar
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Progress("the head learns", 100, "steps", first=20) as bar:
+    with ProgressBar("the head learns", 100, "steps", first=20) as bar:
         for done in range(21, 41):
             now[0] += 4.0
             bar.to(done, f"loss {done / 10:.3f}")
@@ -27,7 +27,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch, capsys) -> None:
 
 def test_nothing_where_nothing_is_wanted(monkeypatch, capsys) -> None:
     monkeypatch.setattr("foresay.drafters.training.progress.LINE_EVERY", 0.0)
-    with Progress("the head learns", 10, "steps", shown=False) as bar:
+    with ProgressBar("the head learns", 10, "steps", shown=False) as bar:
         bar.to(3)
     assert capsys.readouterr().err == ""
 
@@ -36,7 +36,7 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch) -> None:
     reader, writer = pty.openpty()
     with open(writer, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        with Progress("the target writes", 40, "texts", first=10) as bar:
+        with ProgressBar("the target writes", 40, "texts", first=10) as bar:
             bar.to(25)
             bar.to(40, "loss 4.2")
         terminal.flush()
@@ -50,6 +50,6 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch) -> None:
 @pytest.mark.parametrize("done", [0, 5])
 def test_no_guess_before_something_is_done(monkeypatch, capsys, done) -> None:
     monkeypatch.setattr("foresay.drafters.training.progress.LINE_EVERY", 0.0)
-    with Progress("the head learns", 10, "steps", first=5) as bar:
+    with ProgressBar("the head learns", 10, "steps", first=5) as bar:
         bar.to(max(5, done))
     assert "left" not in capsys.readouterr().err

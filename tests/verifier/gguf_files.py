@@ -48,7 +48,7 @@ def cache_of_its_own(directory: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("XDG_CACHE_HOME", str(directory))
 
 
-def read_only(*_: object) -> None:
+def read_only(*_: object, **__: object) -> None:
     """What changes a file in a folder that is read-only."""
     raise OSError(30, "Read-only file system")
 

@@ -144,8 +144,6 @@ CONTEXTS = (5, 75, 150, 330, 1010)
             Bench(width=128, pages=40, group=4, page_size=32, dtype=torch.bfloat16),
             Bench(width=16, pages=1100, page_size=1),
             Bench(width=64, pages=300, page_size=4, scatter=True),
-            Bench(width=64, pages=60, page_size=24, group=3, groups=3),
-            Bench(width=64, pages=10, page_size=128),
         ],
         [3, 1],  # threads
     ),

@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.parameters import packed_bytes
 from foresay.verifier.model.checkpoint import SINGLE, _names
 from foresay.verifier.model.config import ModelConfig
@@ -26,7 +27,6 @@ from foresay.verifier.model.gguf.config import config_of, theirs
 from foresay.verifier.model.gguf.directory import _texts
 from foresay.verifier.model.gguf.file import TYPES, GgufFile
 from foresay.verifier.model.gguf.weights import matrix_of
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.weights import load
 from tests.verifier.families import FAMILIES, MSCALE, make
 from tests.verifier.gguf_files import (

@@ -20,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import GemmaTokenizer
 
+from foresay.server.catalog.hub import resolve
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.verifier.model.config import ModelConfig
@@ -27,7 +28,6 @@ from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.gguf.config import end_tokens
 from foresay.verifier.model.gguf.directory import SPLITTINGS, tokenizer_of
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.hub import resolve
 from tests.verifier.gguf_files import letters, tokens_of, write, writer_of
 
 TEXTS = [
@@ -289,7 +289,7 @@ def test_a_file_is_made_a_directory_without_torch(tmp_path) -> None:
     made = made_of(tmp_path, tokens_of(BUNDLED / "target", "gpt-2"))
     shutil.rmtree(made)
     code = (
-        f"import sys; from foresay.verifier.model.hub import resolve; made = resolve({str(tmp_path / 'x.gguf')!r});"
+        f"import sys; from foresay.server.catalog.hub import resolve; made = resolve({str(tmp_path / 'x.gguf')!r});"
         "from foresay.verifier.model.config import ModelConfig; ModelConfig.from_directory(made);"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )

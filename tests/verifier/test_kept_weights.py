@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.kvpaging import shared_files
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import quantized
 from foresay.server.host.local import Engine
@@ -26,7 +28,6 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load, table_of
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
@@ -34,7 +35,6 @@ from tests.combinations import alternating
 from tests.verifier.families import make
 from tests.verifier.gguf_files import all_of, cache_of_its_own, convert, q4_k_m, read_only
 
-PLENTY = 1 << 40
 SMALL: dict[str, Any] = {"draft": "none", "max_model_len": 64, "kv_tokens": 512, "threads": 1}
 
 
@@ -71,7 +71,7 @@ def parts(found: object) -> Iterator[object]:
 
 
 def assert_kept(packed: Packed) -> None:
-    kept_weights.keep("this", packed, PLENTY)
+    kept_weights.keep("this", packed)
     found = kept_weights.find("this")
     assert found is not None and list(parts(found)) == list(parts(replace(packed, table=None)))
 
@@ -155,7 +155,7 @@ def test_a_table_stays_in_the_models_own_files(folder, tmp_path) -> None:
         table = table_of(directory, ModelConfig.from_directory(directory), torch.bfloat16)
         assert packed.table is not None and table is not None and torch.equal(table, packed.table)
         assert table.dtype is torch.float32 and len(table) == tokens, "as it is stored"
-        kept_weights.keep(str(tokens), packed, PLENTY)
+        kept_weights.keep(str(tokens), packed)
         sizes.append((folder / str(tokens)).stat().st_size)
     assert sizes[0] == sizes[1]
     settings: dict[str, Any] = {"target": str(directory), "dtype": "bfloat16"}
@@ -193,7 +193,7 @@ def test_the_tokens_that_a_draft_model_shares_are_part_of_the_name() -> None:
 @pytest.fixture
 def file(folder: Path) -> Path:
     """A whole one."""
-    kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+    kept_weights.keep("this", packed_of(BUNDLED / "draft"))
     return folder / "this"
 
 
@@ -234,14 +234,14 @@ def test_what_is_amiss_is_not_used_and_logged_once(amiss, file, caplog) -> None:
     assert str(file) in record.message and "the model's own files are read" in record.message
     if amiss != "a folder":
         assert not os.path.lexists(file)
-        kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+        kept_weights.keep("this", packed_of(BUNDLED / "draft"))
         assert kept_weights.find("this") is not None
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
     file.parent.chmod(0o777)
     assert kept_weights.find("this") is None and "other users may write there" in caplog.text
-    kept_weights.keep("that", packed_of(BUNDLED / "draft"), PLENTY)
+    kept_weights.keep("that", packed_of(BUNDLED / "draft"))
     assert [each.name for each in file.parent.iterdir()] == ["this"]
 
 
@@ -264,7 +264,7 @@ def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
 def test_weights_are_advised_for_huge_pages_packed_or_mapped(folder) -> None:
     packed = PackedFloats.of(torch.ones(2048, 2048), None, "")
     assert "hg" in flags_at(packed.data.data_ptr() + (4 << 20))
-    kept_weights.keep("this", packed_of(BUNDLED / "draft"), PLENTY)
+    kept_weights.keep("this", packed_of(BUNDLED / "draft"))
     found = kept_weights.find("this")
     assert found is not None and "hg" in flags_at(found.embed.data_ptr())
 
@@ -282,34 +282,36 @@ def flags_at(address: int) -> list[str]:
     raise AssertionError("nothing is there")
 
 
-def test_those_that_were_not_used_for_longest_go(file) -> None:
+def test_those_that_were_not_used_for_longest_go(file, monkeypatch) -> None:
     packed, size = packed_of(BUNDLED / "draft"), file.stat().st_size
-    kept_weights.keep("that", packed, PLENTY)
+    kept_weights.keep("that", packed)
     for name, when in (("this", 1), ("that", 2)):
         os.utime(file.with_name(name), (when, when))
     assert kept_weights.find("this") is not None
-    kept_weights.keep("third", packed, 2 * size)
+    monkeypatch.setattr(kept_weights, "MOST_BYTES", 2 * size)
+    kept_weights.keep("third", packed)
     assert sorted(each.name for each in file.parent.iterdir()) == ["third", "this"]
-    kept_weights.keep("fourth", packed, size - 1)
+    monkeypatch.setattr(kept_weights, "MOST_BYTES", size - 1)
+    kept_weights.keep("fourth", packed)
     assert not file.with_name("fourth").exists(), "larger than all of them may be"
 
 
 def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None:
     packed = packed_of(BUNDLED / "draft")
     with monkeypatch.context() as patch:
-        patch.setattr(kept_weights, "_free", lambda folder: 1000)
-        kept_weights.keep("that", packed, PLENTY)
+        patch.setattr(shared_files, "free", lambda folder: 1000)
+        kept_weights.keep("that", packed)
     with monkeypatch.context() as patch:
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
         patch.setattr(os, "fsync", full)
-        kept_weights.keep("that", packed, PLENTY)
-    monkeypatch.setattr(kept_weights, "LEAST_BYTES", PLENTY)
-    kept_weights.keep("that", packed, PLENTY)
+        kept_weights.keep("that", packed)
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", kept_weights.MOST_BYTES)
+    kept_weights.keep("that", packed)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    kept_weights.keep("that", packed, PLENTY)
+    kept_weights.keep("that", packed)
     assert kept_weights.find("that") is None
     assert [each.name for each in file.parent.iterdir()] == ["this"] and not caplog.records
 
@@ -318,9 +320,9 @@ def test_what_another_process_is_writing_is_left_to_it(file) -> None:
     packed, part = packed_of(BUNDLED / "draft"), file.with_name("that.part")
     with part.open("wb") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
-        kept_weights.keep("that", packed, PLENTY)
+        kept_weights.keep("that", packed)
         assert part.read_bytes() == b"" and not file.with_name("that").exists()
-    kept_weights.keep("that", packed, PLENTY)
+    kept_weights.keep("that", packed)
     assert kept_weights.find("that") is not None and not part.exists(), "one that died is written over"
 
 
@@ -328,9 +330,9 @@ def test_a_process_that_ends_leaves_off(file, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(kept_weights, "_ending", threading.Event())
         kept_weights.leave_off()
-        kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+        kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))])
         settle()
         assert [each.name for each in file.parent.iterdir()] == ["this"]
-    kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))], PLENTY)
+    kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))])
     settle()
     assert kept_weights.find("that") is not None

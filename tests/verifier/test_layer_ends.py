@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.memory import Demand
 from foresay.server.engine.parameters import expert_bytes, kept_in_16_bits, model_bytes, table_bytes
 from foresay.server.settings.config import EngineConfig
@@ -20,7 +21,6 @@ from foresay.verifier.model.config import ModelConfig, idle_parameters, matrices
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.layer_inputs import PackedGate
 from foresay.verifier.model.weights import load
 from tests.verifier.families import FAMILIES, config_of, make

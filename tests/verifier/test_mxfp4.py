@@ -14,12 +14,12 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils.quantization_config import Mxfp4Config
 
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.parameters import packed_bytes
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model.weights import check
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from tests.verifier.families import make

@@ -141,7 +141,7 @@ class Clusters:
         return found.new_full((len(normed), len(self.output)), -math.inf).scatter_(1, tokens, found)
 
 
-class Assistant:
+class AssistantHead:
     """One assistant. Owns its weights, except the target's embedding.
 
     decoder: its layers, last norm and output matrix; its embedding is the target's. into: pre_projection. back:
@@ -156,11 +156,11 @@ class Assistant:
         self._no_rows = torch.empty(0, dtype=torch.int64, device=self.device)
 
     @classmethod
-    def load(cls, directory: Path, target: Decoder) -> Assistant:
+    def load(cls, directory: Path, target: Decoder) -> AssistantHead:
         """The assistant in ``directory``, in the target's dtype. Raises ConfigError or WeightsError, which name the
         file."""
         config = AssistantConfig.read(directory, target.config)
-        return _Loader(directory, config, target).assistant()
+        return _AssistantLoader(directory, config, target).assistant()
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ class Assistant:
         return logits.argmax(dim=-1).cpu() == wanted[1:]
 
 
-class _Loader:
+class _AssistantLoader:
     """Reads one directory."""
 
     def __init__(self, directory: Path, config: AssistantConfig, target: Decoder) -> None:
@@ -201,7 +201,7 @@ class _Loader:
         self.reader = HeadReader(HeadTensors(named, read.where), config.model, target.config.vocab_size, target)
         self.config, self.target = config, target
 
-    def assistant(self) -> Assistant:
+    def assistant(self) -> AssistantHead:
         reader, model, target = self.reader, self.config.model, self.target
         hidden, width, dtype = reader.hidden, reader.width, target.dtype
         layers = [reader.packed(f"layers.{number}", node) for number, node in enumerate(model.stack.layers)]
@@ -214,7 +214,7 @@ class _Loader:
         head = Linear(output if clusters is None else output[:1], None, dtype)
         reader.check_known()
         packed = Packed(target.embedding, layers, last, head)
-        return Assistant(self.config, Decoder(model, packed, target.max_positions), into, back, clusters)
+        return AssistantHead(self.config, Decoder(model, packed, target.max_positions), into, back, clusters)
 
     def _output(self) -> Tensor:
         """[V, A]: tied to an embedding that nothing else reads."""

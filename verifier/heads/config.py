@@ -132,8 +132,8 @@ class HeadConfig:
         return [each for each in known if 0 <= min(each) <= max(each) <= depth]
 
     @classmethod
-    def read(cls, directory: Path, target: ModelConfig, layers: Sequence[int] | None = None) -> HeadConfig:
-        """The configuration in ``directory``; ``layers`` overrides the target layers it names.
+    def read(cls, directory: Path, target: ModelConfig) -> HeadConfig:
+        """The configuration in ``directory``.
 
         Raises ConfigError, which names the file and the key.
         """
@@ -141,11 +141,11 @@ class HeadConfig:
         fields, layer = read.fields, ModelConfig.of_llama(read.layer)
         if "vocab_size" in read.layer.values or read.layout.kind == "eagle":
             _check(fields, "made for a vocabulary of {}, but the target's is {}", layer.vocab_size, target.vocab_size)
-        made = (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target, layers)
+        made = (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target)
         return replace(made, scales=_scales(fields, target.stack))
 
 
-def _eagle(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:
+def _eagle(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadConfig:
     fields, layout, depth, vocab = read.fields, read.layout, target.num_layers, layer.vocab_size
     if fields.get("parallel_drafting"):
         raise fields.error("a head that drafts in parallel (parallel_drafting) is not supported")
@@ -153,13 +153,10 @@ def _eagle(read: Published, layer: ModelConfig, target: ModelConfig, layers: Seq
     made = fields.integer("target_hidden_size", own)
     _check(fields, "made for a hidden size of {}, but the target's is {}", made, target.hidden_size)
     names: tuple[str, ...] = ("final",)
-    if layout.generation == 3 and (layers is not None or fields.flag("use_aux_hidden_state", True)):
-        if layers is None and fields.get(layout.mixes) is None and depth < _LEAST_LAYERS:
-            raise fields.error(
-                f"{layout.mixes} is missing, and a target of {depth} layers has no default layers; name them with "
-                "--draft-layers"
-            )
-        names = read.features([2, depth // 2, depth - 3], depth, layers)
+    if layout.generation == 3 and fields.flag("use_aux_hidden_state", True):
+        if fields.get(layout.mixes) is None and depth < _LEAST_LAYERS:
+            raise fields.error(f"{layout.mixes} is missing, and a target of {depth} layers has no default layers")
+        names = read.features([2, depth // 2, depth - 3], depth)
     return HeadConfig(
         layer=layer,
         draft_vocab=vocab if layout.generation == 1 else fields.integer("draft_vocab_size", vocab),
@@ -179,7 +176,7 @@ def _proposed(fields: Fields) -> int:
     return own.integer("speculative_tokens", 8, most=MAX_NODES - 1)
 
 
-def _dflash(read: Published, layer: ModelConfig, target: ModelConfig, layers: Sequence[int] | None) -> HeadConfig:
+def _dflash(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadConfig:
     fields, depth = read.fields, target.num_layers
     made = fields.integer("num_target_layers", depth)
     _check(fields, "made for a target of {} layers, but this one has {}", made, depth)
@@ -193,7 +190,7 @@ def _dflash(read: Published, layer: ModelConfig, target: ModelConfig, layers: Se
     return HeadConfig(
         layer=layer,
         draft_vocab=fields.integer("draft_vocab_size", target.vocab_size),
-        names=read.features(chosen, depth, layers),
+        names=read.features(chosen, depth),
         generation=0,
         mask=mask,
         guesses=fields.integer("block_size", minimum=2, most=MAX_NODES) - (not anchored),

@@ -11,7 +11,7 @@ are read, and checked by the caller.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -274,20 +274,19 @@ class Published:
         values = {**_DEFAULTS.get(layer.get("model_type"), {}), **layer.values}
         return cls(layout, fields, Fields({**values, "num_hidden_layers": _layer_count(directory)}, layer.where))
 
-    def features(self, default: list[int], depth: int, layers: Sequence[int] | None = None) -> tuple[str, ...]:
-        """The target's features that are read. default: the layers if none are listed. depth: the number of layers.
-        layers: overrides the listed ones."""
-        layout, ids = self.layout, self.fields.get(self.layout.mixes) if layers is None else list(layers)
+    def features(self, default: list[int], depth: int) -> tuple[str, ...]:
+        """The target's features that are read. default: the layers if none are listed. depth: the number of layers."""
+        layout, ids = self.layout, self.fields.get(self.layout.mixes)
         ids = default if ids is None else ids
         if not isinstance(ids, list) or not ids or not all(type(number) is int for number in ids):
             raise self.fields.error(f"{layout.mixes} must be a list of layer numbers, got {ids!r}")
-        outputs = layers is None and (layout.counts == "outputs" or (layout.counts == "either" and ids[0] == 1))
+        outputs = layout.counts == "outputs" or (layout.counts == "either" and ids[0] == 1)
         if not all(0 <= number + outputs <= depth for number in ids):
             raise self.fields.error(
                 f"{layout.mixes} is {ids}, but the target has {depth} layers: the head was made for another model"
             )
-        normed = layout.normed and layers is None
-        return tuple("final" if normed and number + 1 == depth else f"layer.{number + outputs}" for number in ids)
+        final = depth - 1 if layout.normed else None
+        return tuple("final" if number == final else f"layer.{number + outputs}" for number in ids)
 
 
 def kind_of(directory: Path) -> Kind | None:

@@ -84,7 +84,7 @@ class MedusaHeads:
     def load(cls, directory: Path, target: Decoder) -> MedusaHeads:
         """The heads in ``directory``, in the target's dtype. Raises WeightsError or ConfigError, which name the
         file."""
-        return _Loader(directory, target).heads()
+        return _MedusaLoader(directory, target).heads()
 
 
 def _short(name: str) -> str:
@@ -93,7 +93,7 @@ def _short(name: str) -> str:
     return name
 
 
-class _Loader:
+class _MedusaLoader:
     """Reads one directory, using the authors' names."""
 
     def __init__(self, directory: Path, target: Decoder) -> None:

@@ -207,7 +207,7 @@ class HeadReader:
         if stored and stored[0] == hidden and stored[1] != features:
             raise WeightsError(
                 f"{self.files.where}: fc.weight reads {stored[1]} numbers, but the target gives {count} features of "
-                f"{self.width}: the head was made for another model, or for other layers (--draft-layers names them)"
+                f"{self.width}: the head was made for another model, or reads other layers than its config.json lists"
             )
         return self.matrix("fc.weight", hidden, features)
 

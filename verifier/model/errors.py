@@ -1,7 +1,7 @@
 """The errors of loading a model, from its name to its weights in memory.
 
 ModelError                     the model cannot be loaded; the message explains why to the person who named it
-├── ModelNotFound              neither a model directory nor a repository that can be fetched
+├── NoSuchModel                neither a model directory nor a repository that can be fetched
 ├── ConfigError                config.json is absent, malformed, or asks for something unsupported
 │   └── UnsupportedArchitecture
 └── WeightsError               a weight file or tensor is missing, unexpected, or of the wrong shape or type
@@ -18,7 +18,7 @@ class ModelError(ForesayError):
     """A model cannot be loaded."""
 
 
-class ModelNotFound(ModelError):
+class NoSuchModel(ModelError):
     """A model's name is neither a model directory nor a repository that can be fetched."""
 
 

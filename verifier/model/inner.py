@@ -70,7 +70,7 @@ STACKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class TopKRouter:
     """How experts are chosen for a row, and weighted.
 
     module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
@@ -106,7 +106,7 @@ class Experts:
     count: int
     chosen: int
     inner: int
-    router: Router = Router()
+    router: TopKRouter = TopKRouter()
     activation: Activation = "silu"
     bias: bool = False
     modules: tuple[str, str, str] = EXPERT_MODULES

@@ -13,22 +13,20 @@ not read: hashing them would take as long as packing, and any write to one chang
 The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.kernels.cpu.pages`): so all processes
 that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64 KiB: of
 its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each GB,
-several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to them.
-A file is written under another name, flushed and renamed, and later at most unlinked, never truncated: so mappings stay
-valid. A damaged one is removed, and the model's own files are read.
+several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to them
+(:mod:`foresay.kvpaging.shared_files`). A whole one is at most unlinked, never truncated: so mappings stay valid. A
+damaged one is removed, and the model's own files are read.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import mmap
 import os
 import struct
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -42,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foresay.kvpaging import shared_files
 from foresay.verifier.model.checkpoint import files_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
@@ -55,19 +54,15 @@ log = logging.getLogger("foresay.models")
 
 #: Smaller models are packed about as fast as they are loaded.
 LEAST_BYTES = 32 << 20
+#: That all files may take; the least recently used ones are removed.
+MOST_BYTES = 20_000_000_000
 _MAGIC = b"foresay1"
 _START = struct.Struct("<8s32sQ")
 _PAGE, _LINE = 4096, 64
 #: Words per checksum.
 _BLOCK = 8192
-#: Suffix of files being written, and the seconds after which one counts as abandoned.
-_PART, _LEFT = ".part", 600.0
 _SOURCES = kept.sources()
 _ending = threading.Event()
-
-
-class Damaged(Exception):
-    """A file that must not be used, and why."""
 
 
 class _Location(msgspec.Struct, array_like=True):
@@ -101,16 +96,12 @@ class _Linear(msgspec.Struct, omit_defaults=True):
 def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
     """The name of a model's packed weights. how: further options of packing. Raises a loader's error or OSError if its
     files are not all there."""
-    files = [_identity(path) for path in files_of(directory)]
+    files = [kept.seen(path) for path in files_of(directory)]
+    if () in files:
+        raise FileNotFoundError(f"{directory}: weights are missing")
     return kept.key_of(
         *map(repr, ("weights", files, config, *how)), repr(Processor.here()), torch.__version__, _SOURCES
     )
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    """What distinguishes a file from others, and from its earlier versions."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -120,15 +111,16 @@ def find(key: str) -> Packed | None:
     """Map what is stored under this name; None if there is nothing, or nothing usable, which is removed."""
     try:
         path = folder() / key
-        if not kept.is_ours(path.parent.stat()):
+        if not shared_files.is_private(path.parent.stat()):
             log.warning("%s is not used: other users may write there", path.parent)
             return None
-        found = _unpacked(_mapped(path))
-        kept.used(path)
+        with shared_files.opened(path) as file:
+            found = _unpacked(pages.mapped(file.fileno()))
+        shared_files.used(path)
         return found
     except (FileNotFoundError, RuntimeError):
         return None
-    except (OSError, ValueError, struct.error, msgspec.MsgspecError, Damaged) as error:
+    except (OSError, ValueError, struct.error, msgspec.MsgspecError) as error:
         log.warning("%s is removed, and the model's own files are read: %s", path, error)
         with suppress(OSError):
             path.unlink()
@@ -137,23 +129,16 @@ def find(key: str) -> Packed | None:
 
 def folder() -> Path:
     """The folder of packed weights. RuntimeError if the home directory is unknown."""
-    return kept.directory().with_name("weights")
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        if not kept.is_ours(os.fstat(file.fileno())):
-            raise Damaged("other users may write to it")
-        return pages.mapped(file.fileno())
+    return kept.directory("weights")
 
 
 def _unpacked(memory: mmap.mmap) -> Packed:
     magic, digest, size = _START.unpack_from(memory)
     begin = _filled(_START.size + size, _PAGE)
     if magic != _MAGIC or begin > len(memory) or len(memory) % _PAGE:
-        raise Damaged("it is incomplete")
+        raise ValueError("it is incomplete")
     if _digest(memory, _START.size + size) != digest:
-        raise Damaged("its digest does not match")
+        raise ValueError("its digest does not match")
     header = msgspec.json.decode(memoryview(memory)[_START.size : _START.size + size], type=_Header)
     data = torch.frombuffer(memory, dtype=torch.uint8, offset=begin)
     tensors = [
@@ -203,7 +188,7 @@ def _filled(size: int, whole: int) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
+def keep_soon(these: Sequence[tuple[str, Packed]]) -> None:
     """Write them in a thread of lowest priority. A process that ends waits for it, unless it calls
     :func:`leave_off`."""
 
@@ -211,7 +196,7 @@ def keep_soon(these: Sequence[tuple[str, Packed]], limit: int) -> None:
         with suppress(OSError):  # niceness is per thread on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for key, packed in these:
-            keep(key, packed, limit)
+            keep(key, packed)
 
     threading.Thread(target=run, name="packed weights").start()
 
@@ -221,24 +206,22 @@ def leave_off() -> None:
     _ending.set()
 
 
-def keep(key: str, packed: Packed, limit: int) -> None:
-    """Write it, if it is large enough to be worth it and there is room. limit: bytes that all files may take; the least
-    recently used ones are removed. Failure to write is no error."""
+def keep(key: str, packed: Packed) -> None:
+    """Write it, if it is large enough to be worth it and there is room. Failure to write is no error."""
     tensors: list[Tensor] = []
     packed = replace(packed, table=None)  # a mapped file's, which stays there
     text = msgspec.json.encode(packed, enc_hook=partial(_as_json, tensors))
     locations, size = _locations(tensors)
     header = msgspec.json.encode(_Header(locations, msgspec.Raw(text)))
     whole = _filled(_START.size + len(header), _PAGE) + size
-    if not LEAST_BYTES <= whole <= limit:
+    if not LEAST_BYTES <= whole <= MOST_BYTES:
         return
     try:
         there = folder()
-        there.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if kept.is_ours(there.stat()) and not (there / key).exists():
-            _make_room(there, limit - whole)
-            if _free(there) > 2 * whole:  # a cache is no reason to fill a disk
-                _write(there / key, lambda file: _fill(file, header, locations, tensors, whole))
+        if shared_files.made(there) and not (there / key).exists():
+            shared_files.shrink(shared_files.least_recent(there), MOST_BYTES - whole)
+            if shared_files.free(there) > 2 * whole:  # a cache is no reason to fill a disk
+                shared_files.write(there / key, lambda file: _fill(file, header, locations, tensors, whole), sync=True)
     except (OSError, RuntimeError) as error:
         log.info("packed weights are not kept: %s", error)
 
@@ -266,45 +249,6 @@ def _locations(tensors: Sequence[Tensor]) -> tuple[list[_Location], int]:
     return locations, _filled(at, _PAGE)
 
 
-def _make_room(folder: Path, room: int) -> None:
-    """Remove files until at most ``room`` bytes are left, and abandoned partial files."""
-    found = []
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):
-            seen = path.stat()
-            if path.suffix != _PART:
-                found.append((seen.st_mtime, seen.st_size, path))
-            elif time.time() - seen.st_mtime > _LEFT:
-                path.unlink()
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= room:
-            break
-        path.unlink(missing_ok=True)
-        total -= size
-
-
-def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
-def _write(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """If another process is writing the same file, it is left to that one. An abandoned one is overwritten."""
-    part = path.with_name(path.name + _PART)
-    with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if kept.seen(part)[2:] != (os.fstat(file.fileno()).st_ino,):
-            return  # the other process has finished, and this is the complete file
-        try:
-            fill(file)
-            os.fsync(file.fileno())
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-
 def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors: Sequence[Tensor], whole: int) -> None:
     begin, end = _filled(_START.size + len(header), _PAGE), _START.size + len(header)
     file.truncate(whole)
@@ -321,4 +265,3 @@ def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))
-    file.flush()

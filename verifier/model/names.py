@@ -1,10 +1,24 @@
-"""The names of tensors and modules here, which are Llama's, by those in files of other families."""
+"""The names of tensors and modules here, which are Llama's, by those in files of other families; and of files."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
+#: Files of tokenizer and generation settings, which every model with the same vocabulary may share.
+SHARED_FILES = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tekken.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.jinja",
+    "chat_template.json",
+]
 #: Prefixes in models of texts and images, and the corresponding ones in text models.
 _INSIDE = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 #: Tensor names of LFM2's and Granite 4's checkpoints that differ from all others'.

@@ -23,6 +23,7 @@ from foresay.verifier.model.config import ModelConfig, products
 from foresay.verifier.model.families import unwrapped
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
+from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
 from foresay.verifier.model.stored import of_product, turns_of_stack
@@ -40,16 +41,6 @@ from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
 #: The most bytes of a file, unless one matrix has more.
 _FILE = 4 << 30
-#: The files besides the weights that are copied.
-_COPIED = (
-    "tokenizer*",
-    "tekken.json",
-    "special_tokens*",
-    "chat_template*",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -> None:
@@ -73,7 +64,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
             files.add(_parts(own, part, matrices.get(own)))
     files.close()
     _write_config(directory, config, matrices, out)
-    for path in (path for pattern in _COPIED for path in directory.glob(pattern)):
+    for path in (path for pattern in SHARED_FILES for path in directory.glob(pattern)):
         shutil.copy(path, out / path.name)
 
 

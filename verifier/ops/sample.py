@@ -141,25 +141,20 @@ def keep_children(
     chances: Tensor,
     above: Above,
     marks: Tensor,
-    picks: Tensor | None = None,
     curves: Pieces | None = None,
 ) -> Kept:
-    """The likeliest of all children, best first, ties to the first; or those in ``picks``.
+    """The likeliest of all children, best first, ties to the first.
 
     children, chances: int64 and fp32 [S, F, k], or [S, 1, k], the same below all; contiguous. A log chance above 0,
     from rounding, counts as 0: no child is likelier than its parent. marks: int64[W], the bits that each kept one adds
-    to its parent's word. picks: int64[W], flat indices ``node * k + child``.
+    to its parent's word.
     """
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
     scores = chances if curves is None else _on_curves(chances, curves)
     flat = (scores.clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
-    if picks is None:
-        ranked = flat.sort(dim=1, descending=True, stable=True)
-        kept, best = ranked.values[:, :count], ranked.indices[:, :count]
-        best = best.where(kept > -math.inf, 0)
-    else:
-        best = picks.expand(len(flat), -1)
-        kept = flat.gather(1, best)
+    ranked = flat.sort(dim=1, descending=True, stable=True)
+    kept, best = ranked.values[:, :count], ranked.indices[:, :count]
+    best = best.where(kept > -math.inf, 0)
     indices = best // looked
     tokens = children.expand(-1, front, -1).flatten(1).gather(1, best)
     return Kept(tokens, indices, above.numbers[indices], kept.contiguous(), above.words.gather(1, indices) | marks)

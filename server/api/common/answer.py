@@ -23,7 +23,7 @@ from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas import tokens as schemas
-from foresay.server.schemas.chat import ChatChunk, ChatCompletion, Completion
+from foresay.server.schemas.chat import ChatChunk, ChatCompletion, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, PromptProgress, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, continues, part_text
@@ -33,7 +33,7 @@ from foresay.spec.request import TokenLogprobs
 
 #: Chunks and bodies with metrics, timings and warnings.
 T = TypeVar("T")
-Finished = TypeVar("Finished", ChatChunk, ChatCompletion, Completion)
+Finished = TypeVar("Finished", ChatChunk, ChatCompletion, TextCompletion)
 
 
 class TokenDecoder:

@@ -18,7 +18,7 @@ from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices
 from foresay.server.host.service import AnswerOrigin, Service, Text
-from foresay.server.schemas.chat import Completion, CompletionChoice, CompletionRequest
+from foresay.server.schemas.chat import CompletionChoice, CompletionRequest, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
@@ -157,8 +157,8 @@ class CompletionAnswer(Answer):
     def _scores_prompt(self) -> bool:
         return self.body.prompt_logprobs is not None or (self.listed is not None and bool(self._echoes))
 
-    def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> TextCompletion:
+        return TextCompletion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
 
 def _joined(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
@@ -194,5 +194,5 @@ def _echoes(text: Text, body: CompletionRequest, given: Sequence[str | list[int]
     return [echo for echo in made for _ in range(each)]
 
 
-_STREAM = Stream(EVENTS, (Completion, ErrorBody))
-ROUTES = [Route("POST", "/v1/completions", completions, CompletionRequest, Completion, _STREAM)]
+_STREAM = Stream(EVENTS, (TextCompletion, ErrorBody))
+ROUTES = [Route("POST", "/v1/completions", completions, CompletionRequest, TextCompletion, _STREAM)]

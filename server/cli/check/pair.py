@@ -131,6 +131,12 @@ class Draft:
     positions: int | None = None
 
 
+_WHICH = (
+    "name a directory with config.json and weights, or a hub id; "
+    "medusa:PATH, eagle3:PATH, peagle:PATH, dflash:PATH and dspark:PATH are only for heads"
+)
+
+
 def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> Draft | None:
     """Note findings about the drafters; None if one cannot be found, or there is no target to check it with."""
     choice = notes.attempt("draft", "see foresay check --help", lambda: choose_draft(config))
@@ -139,11 +145,11 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     counts = 'give numbers of nodes per level, such as "3,2,1", that add up to at most 63'
     shape = notes.attempt("drafting", counts, lambda: draft_shape(config, choice))
     parts = named_in(choice.value)
-    found = [notes.attempt("draft", _which(config), partial(find, part)) for part in parts if part != NONE]
+    found = [notes.attempt("draft", _WHICH, partial(find, part)) for part in parts if part != NONE]
     there = [drafter for drafter in found if drafter is not None]
     if len(there) < len(found):
         return None
-    drafters = notes.attempt("draft", _which(config), lambda: settled(there, config, choice.value))
+    drafters = notes.attempt("draft", _WHICH, lambda: settled(there, config, choice.value))
     if drafters is None or target is None:
         return None
     if not drafters:
@@ -151,13 +157,6 @@ def look_at_draft(notes: Notes, config: EngineConfig, target: Target | None) -> 
     reason = choice.reason if len(drafters) == 1 else "asked for"
     positions = [one.look_at(notes, target, for_people(Resolved(one.option, reason)), shape) for one in drafters]
     return Draft(drafters, min((longest for longest in positions if longest is not None), default=None))
-
-
-def _which(config: EngineConfig) -> str:
-    if config.draft_layers is not None:
-        return "leave --draft-layers out, or name the folder of an EAGLE or DFlash head with --draft"
-    kinds = "medusa:PATH, eagle3:PATH, peagle:PATH, dflash:PATH and dspark:PATH are only for heads"
-    return f"name a directory with config.json and weights, or a hub id; {kinds}"
 
 
 def look_at_context(notes: Notes, config: EngineConfig, target: Target, draft: Draft | None) -> int | None:
@@ -253,16 +252,13 @@ def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     """Note what is kept on disk, and where."""
     size, note = taken_over.room(config, target.device)
     notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
-    packed, most = model_bytes(target.model, target.dtype.value, True), config.weight_cache_bytes
+    packed, most = model_bytes(target.model, target.dtype.value, True), kept_weights.MOST_BYTES
     if target.device.is_gpu or not config.weight_cache or packed < kept_weights.LEAST_BYTES:
         return
-    what = f"the target's packed weights, {bytes_in_words(packed)}"
+    stored = f"kept in {kept_weights.folder()}: later starts map them"
     if packed > most:
-        fix = f"--weight-cache-bytes {packed + packed // 4} keeps them, if twice as much is free"
-        text = f"{what}, are more than is kept ({bytes_in_words(most)}): each start reads and packs them"
-        notes.warn("disk", text, fix, packed_weights=packed)
-    else:
-        notes.ok("disk", f"{what}, are kept in {kept_weights.folder()}: later starts map them", packed_weights=packed)
+        stored = f"more than is kept ({bytes_in_words(most)}): each start reads and packs them"
+    notes.ok("disk", f"the target's packed weights, {bytes_in_words(packed)}, are {stored}", packed_weights=packed)
 
 
 def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:

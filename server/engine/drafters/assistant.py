@@ -19,8 +19,7 @@ from foresay.server.settings.units import counted
 from foresay.spec.names import MTP
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.assistant import Assistant as Weights
-from foresay.verifier.heads.assistant import AssistantConfig
+from foresay.verifier.heads.assistant import AssistantConfig, AssistantHead
 from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
@@ -55,9 +54,9 @@ class Assistant(Head):
         """Bytes of the target's last state, of which a page has two."""
         return -(-2 * item_bytes(dtype) * target.hidden_size // self.page_size)
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> AssistantDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> AssistantDrafter:
         """The drafter on the target's store."""
-        return AssistantDrafter(Weights.load(self.directory, target.decoder), target.store, dynamic)
+        return AssistantDrafter(AssistantHead.load(self.directory, target.decoder), target.store)
 
     def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
         """Whether it hardly ever agrees with the target."""

@@ -68,13 +68,14 @@ class DraftModel(FromFiles):
         return {DRAFT_MODEL: model_bytes(self.model, dtype, packed) + copied}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> DraftModelDrafter:
-        dynamic, between = loading.config.draft_growth == "dynamic", self.between
-        columns, read, ids = (None,) * 3 if between is None else (between.columns, between.read, between.token_ids)
+        columns, read, ids = (None,) * 3
+        if (between := self.between) is not None:
+            columns, read, ids = between.columns, between.read, between.token_ids
         model = loading.paged_model("draft model", self.directory, self.model, columns, self.kv_dtype)
         model.record(None)
         vocabulary = drafted_tokens(model.decoder.head, self.vocabulary, self.model, ids)
         made = DraftModelDrafter if self.model.stack.recurrence is None else RecurrentDraftDrafter
-        return made(model, dynamic, read=read, token_ids=ids, vocabulary=vocabulary)
+        return made(model, read=read, token_ids=ids, vocabulary=vocabulary)
 
     @property
     def remark(self) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from foresay.kvpaging import PagePool
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.settings.config import EngineConfig
@@ -29,7 +30,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
 
@@ -39,7 +39,7 @@ class Entry:
 
     names: its drafters' names, also in ``--draft``. made: their class. looks: whether they use lookups or own code, at
     nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
-    number. layered: whether it reads layers that ``--draft-layers`` can name. cuts: whether it can draft fewer tokens
+    number. cuts: whether it can draft fewer tokens
     than it has (``--draft-vocab``).
 
     option: the part of ``--draft`` that names it. location: the directory or hub id in that, "" if there is none.
@@ -49,7 +49,6 @@ class Entry:
     made: ClassVar[type]
     looks: ClassVar[bool] = False
     only_one: ClassVar[str] = ""
-    layered: ClassVar[bool] = False
     cuts: ClassVar[bool] = False
 
     option: str
@@ -59,7 +58,7 @@ class Entry:
     def named(cls, part: str) -> Self | None:
         """The drafter of this kind that a part of ``--draft`` names by a word or prefix; None if it names none.
 
-        Raises ConfigurationError if what is found is not of this kind, ModelNotFound if nothing is found.
+        Raises ConfigurationError if what is found is not of this kind, NoSuchModel if nothing is found.
         """
         return cls(part) if part in cls.names else None
 
@@ -162,5 +161,5 @@ class FromFiles(Entry):
 
     @classmethod
     def at(cls, part: str, location: str) -> Self:
-        """The drafter in a directory or hub repository, which is downloaded first. Raises ModelNotFound."""
+        """The drafter in a directory or hub repository, which is downloaded first. Raises NoSuchModel."""
         return cls(part, location, resolve(location, extra=cls.files, flag="--draft"))

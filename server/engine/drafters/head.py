@@ -126,14 +126,14 @@ class Head(FromFiles):
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         loading.report("reading the head's weights")
-        made = self.drafter(target, loading.pool, loading.config.draft_growth == "dynamic")
+        made = self.drafter(target, loading.pool)
         config = self.directory / "config.json"
         if config.exists() and (judged := Fields.read(config).section(ACCEPTANCE)):
             made.calibration.expect(judged.shares("greedy"), judged.shares("sampled"))
         return made
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> TreeDrafter:
-        """The drafter, for this target. dynamic: how its trees grow, see :mod:`foresay.drafters.growth`."""
+    def drafter(self, target: ModelRunner, pool: PagePool) -> TreeDrafter:
+        """The drafter, for this target."""
         raise NotImplementedError
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int | None:
@@ -149,7 +149,7 @@ class Head(FromFiles):
         found = notes.attempt(
             "draft",
             self._another(target),
-            lambda: self.drafter(meta_model(target.model, dtype), PagePool(2, 1), dynamic=False),
+            lambda: self.drafter(meta_model(target.model, dtype), PagePool(2, 1)),
         )
         if found is None:
             return None

@@ -1,5 +1,5 @@
 """The kinds of heads that ``--draft`` names: ``medusa:PATH``, ``eagle3:PATH``, ``eagle:PATH``, ``peagle:PATH``,
-``dflash:PATH``, ``dspark:PATH``, or only the path; ``mtp``; ``--draft-layers``.
+``dflash:PATH``, ``dspark:PATH``, or only the path; ``mtp``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.server.settings.units import counted
 from foresay.spec.budget.members import MODEL_LEVELS
-from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
 from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
@@ -50,36 +49,18 @@ from foresay.verifier.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class LayeredHead(Head):
-    """layers: the target's layers whose inputs it reads, overriding its own configuration. kv_dtype: of its KV cache.
-    vocabulary: which tokens it drafts, as ``--draft-vocab`` says."""
+    """kv_dtype: of its KV cache. vocabulary: which tokens it drafts, as ``--draft-vocab`` says."""
 
-    layered = True
-
-    layers: tuple[int, ...] | None = None
     kv_dtype: str = "auto"
     vocabulary: str = "auto"
 
     def configured(self, config: EngineConfig) -> Self:
-        """With ``--draft-layers``, ``--draft-kv-dtype`` and ``--draft-vocab``."""
-        named = config.draft_layers
-        layers = self.layers if named is None else tuple(map(int, named.split(",")))
-        return replace(self, layers=layers, kv_dtype=config.draft_kv_dtype, vocabulary=config.draft_vocab)
+        """With ``--draft-kv-dtype`` and ``--draft-vocab``."""
+        return replace(self, kv_dtype=config.draft_kv_dtype, vocabulary=config.draft_vocab)
 
     def config(self, target: ModelConfig) -> HeadConfig:
-        """Its configuration for this target; raises ConfigurationError for layers that it cannot read."""
-        layers, depth = self.layers, target.num_layers
-        if layers is not None and max(layers) > depth:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: the target has {depth} layers, numbered 0 to {depth - 1}; "
-                f"{depth} names the output of the last one"
-            )
-        config = HeadConfig.read(self.directory, target, layers)
-        if layers is not None and config.needs.layers != layers:
-            raise ConfigurationError(
-                f"--draft-layers {_numbers(layers)}: {self.directory} reads the state after the target's final norm, "
-                "not layers; leave the flag out"
-            )
-        return config
+        """Its configuration for this target."""
+        return HeadConfig.read(self.directory, target)
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         return (self.config(target).layer,)
@@ -113,7 +94,7 @@ class LayeredHead(Head):
         if not better:
             return in_words(hits)
         best = max(better, key=lambda layers: int(found[layers].sum()))
-        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with --draft-layers {_numbers(best)}"
+        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with layers {_listed(best)}"
 
     @abstractmethod
     def about(self, drafter: Any) -> str:
@@ -147,10 +128,6 @@ def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> Feature
     return FeatureRequest(final=needs.final, layers=tuple(layers))
 
 
-def _numbers(layers: tuple[int, ...]) -> str:
-    return ",".join(map(str, layers))
-
-
 def _listed(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
@@ -165,9 +142,9 @@ class Medusa(Head):
     names, made = (MEDUSA,), MedusaDrafter
     kind, trained = "medusa", MEDUSA
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MedusaDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> MedusaDrafter:
         """The drafter with a store on the pool's pages."""
-        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool, dynamic)
+        return MedusaDrafter(MedusaHeads.load(self.directory, target.decoder), pool)
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of the target's last hidden state."""
@@ -219,14 +196,14 @@ class Eagle(LayeredHead):
         layer = self.config(target).layer
         return super().token_bytes(target, dtype) + item_bytes(dtype) * int(layer.hidden_size)
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> EagleDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> EagleDrafter:
         """With stores on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = EagleHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = EagleDrafter if config.mask is None else PEagleDrafter
         kv, vocabulary = KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target)
-        return made(head, pool, dynamic, kv=kv, vocabulary=vocabulary)
+        return made(head, pool, kv=kv, vocabulary=vocabulary)
 
     def _vocabulary(self, head: EagleHead, target: ModelRunner) -> DraftVocabulary | None:
         return drafted_tokens(head.output, self.vocabulary, target.decoder.config, head.token_ids)
@@ -253,7 +230,6 @@ class Mtp(Eagle):
     """The checkpoint's own extra layer that predicts further tokens; ``--draft mtp``."""
 
     names, made = (MTP,), MtpDrafter
-    layered = False
 
     @classmethod
     def named(cls, part: str) -> Self | None:
@@ -292,17 +268,17 @@ class Mtp(Eagle):
         own = parameters(layer) - 2 * layer.vocab_size * layer.hidden_size + 2 * layer.hidden_size**2
         return {"head": item_bytes(dtype) * own + (drafted_bytes(target, dtype, self.vocabulary) if packed else 0)}
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> MtpDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> MtpDrafter:
         """With stores on the pool's pages."""
         head = EagleHead(*read_mtp(self.directory, target.decoder), target.decoder.max_positions)
-        return MtpDrafter(head, pool, dynamic, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
+        return MtpDrafter(head, pool, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
 
     def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
         """Note whether it exists and is complete."""
 
         def made() -> MtpDrafter:
             found = self.checked(target.directory, target.model)
-            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1), dynamic=False)
+            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1))
 
         found = notes.attempt("draft", "name another drafter, such as suffix", made)
         return None if found is None else self.note(notes, target, found, name, shape)
@@ -318,13 +294,13 @@ class DFlash(LayeredHead):
     names, made = (DFLASH, DSPARK), DFlashDrafter
     kind, trained = "dflash", DFLASH
 
-    def drafter(self, target: ModelRunner, pool: PagePool, dynamic: bool) -> DFlashDrafter:
+    def drafter(self, target: ModelRunner, pool: PagePool) -> DFlashDrafter:
         """The drafter with a store on the pool's pages."""
         decoder = target.decoder
         config = self.config(decoder.config)
         head = DFlashHead(config, read_weights(self.directory, config, decoder), decoder.max_positions)
         made = DFlashDrafter if head.markov is None else DSparkDrafter
-        return made(head, pool, dynamic, kv=KV_DTYPES.get(self.kv_dtype))
+        return made(head, pool, kv=KV_DTYPES.get(self.kv_dtype))
 
     @staticmethod
     def levels(drafter: Any) -> int:

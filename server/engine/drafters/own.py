@@ -156,7 +156,7 @@ class Own(Entry):
         if self.first is not None:
             first = loading.made[self.first.option] if self.shared else self.first.load(loading, target)
         lookup = first if isinstance(first, Lookup) else None
-        made = SelfDrafter(copy, config.draft_growth == "dynamic", on_device(first), lookup, self.shared)
+        made = SelfDrafter(copy, on_device(first), lookup, self.shared)
         made.calibration.expect(*[(_RIGHT[self.how],)] * 2)
         return made
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.server.catalog.hub import resolve
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
@@ -27,7 +28,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model.hub import resolve
 from foresay.verifier.model_runner import ModelRunner
 
 
@@ -77,7 +77,7 @@ ENTRIES: tuple[type[Entry], ...] = (
 def find(part: str) -> Entry:
     """The drafter that a part of ``--draft`` names. What is on the hub is downloaded.
 
-    Raises ConfigurationError if what is found is not of the named kind, ModelNotFound if nothing is found.
+    Raises ConfigurationError if what is found is not of the named kind, NoSuchModel if nothing is found.
     """
     first, *rest = stages(part)
     if rest:
@@ -97,18 +97,13 @@ def find(part: str) -> Entry:
 def settled(found: Sequence[Entry], config: EngineConfig, draft: str) -> list[Entry]:
     """The drafters that a setting names, models first, with the other settings applied.
 
-    Raises ConfigurationError for two of a kind that allows one, for layers if none of them reads layers, and for a
-    number of tokens if none of them can do with fewer.
+    Raises ConfigurationError for two of a kind that allows one, and for a number of tokens if none of them can do with
+    fewer.
     """
     counts = Counter(one.only_one for one in found if one.only_one)
     for what, count in counts.items():
         if count > 1:
             raise ConfigurationError(f"--draft {draft}: names two of one kind; one {what} can draft, not several")
-    if config.draft_layers is not None and not any(one.layered for one in found):
-        option = next((one.option for one in found if one.location), named_in(draft)[0])
-        raise ConfigurationError(
-            f"--draft-layers {config.draft_layers}: is for EAGLE and DFlash heads, but --draft is {option}"
-        )
     if config.draft_vocab.isdecimal() and not any(one.cuts for one in found):
         raise ConfigurationError(
             f"--draft-vocab {config.draft_vocab}: is for draft models, EAGLE and MTP heads, but --draft is {draft}"

@@ -21,7 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from foresay.server.observe.telemetry.counts import Histogram
 from foresay.server.observe.telemetry.metrics import CONNECTIONS, REPLICAS, SECTIONS, Metric, Series
 from foresay.server.observe.telemetry.telemetry import Telemetry
-from foresay.server.observe.telemetry.views import Slices
+from foresay.server.observe.telemetry.views import WorkSlices
 
 PREFIX, COMPATIBLE_PREFIX = "foresay:", "vllm:"
 KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
@@ -46,7 +46,7 @@ class Exposition:
     async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics and their content type, in the format that the Accept header requests."""
         encode, content_type = chosen(accept)
-        end, pieces, slices = encode(registry()), [], Slices()
+        end, pieces, slices = encode(registry()), [], WorkSlices()
         for family in self.collect():
             pieces.append(encode(registry(family)).removesuffix(end))
             await slices.pause()

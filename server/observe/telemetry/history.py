@@ -21,7 +21,7 @@ SECONDS = 600
 MINUTES = 60
 
 
-class Level:
+class Rollup:
     """Windows of one length, each beginning at a multiple of it; the oldest first. keep: for how many seconds."""
 
     def __init__(self, length: int, keep: int) -> None:
@@ -55,14 +55,14 @@ class Level:
         return found
 
 
-class History:
+class TimeSeries:
     """Counts over time. ``now`` is always in seconds since 1970 and does not run backwards."""
 
     def __init__(self) -> None:
         self.running = Window()
         self._empty = True
-        self._seconds, self._minutes = Level(1, SECONDS), Level(60, 60 * (MINUTES + 1))
-        self._levels = (self._seconds, Level(10, SECONDS), self._minutes, Level(600, 60 * (MINUTES + 1)))
+        self._seconds, self._minutes = Rollup(1, SECONDS), Rollup(60, 60 * (MINUTES + 1))
+        self._levels = (self._seconds, Rollup(10, SECONDS), self._minutes, Rollup(600, 60 * (MINUTES + 1)))
         self._total = Window()
 
     def at(self, now: float) -> Window:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from foresay.server.observe.telemetry.counts import Shapes
-from foresay.server.observe.telemetry.history import History
+from foresay.server.observe.telemetry.history import TimeSeries
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.observe.telemetry.window import Window
 from foresay.server.schemas.shared import PromptProgress
@@ -40,7 +40,7 @@ class SharedStats:
     """
 
     clock: Callable[[], float]
-    history: History = field(default_factory=History)
+    history: TimeSeries = field(default_factory=TimeSeries)
     shapes: Shapes = field(default_factory=Shapes)
     delivered: float = 0.0
     step: StepTrace | None = None

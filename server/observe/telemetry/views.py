@@ -18,7 +18,7 @@ from foresay.spec.accept import ByDepth, summed, tokens_per_step
 SLICE_SECONDS = 50e-6
 
 
-class Slices:
+class WorkSlices:
     """Splits work into slices; the first begins now. Call ``pause`` between consistent states."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def woken(window: Window) -> list[report.Woken]:
 async def points(windows: Sequence[Window], seconds: int) -> list[report.Point]:
     """Buckets of a chart, each as the JSON of its :class:`~foresay.server.observe.telemetry.report.Point`: encoded
     once, since a finished bucket no longer changes."""
-    slices, found = Slices(), []
+    slices, found = WorkSlices(), []
     for window in windows:
         if window.encoded is None:
             await slices.pause()

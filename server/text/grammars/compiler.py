@@ -105,7 +105,7 @@ class GrammarCompiler:
             raise InvalidRequest(grammar.param, f" cannot be compiled: {constraint.complaint(matcher)}")
         row = np.zeros(self._vocabulary.columns, dtype=np.int32)
         try:
-            constraint.Walker(matcher.deep_copy(), self._vocabulary, grammar, "inside").fill(row)
+            constraint.GrammarMatcher(matcher.deep_copy(), self._vocabulary, grammar, "inside").fill(row)
         except constraint.Stuck as error:
             raise InvalidRequest(grammar.param, f" cannot begin: {error}") from None
         if not (row & ~self._vocabulary.ends).any():

@@ -59,7 +59,7 @@ def _bits(tokens: Sequence[int], columns: int) -> Words:
     return np.packbits(flags, bitorder="little").view(np.int32)
 
 
-class Walker:
+class GrammarMatcher:
     """A matcher that moves through a grammar and the text before it."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, grammar: Grammar, state: State) -> None:
@@ -128,7 +128,7 @@ def complaint(matcher: LLMatcher) -> str:
     return "it allows nothing here" if message in ("", "NoExtensionBias") else message
 
 
-def visits(walker: Walker, tokens: list[int], parents: list[int]) -> Iterator[int]:
+def visits(walker: GrammarMatcher, tokens: list[int], parents: list[int]) -> Iterator[int]:
     """The nodes that the grammar allows, depth first, with ``walker`` positioned at each."""
     children: list[list[int]] = [[] for _ in tokens]
     for node, parent in enumerate(parents):
@@ -263,7 +263,7 @@ class LlguidanceConstraint:
 
     def _takes(self, token: int) -> bool:
         """Advance the committed state; False if the grammar does not allow it."""
-        walker = Walker(self._matcher, self._vocabulary, self._grammar, self._state)
+        walker = GrammarMatcher(self._matcher, self._vocabulary, self._grammar, self._state)
         try:
             with self._budget.spent():
                 allowed = walker.down(token)
@@ -289,5 +289,5 @@ class LlguidanceConstraint:
         twin._budget, twin._forces = TimeBudget(self._budget.seconds), self._forces
         return twin
 
-    def _walker(self) -> Walker:
-        return Walker(self._matcher.deep_copy(), self._vocabulary, self._grammar, self._state)
+    def _walker(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary, self._grammar, self._state)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from foresay.verifier.model.families.family import mlp, rms_norm
 from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import GGUF_STACKS, Experts, Router
+from foresay.verifier.model.inner import GGUF_STACKS, Experts, TopKRouter
 from foresay.verifier.model.nodes import SANDWICH, Stack
 from foresay.verifier.model.per_layer import PerLayerEmbedding
 from foresay.verifier.model.products import DOWN, GATE_UP, Stacked
@@ -53,6 +53,6 @@ def _embedding(fields: Fields) -> PerLayerEmbedding | None:
 def _experts(fields: Fields) -> Experts | None:
     if not fields.flag("enable_moe_block", False):
         return None
-    router = Router("router.proj", factors="router.per_expert_scale", scaled="router.scale")
+    router = TopKRouter("router.proj", factors="router.per_expert_scale", scaled="router.scale")
     one = mlp(fields, "gelu", "hidden_activation", width=OWN_WIDTH)
     return experts(fields, router, one=one, each="top_k_experts", modules=_MODULES, stacked=_STACKS)

@@ -9,7 +9,7 @@ from typing import Any
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, listed, mlp, rms_norm, stack
 from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, gated, only_sigmoids, shared_names, sparse
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP, Experts, Router
+from foresay.verifier.model.inner import MLP, Experts, TopKRouter
 from foresay.verifier.model.nodes import HeadNorm, Mixer, Stack
 from foresay.verifier.model.products import MIXED, RATES, NormKind
 from foresay.verifier.model.recurrences import GatedDelta, ShortConv
@@ -136,7 +136,7 @@ def lfm2_moe(fields: Fields) -> Stack:
     """The mixtures: their first layers are dense; scores are sigmoids."""
     correction = "feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else None
     normalised, scale = fields.flag("norm_topk_prob", True), fields.number("routed_scaling_factor", 1.0)
-    router = Router("feed_forward.gate", sigmoid=True, correction=correction, normalised=normalised, scale=scale)
+    router = TopKRouter("feed_forward.gate", sigmoid=True, correction=correction, normalised=normalised, scale=scale)
     inside = experts(fields, router, OWN_WIDTH, modules=_LFM_EXPERTS)
     dense = fields.integer("num_dense_layers", 2, minimum=0)
     return _short(fields, [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))])

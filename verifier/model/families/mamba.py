@@ -30,7 +30,7 @@ from foresay.verifier.model.families.mixtures import (
     shared_names,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP, STACKS, Experts, Router
+from foresay.verifier.model.inner import MLP, STACKS, Experts, TopKRouter
 from foresay.verifier.model.nodes import Attention, Layer, Mixer, Norms, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, NormKind, Stacked
 from foresay.verifier.model.recurrences import UNNORMED, Mamba2
@@ -52,7 +52,7 @@ def granite_hybrid(fields: Fields) -> Stack:
     fused, module = (None, _SHARED) if fields.flag(_APART, False) else (FUSED_GATE_UP, "mlp")
     inner: MLP | Experts = MLP(fields.integer("shared_intermediate_size", 1024), mlp(fields).activation, fused=fused)
     if fields.integer("num_local_experts", 8, minimum=0):
-        router = Router(GRANITE_ROUTER)
+        router = TopKRouter(GRANITE_ROUTER)
         inner = experts(fields, router, stacked=GRANITE_STACKS, shared=inner, shared_module=module)
     return granite_stack(fields, inner, _mixers(fields, granite_attention(fields, rope), _granite_mamba))
 

@@ -28,7 +28,7 @@ from foresay.verifier.model.families.llama import (
     qwen3_attentions,
 )
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import GGUF_STACKS, MLP, Experts, Router
+from foresay.verifier.model.inner import GGUF_STACKS, MLP, Experts, TopKRouter
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.nodes import SINKS, HeadNorm, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, QKV, NormKind, Stacked
@@ -46,7 +46,7 @@ _MOST_EXPERTS = 4096
 
 def experts(
     fields: Fields,
-    router: Router,
+    router: TopKRouter,
     width: str = "intermediate_size",
     one: MLP | None = None,
     each: str = "num_experts_per_tok",
@@ -62,7 +62,7 @@ def experts(
     return Experts(count, chosen, one.inner, router, **{"activation": one.activation, **more})
 
 
-def _check_groups(fields: Fields, router: Router, count: int, chosen: int) -> None:
+def _check_groups(fields: Fields, router: TopKRouter, count: int, chosen: int) -> None:
     """Check that all groups have as many experts, enough to be ranked, and those considered enough to choose from."""
     groups, best = router.groups
     if count % groups:
@@ -85,7 +85,7 @@ def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
 def gated(fields: Fields, normalised: bool = True) -> Experts:
     """The experts, with a shared one that has a gate. normalised: what an absent ``norm_topk_prob`` means."""
     shared = MLP(fields.integer("shared_expert_intermediate_size"))
-    router = Router(normalised=fields.flag("norm_topk_prob", normalised))
+    router = TopKRouter(normalised=fields.flag("norm_topk_prob", normalised))
     return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
 
 
@@ -98,7 +98,7 @@ def qwen2_moe(fields: Fields) -> Stack:
 
 def qwen3_moe(fields: Fields) -> Stack:
     """Qwen 3's attention, with experts."""
-    inside = experts(fields, Router(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
+    inside = experts(fields, TopKRouter(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
     return stack(fields, qwen3_attentions(fields), sparse(fields, inside), rms_norm(fields))
 
 
@@ -107,7 +107,7 @@ def olmoe(fields: Fields) -> Stack:
     fields.refuse("clip_qkv")
     norm = rms_norm(fields)
     own = attention(fields, read_rope(fields), biases=biased(fields), norm=HeadNorm(norm, whole=True))
-    return stack(fields, own, experts(fields, Router(normalised=fields.flag("norm_topk_prob", False))), norm)
+    return stack(fields, own, experts(fields, TopKRouter(normalised=fields.flag("norm_topk_prob", False))), norm)
 
 
 _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
@@ -116,7 +116,7 @@ _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w
 def mixtral(fields: Fields) -> Stack:
     """Mixtral: Mistral's attention."""
     own = attention(fields, read_rope(fields), window=uniform_window(fields, absent=None))
-    return stack(fields, own, experts(fields, Router(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS), rms_norm(fields))
+    return stack(fields, own, experts(fields, TopKRouter(MIXTRAL_ROUTER), modules=_MIXTRAL_EXPERTS), rms_norm(fields))
 
 
 #: Added for the choice of MiniMax-M2's experts.
@@ -130,7 +130,7 @@ def minimax_m2(fields: Fields) -> Stack:
         share = fields.integer("rotary_dim") / fields.integer("head_dim")
         fields = Fields({"partial_rotary_factor": share, **fields.values}, fields.where)
     own = attention(fields, read_rope(fields, partial=True), norm=HeadNorm(norm, whole=True))
-    router = Router(MIXTRAL_ROUTER, sigmoid=True, correction=_MINIMAX_CORRECTION)
+    router = TopKRouter(MIXTRAL_ROUTER, sigmoid=True, correction=_MINIMAX_CORRECTION)
     return stack(fields, own, experts(fields, router, modules=_MIXTRAL_EXPERTS), norm)
 
 
@@ -143,7 +143,7 @@ GRANITE_STACKS: Mapping[str, tuple[Stacked, ...]] = {
 
 def granite_moe(fields: Fields) -> Stack:
     """Granite 3's mixtures."""
-    return granite_stack(fields, experts(fields, Router(GRANITE_ROUTER), stacked=GRANITE_STACKS))
+    return granite_stack(fields, experts(fields, TopKRouter(GRANITE_ROUTER), stacked=GRANITE_STACKS))
 
 
 def glm4_moe(fields: Fields) -> Stack:
@@ -157,9 +157,9 @@ def glm4_moe(fields: Fields) -> Stack:
     return stack(fields, own, [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))], norm)
 
 
-def corrected(fields: Fields) -> Router:
+def corrected(fields: Fields) -> TopKRouter:
     """DeepSeek's router: scores are sigmoids, with a correction added for the choice."""
-    return Router(
+    return TopKRouter(
         sigmoid=True,
         correction=_CORRECTION,
         groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
@@ -190,7 +190,7 @@ def gpt_oss(fields: Fields) -> Stack:
     """gpt-oss: sinks, alternating sliding-window layers, biases everywhere, gates clamped at 7."""
     if (limits := (fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702))) != (7.0, 1.702):
         raise fields.error(f"swiglu_limit and swiglu_alpha {limits} are not supported; supported: 7, 1.702")
-    inside = experts(fields, Router("mlp.router", bias=True), activation="clamped", bias=True, stacked=_OSS_STACKS)
+    inside = experts(fields, TopKRouter("mlp.router", bias=True), activation="clamped", bias=True, stacked=_OSS_STACKS)
     own = attentions(fields, every(fields, 2), (read_rope(fields),) * 2, biases=biased(fields), sinks=True)
     return stack(fields, own, inside, rms_norm(fields, wide=True))
 
@@ -299,7 +299,7 @@ def deepseek(fields: Fields) -> Stack:
     return stack(fields, _latent(fields), inner, rms_norm(fields))
 
 
-def _router(fields: Fields) -> Router:
+def _router(fields: Fields) -> TopKRouter:
     """Scores are sigmoids with a correction for the choice, or, in V2, a softmax of all."""
     scoring, method, softmax = fields.get("scoring_func"), fields.get("topk_method"), ("greedy", _IN_GROUPS)
     if scoring not in (None, "sigmoid", "softmax"):
@@ -311,7 +311,7 @@ def _router(fields: Fields) -> Router:
     if scoring != "softmax":
         return router
     groups = router.groups if method == _IN_GROUPS else (1, 1)
-    return Router(groups=groups, normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
+    return TopKRouter(groups=groups, normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
 
 
 def _dense(fields: Fields) -> list[bool]:

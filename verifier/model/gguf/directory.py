@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foresay.verifier.model.errors import ConfigError, ModelNotFound
+from foresay.verifier.model.errors import ConfigError, NoSuchModel
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
 from foresay.verifier.model.gguf.file import LINK, GgufFile, parts_of
@@ -286,9 +286,9 @@ def directory_of(file: Path) -> Path:
 
 def _folder() -> Path:
     try:
-        return kept.directory().with_name("gguf")
+        return kept.directory("gguf")
     except RuntimeError as error:  # the home directory is unknown
-        raise ModelNotFound(f"needs a folder for its converted files: {_WHERE_TO}") from error
+        raise NoSuchModel(f"needs a folder for its converted files: {_WHERE_TO}") from error
 
 
 _WHERE_TO = "set XDG_CACHE_HOME to a directory that can be written to"
@@ -317,7 +317,7 @@ def _make(file: Path, tokenizer: Path, made: Path) -> None:
             if not (made / LINK).exists():
                 raise
     except OSError as error:
-        raise ModelNotFound(
+        raise NoSuchModel(
             f"needs a folder for its converted files: {made.parent}: {error.strerror}; {_WHERE_TO}"
         ) from error
 

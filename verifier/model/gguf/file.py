@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foresay.verifier.model.errors import ModelNotFound, WeightsError
+from foresay.verifier.model.errors import NoSuchModel, WeightsError
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 #: The file's name in a directory made from it.
@@ -55,7 +55,7 @@ def first_parts(names: Iterable[str]) -> list[str]:
 
 def chosen(names: Iterable[str], wanted: str) -> str | None:
     """The first part of the wanted file: by its name, or by a word in it, such as ``Q4_K_M``; "" for the only one, or
-    ``DEFAULT`` of several. None if there is no GGUF file at all. Raises ModelNotFound if none matches, or several do.
+    ``DEFAULT`` of several. None if there is no GGUF file at all. Raises NoSuchModel if none matches, or several do.
     """
     files = first_parts(names)
     if not files:
@@ -67,9 +67,7 @@ def chosen(names: Iterable[str], wanted: str) -> str | None:
         found = files
     if len(found) != 1:
         what = "several GGUF files" if found or not wanted else f"no GGUF file called {wanted}"
-        raise ModelNotFound(
-            f"has {what} ({', '.join(found or files)}): name one after a colon, as in OWNER/NAME:Q4_K_M"
-        )
+        raise NoSuchModel(f"has {what} ({', '.join(found or files)}): name one after a colon, as in OWNER/NAME:Q4_K_M")
     return found[0]
 
 

@@ -29,7 +29,7 @@ from foresay.verifier.ops.attention import plan_attention, rotated
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
-from foresay.verifier.ops.kernels.cpu.spans import Piece, Spans, StoredKV, T, room_of
+from foresay.verifier.ops.kernels.cpu.spans import Spans, SpanTile, StoredKV, T, room_of
 from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.records import AttentionMetadata, Unrotated
@@ -211,7 +211,7 @@ class _Attention:
         return k.select(low > begin, low, begin), k.smallest(high, begin + SPAN)
 
     @contextmanager
-    def _pieces(self, span: Value) -> Iterator[Piece]:
+    def _pieces(self, span: Value) -> Iterator[SpanTile]:
         """A span's pieces, in order of position: for each row the part before the common range, then the common range
         for all, then the part after it, for each or for all rows of a text.
         """
@@ -232,7 +232,7 @@ class _Attention:
             path = k.at(self.paths, (self.row + row) * NODES, I32)
             with k.when((low < high) & (begin < end)):
                 seen = (span * SPAN, low, high, begin, base, end, self.begins, self.ends, apart)
-                yield Piece(self.heads, self.queries, first, queries, *seen, self.text, path)
+                yield SpanTile(self.heads, self.queries, first, queries, *seen, self.text, path)
 
     def _in_order(self, index: Value, count: Value) -> Value:
         """Which of ``count`` pieces comes after so many."""

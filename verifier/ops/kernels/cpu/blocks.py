@@ -20,7 +20,7 @@ COMPARED: dict[str, Callable[[Value, Value], Value]] = {
 _COMPUTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and_", "or_", "xor", "lshift", "rshift")
 
 
-class Lanes(Value):
+class Consecutive(Value):
     """A vector of consecutive int64 from ``first``: adjacent elements."""
 
     first: Value
@@ -39,7 +39,7 @@ class Lanes(Value):
 
     def _moved(self, other: Value, how: Callable[[Value, Value], Value]) -> Value:
         alone = Value(self.kernel, self.raw)
-        return how(alone, other) if lanes_of(other.type) else Lanes(self.kernel, how(self.first, other))  # type: ignore[arg-type]
+        return how(alone, other) if lanes_of(other.type) else Consecutive(self.kernel, how(self.first, other))  # type: ignore[arg-type]
 
 
 #: The index of a read in a block: a number for each axis, or lanes for the last.

@@ -206,7 +206,6 @@ def keep_children(
     chances: Tensor,
     above: Above,
     marks: Tensor,
-    picks: Tensor | None = None,
     curves: Pieces | None = None,
 ) -> Kept:
     """As :func:`foresay.verifier.ops.sample.keep_children`."""
@@ -215,8 +214,8 @@ def keep_children(
     kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
     knots, slopes, shifts, pieces, least = curves or (0, 0, 0, 0, 0.0)
     groups = 0 if curves is None else curves.slopes.shape[1] // pieces
-    _keeping_children(picks is not None, groups, pieces, least)(
-        children, chances, *above, marks, 0 if picks is None else picks, knots, slopes, shifts, *kept,
+    _keeping_children(groups, pieces, least)(
+        children, chances, *above, marks, knots, slopes, shifts, *kept,
         sequences, rows, front, looked, count,
     )  # fmt: skip
     return kept
@@ -249,8 +248,8 @@ def _weighing(numbers: int) -> Kernel:
 
 
 @Compiled
-def _keeping_children(picked: bool, groups: int, pieces: int, least: float) -> Kernel:
-    return _Keeper(Kernel("keep_children"), (groups, pieces, least)).write(picked)
+def _keeping_children(groups: int, pieces: int, least: float) -> Kernel:
+    return _Keeper(Kernel("keep_children"), (groups, pieces, least)).write()
 
 
 class _Keeper:
@@ -258,26 +257,22 @@ class _Keeper:
 
     def __init__(self, k: Kernel, curves: tuple[int, int, float]) -> None:
         self.k, self.curves = k, curves
-        self.children, self.chances, self.scores, self.words, self.numbers, self.marks, self.picks = (
-            k.pointer(index) for index in range(7)
+        self.children, self.chances, self.scores, self.words, self.numbers, self.marks = (
+            k.pointer(index) for index in range(6)
         )
-        self.knots, self.slopes, self.shifts = (k.pointer(index) for index in range(7, 10))
-        self.out = Kept(*(k.pointer(index) for index in range(10, 15)))  # type: ignore[arg-type]
-        self.sequences, self.rows, self.front, self.looked, self.count = (k.number(index) for index in range(15, 20))
+        self.knots, self.slopes, self.shifts = (k.pointer(index) for index in range(6, 9))
+        self.out = Kept(*(k.pointer(index) for index in range(9, 14)))  # type: ignore[arg-type]
+        self.sequences, self.rows, self.front, self.looked, self.count = (k.number(index) for index in range(14, 19))
         self.room = k.array(F32, MOST_CHILDREN * MOST_CHILDREN + LANES)
 
-    def write(self, picked: bool) -> Kernel:
+    def write(self) -> Kernel:
         k = self.k
-        largest = None if picked else Largest(k, k.array(F32, ROOM), k.array(I32, ROOM))
+        largest = Largest(k, k.array(F32, ROOM), k.array(I32, ROOM))
         with k.share(self.sequences) as sequence:
             self._score(sequence)
-            if largest is None:
-                with k.loop(0, self.count) as rank:
-                    self._keep(sequence, rank, k.load(self.picks, I64, rank))
-            else:
-                self._rank(largest)
-                with k.loop(0, self.count) as rank:
-                    self._keep(sequence, rank, k.integer(k.load(largest.columns, I32, rank), I64), largest)
+            self._rank(largest)
+            with k.loop(0, self.count) as rank:
+                self._keep(sequence, rank, largest)
         return k
 
     def _row(self, sequence: Value, node: Value) -> Value:
@@ -319,11 +314,12 @@ class _Keeper:
             with k.when(largest.may_hold(scores)):
                 largest.offer(scores, k.spread(k.integer(at, I32)) + k.lane_numbers(range(LANES)))
 
-    def _keep(self, sequence: Value, rank: Value, index: Value, largest: Largest | None = None) -> None:
+    def _keep(self, sequence: Value, rank: Value, largest: Largest) -> None:
         """Write one of the kept."""
         k, at = self.k, sequence * self.count + rank
+        index = k.integer(k.load(largest.columns, I32, rank), I64)
         node, child = index // self.looked, index % self.looked
-        score = k.load(self.room if largest is None else largest.values, F32, index if largest is None else rank)
+        score = k.load(largest.values, F32, rank)
         word = k.load(self.words, I64, sequence * self.front + node) | k.load(self.marks, I64, rank)
         token = k.load(self.children, I64, self._row(sequence, node) + child)
         found = Kept(token, node, k.load(self.numbers, I64, node), score, word)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, so that a second start need not compile them again.
+"""Compiled kernels on disk, so that a second start need not compile them again; and what else was found out.
 
 A file's key covers everything its code depends on: its text, the processor, LLVM. Code is only run from a directory
 that no other user can write to, and only if it is complete; otherwise it is compiled again.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
-import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: About how many files, of 16 KB, are kept; beyond that the least recently used are removed. An engine has some 15, our
+#: Bytes that are kept; beyond that the least recently used are removed. An engine has some 15 kernels of 16 KB, our
 #: tests thousands.
-_MOST = 8000
+_MOST = 128 << 20
 #: The prefix of names, one in 256, at which files are removed: checking thousands of files takes as long as compiling
 #: one.
 _LOOKS = "00"
@@ -25,11 +22,12 @@ _DIGEST = 32
 unpatched = False
 
 
-def directory() -> Path:
-    """The directory of kernels: ``foresay/kernels`` in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
+def directory(name: str = "kernels") -> Path:
+    """A directory of ``foresay`` in ``XDG_CACHE_HOME``, by default ``~/.cache``. RuntimeError if the home directory is
+    unknown."""
     requested = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = requested if requested.is_absolute() else Path.home() / ".cache"
-    return folder / "foresay" / "kernels"
+    return folder / "foresay" / name
 
 
 def key_of(*parts: str) -> str:
@@ -38,12 +36,12 @@ def key_of(*parts: str) -> str:
 
 
 def seen(path: Path) -> tuple[int, ...]:
-    """A file's size, time and inode, which identify its version; () if it does not exist."""
+    """A file's size, times, inode and device, which identify its version; () if it does not exist."""
     try:
         found = path.stat()
     except OSError:  # a broken link, or a file that is just being replaced
         return ()
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
 
 
 @cache
@@ -64,47 +62,28 @@ def run_unpatched() -> None:
 
 def find(key: str) -> bytes | None:
     """The code stored under this key; None if there is none that may be run."""
+    from foresay.kvpaging import shared_files  # after the sources have been looked at; imports torch
+
     try:
-        if not is_ours(directory().stat()):
+        if not shared_files.is_private(directory().stat()):
             return None
-        path = directory() / key
-        found = path.read_bytes()
-        used(path)
-    except (OSError, RuntimeError):  # RuntimeError: the home directory is unknown
+        with shared_files.opened(path := directory() / key) as file:
+            found = file.read()
+    except (OSError, RuntimeError):
         return None
+    shared_files.used(path)
     digest, code = found[:_DIGEST], found[_DIGEST:]
     return code if hashlib.sha256(code).digest() == digest else None
 
 
 def keep(key: str, code: bytes) -> None:
-    """Store it, if possible; atomically for readers."""
+    """Store it, if possible."""
+    from foresay.kvpaging import shared_files
+
     try:
-        directory().mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not is_ours(directory().stat()):
-            return
-        with tempfile.NamedTemporaryFile(dir=directory(), delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(file.name, directory() / key)
-        if key.startswith(_LOOKS):
-            _make_room()
+        if shared_files.made(folder := directory()):
+            shared_files.write(folder / key, lambda file: file.write(hashlib.sha256(code).digest() + code))
+            if key.startswith(_LOOKS):
+                shared_files.shrink(shared_files.least_recent(folder), _MOST)
     except (OSError, RuntimeError):
         return
-
-
-def used(path: Path) -> None:
-    """Note its use: the least recently used file is removed first. In a read-only folder none is."""
-    with suppress(OSError):
-        os.utime(path)
-
-
-def is_ours(found: os.stat_result) -> bool:
-    """Whether no other user can write to this file or folder."""
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _make_room() -> None:
-    paths = list(directory().iterdir())
-    if len(paths) > _MOST:
-        files = sorted((path.stat().st_mtime, path) for path in paths)
-        for _, path in files[: len(files) - _MOST]:
-            path.unlink(missing_ok=True)

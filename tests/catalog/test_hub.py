@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from foresay.server.catalog.hub import PATTERNS, cached, gguf_files, resolve
 from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
-from foresay.verifier.model.errors import ModelNotFound
-from foresay.verifier.model.hub import PATTERNS, cached, gguf_files, resolve
+from foresay.verifier.model.errors import NoSuchModel
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 
 def refused(name, *words, revision=None):
-    with pytest.raises(ModelNotFound) as caught:
+    with pytest.raises(NoSuchModel) as caught:
         resolve(name, revision)
     assert all(word in str(caught.value) for word in words), caught.value
 
@@ -55,7 +55,7 @@ def test_safetensors_go_before_a_file_of_llama_cpp(tmp_path):
 @pytest.fixture
 def unpacked(monkeypatch):
     """Files of llama.cpp that the hub gave, instead of directories made of them: these are empty."""
-    monkeypatch.setattr("foresay.verifier.model.hub._unpacked", lambda file: file)
+    monkeypatch.setattr("foresay.server.catalog.hub._unpacked", lambda file: file)
 
 
 SPLIT = [f"big/m-Q8_0-0000{part}-of-00002.gguf" for part in (1, 2)]
@@ -120,7 +120,7 @@ def test_a_repository_without_the_requested_file(hub):
 
 
 def test_messages_name_the_flag(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"^--draft /no/such: no such file or directory$"):
+    with pytest.raises(NoSuchModel, match=r"^--draft /no/such: no such file or directory$"):
         resolve("/no/such", flag="--draft")
 
 

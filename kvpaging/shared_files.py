@@ -1,0 +1,134 @@
+"""Files that any number of processes share, in the user's cache directory: kernels, packed weights, KV of texts.
+
+A file is written under another name and then renamed, by one process at a time, so whatever is found is whole. The
+least recently used are removed first, and only files that no other user can write to are read. Their owners check what
+is in them, since disks fail.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+#: Suffix of files that are being written, and the ns after which one counts as abandoned.
+_PART, _ABANDONED = ".part", 600_000_000_000
+#: Bytes of a disk block; and times further ahead than these ns are of a wrong clock and count as 0.
+_BLOCK, _AHEAD = 4096, 60_000_000_000
+
+
+class SharedFile(NamedTuple):
+    """used: when it was last used, in ns. size: about how many bytes it takes on disk."""
+
+    used: int
+    size: int
+    path: str
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Whether no other user can write to this file or folder."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def made(folder: Path) -> bool:
+    """Make a folder with those above it; whether no other user can write to it. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return is_private(folder.stat())
+
+
+def opened(path: Path) -> FileIO:
+    """A file to read. Raises OSError, also if other users can write to it or it is not a plain file."""
+    more = os.O_NOFOLLOW | os.O_NONBLOCK
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or not is_private(found):
+        file.close()
+        raise OSError("other users may write to it, or it is not a plain file")
+    return file
+
+
+def used(path: Path, when: int | None = None) -> bool:
+    """Record a file's use, now or at ``when``, in ns; False if it does not exist, or in a read-only folder."""
+    when = time.time_ns() if when is None else when
+    try:
+        os.utime(path, ns=(when, when), follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def write(path: Path, fill: Callable[[BinaryIO], object], when: int | None = None, sync: bool = False) -> bool:
+    """Write a file, used at ``when``; False if another process is writing it. sync: wait until it is on disk. Raises
+    OSError, and what ``fill`` raises."""
+    part = path.with_name(path.name + _PART)
+    with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
+        if not _locked(part, file):
+            return False
+        try:
+            file.truncate()
+            fill(file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            if when is not None:
+                used(part, when)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    return True
+
+
+def _locked(part: Path, file: BinaryIO) -> bool:
+    """Whether this process alone writes the file now, and no other one has finished or removed it meanwhile."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.stat(part), os.fstat(file.fileno()))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def least_recent(folder: Path) -> list[SharedFile]:
+    """All files below a folder, the least recently used first. What was abandoned while it was written is removed."""
+    return sorted(_below(folder, time.time_ns()))
+
+
+def _below(folder: str | Path, now: int) -> Iterator[SharedFile]:
+    for entry in os.scandir(folder):
+        with suppress(FileNotFoundError):
+            seen = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(seen.st_mode):
+                yield from _below(entry.path, now)
+            elif not entry.name.endswith(_PART):
+                yield SharedFile(seen.st_mtime_ns * (seen.st_mtime_ns < now + _AHEAD), taken(seen.st_size), entry.path)
+            elif now - seen.st_mtime_ns > _ABANDONED:
+                os.unlink(entry.path)
+
+
+def shrink(files: Sequence[SharedFile], most: int) -> int:
+    """Remove the first of these files until the others take at most ``most`` bytes; returns how many they take."""
+    total = sum(file.size for file in files)
+    for file in files:
+        if total <= most:
+            break
+        with suppress(FileNotFoundError):
+            os.unlink(file.path)
+        total -= file.size
+    return total
+
+
+def taken(size: int) -> int:
+    """About how many bytes a file of this size takes on disk."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def free(folder: Path) -> int:
+    """Free bytes of its disk."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
