@@ -101,11 +101,12 @@ class Budget(Observer):
             self._measured(trace, results)
         if not (self.looks or trace.drafted or any(result.scheduled.plan.shares for result in results)):
             return  # not chosen in this step, and nothing to learn from
-        right = 0
+        # As expected, since uncertain costs are expected to be low: with real ones, time would seem worth too little.
+        right, seconds = 0, 0.0 if self.why is None else self.why.ways[0].seconds * (1.0 + self._looking.part)
         for result in results:
             case = self._cases.get(result.scheduled.sequence.id)
             if case is not None and result.emitted and result.tree is not None:
-                case.learn(result)
+                case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
@@ -201,12 +202,12 @@ class Budget(Observer):
             plans: Mapping[str, Plan] = self._beside(able, found)
         else:
             self.why, plans, self._beyond = self._standing, self._plans, 0.0
-        assert self.why is not None, "plans were weighed"
-        self.leader.see(self.why)
-        self._unread = sum([self._models[self.why.ways[0].model].behind(s) for s in able if self.why.ways[0].model])
-        for sequence in able:
-            if case := self._cases.get(sequence.id):
-                case.length, case.seconds = len(sequence.tokens), self.why.ways[0].seconds * (1.0 + self._looking.part)
+        if self.looks and self.why is not None:
+            self.leader.see(self.why)
+            if model := self.why.ways[0].model:
+                self._unread = sum([self._models[model].behind(sequence) for sequence in able])
+        else:
+            self._unread = 0
         return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
@@ -281,8 +282,8 @@ class Budget(Observer):
             for index, chain in zip(indices, found or (), strict=found is not None):
                 if chain is not None:
                     proposed[index].append((cases[index].claims[name], chain))
-        for case, chains in zip(cases, proposed, strict=True):
-            case.found = Found.of(chains) if chains else NOTHING
+        for sequence, case, chains in zip(able, cases, proposed, strict=True):
+            case.found, case.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
         return [case.found for case in cases]
 
     def _beside(self, able: Sequence[SequenceState], found: Sequence[Found]) -> Mapping[str, Plan]:

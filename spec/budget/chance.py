@@ -2,8 +2,8 @@
 
 A drafter claims a probability for each node, given its parent. Claims are mostly right relative to each other, and too
 low or too high together. So what is learnt is how many came and how many did not, over how many should have by their
-claims: by that ratio the odds of the next ones are corrected. Outcomes of many texts correct a claim first, then those of
-the texts of one salt, then those of the text itself; the last outcomes count most, since texts change::
+claims: by that ratio the odds of the next ones are corrected. Outcomes of many texts correct a claim first, then those
+of the texts of one salt, then those of the text itself; the last outcomes count most, since texts change::
 
     claim 0.6 ── all texts: 50 came, 40 should have ── this salt ── this text: 1 came, 4 should have ──> 0.31
 """

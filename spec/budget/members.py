@@ -197,16 +197,15 @@ NOTHING = Found()
 
 @dataclass(slots=True, eq=False)
 class SequenceStats:
-    """One text. members: its possible drafters, by name; claims: of each. found: of the step planned; length: of the
-    text then; seconds: expected of it, including choosing. explored: how often models were only explored. came, spent:
-    tokens and seconds of the last steps."""
+    """One text. members: its possible drafters, by name; claims: of each. found: what was looked up last; length: of
+    the text then, until it is learnt from. explored: how often models were only explored. came, spent: tokens and
+    seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
     explored: int = 0
-    seconds: float = 0.0
     came: float = 0.0
     spent: float = 0.0
 
@@ -233,14 +232,18 @@ class SequenceStats:
         trees = {name: of.tree(sequence, claims) for name, claims, of in models}
         return Estimate(trees, {name: of.chain(sequence, claims) for name, claims, of in models})
 
-    def learn(self, result: VerifyResult) -> None:
-        """Learn from all that was proposed, verified or not."""
+    def learn(self, result: VerifyResult, seconds: float) -> None:
+        """Learn from all that was proposed, verified or not. seconds: that the step was to take."""
         emitted, tree = result.emitted, result.tree
         assert tree is not None, "a text that goes on has a tree"
-        if self.length == len(result.scheduled.sequence.tokens) - len(emitted):  # else it was planned for another step
-            self.found.learn(emitted)
+        if seconds:  # else it may draft no more
             self.came = _PACE_KEPT * self.came + len(emitted)
-            self.spent = _PACE_KEPT * self.spent + self.seconds
+            self.spent = _PACE_KEPT * self.spent + seconds
+        if self.length == len(result.scheduled.sequence.tokens) - len(
+            emitted
+        ):  # else it was looked up for another step
+            self.found.learn(emitted)
+        self.length = -1
         shares = result.scheduled.plan.shares
         if not result.forced and not any(share.tree is not None for share in shares):
             for share in shares if len(tree) == 1 else ():  # asked, and nothing came: as good as a wrong draft

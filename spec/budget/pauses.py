@@ -4,8 +4,9 @@ from __future__ import annotations
 
 #: The share of the time that it may take where models draft, and where nothing is drafted.
 DRAFTING, NOTHING_DRAFTED = 0.005, 0.002
-#: How far one time moves the average of what it takes, and a shorter one: the first is slow.
-_MOVED, _SHORTER = 1 / 16, 1 / 4
+#: How far one time moves the average of what it takes, and a shorter one: the first is slow. Times in vain in a row
+#: that have no effect where it pays on average.
+_MOVED, _SHORTER, _SPARED = 1 / 16, 1 / 4, 4
 
 
 class Intervals:
@@ -18,7 +19,7 @@ class Intervals:
     def __init__(self) -> None:
         self.now, self.part = True, 0.0
         self._brought = 0.0
-        self._wait = self._left = 0
+        self._wait = self._left = self._vain = 0
 
     def due(self) -> bool:
         """Whether to do it in the step that is planned."""
@@ -32,9 +33,10 @@ class Intervals:
         self.part = self.part or part
         self.part += (_MOVED if part > self.part else _SHORTER) * (part - self.part)
         self._brought += _MOVED * (brought - self._brought)
-        vain = max(brought, self._brought) <= self.part
-        self._left = self._wait = min(2 * self._wait + 1, int(self.part / share)) if vain else 0
+        self._vain = 0 if brought > self.part else self._vain + 1
+        waits = self._vain > (0 if self._brought <= self.part else _SPARED)
+        self._left = self._wait = min(2 * self._wait + 1, int(self.part / share)) if waits else 0
 
     def begin(self) -> None:
         """Do it in the next step."""
-        self._left = self._wait = 0
+        self._left = self._wait = self._vain = 0
