@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.kvpaging import StatePages, WindowPages
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.states import TextState, recurrent_state
 from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
@@ -281,7 +281,7 @@ class ForwardBatch:
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
             self._tables.write(number, part.table.pages, part.base)
-            if (state := part.state or part.table.state) is not None:
+            if (state := part.state or recurrent_state(part.table)) is not None:
                 self._write_states(index, part, state)
             if part.tree is not None:
                 self._write_tree(index, part, part.tree, end)

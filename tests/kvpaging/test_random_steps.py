@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, WindowPages, store_rows
 from foresay.verifier.model.config import KVShape
 
 SALTS = ("", "another tenant")
@@ -50,8 +50,7 @@ class World:
     def __init__(self, seed: int, num_pages: int, page_size: int, windows: tuple[int, int] | None = None) -> None:
         self.rng = random.Random(seed)
         self.pool = PagePool(num_pages, page_size)
-        if windows is not None:
-            self.pool.attach_windows(*windows)
+        self.windows = None if windows is None else self.pool.attach(WindowPages(*windows, num_pages, page_size))
         last = KVShape(1, 2, 2, None if windows is None else windows[1])
         self.target = KVStore(self.pool, [KVShape(1, 2, 2), KVShape(2, 1, 3), last], torch.float32)
         self.drafter = KVStore(self.pool, [KVShape(2, 1, 1)], torch.float32)
@@ -129,7 +128,7 @@ class World:
             length = self.rng.randint(0, len(text.tokens))
             text.table.truncate(length)
             self.seen["cut shorter"] += text.table.length < length
-            assert text.table.length == length or self.pool.windows is not None
+            assert text.table.length == length or self.windows is not None
             del text.tokens[text.table.length :]
             text.drafted = min(text.drafted, text.table.length)
 
@@ -206,7 +205,7 @@ class World:
 
     @property
     def _available(self) -> tuple[int, int]:
-        return self.pool.available, 0 if self.pool.windows is None else self.pool.windows.available
+        return self.pool.available, 0 if self.windows is None else self.windows.available
 
     def _publish(self, text: Text) -> None:
         if self.rng.random() < 0.7:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.kvpaging import PagePool, PageTable, PrefixIndex
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex, StatePages
+from foresay.kvpaging.states import TextState
 
 
 class Case:
@@ -12,26 +13,25 @@ class Case:
 
     def __init__(self, states: int) -> None:
         self.pool = PagePool(200, page_size=4)
-        self.pool.attach_states(4, 1 + states)
+        self.states = self.pool.attach(StatePages(4, 1 + states, 4))
         self.index, self.tables = PrefixIndex(self.pool), list[PageTable]()
 
     def read(self, tokens: list[int]) -> tuple[PageTable, int]:
         """A text that is read up to its end, from what is known of it; and how much that was."""
         table, pages = PageTable(self.pool), self.index.match(tokens)
         self.tables.append(table)
-        table.adopt(pages, found := 4 * len(pages))
-        assert table.state is not None
-        table.state.branch = self.index.known
-        while rows := table.state.within(len(tokens) - table.length):
+        table.adopt(pages, found := 4 * len(pages), self.index.known)
+        while rows := table.within(len(tokens) - table.length):
             self.write(table, rows)
         self.index.publish(table, tokens)
         return table, found
 
     def write(self, table: PageTable, rows: int) -> None:
-        assert table.state is not None
+        (state,) = table.states
+        assert isinstance(state, TextState)
         table.reserve(rows)
         table.commit(rows)
-        table.state.read(rows)
+        state.read(rows)
         self.pool.check(self.tables)
 
     def cached(self, tokens: list[int]) -> int:
@@ -53,7 +53,7 @@ def test_a_beginning_that_each_request_uses_is_kept() -> None:
     case, system = Case(states=4 + 6), [1, 2, 3, 4, 5, 6, 7, 8]
     found = [case.cached([*system, *[number] * 6]) for number in range(40)]
     assert found == [0, 0, *[8] * 38]  # where texts part is known once the second has been read
-    assert len(case.pool.states.checkpoints if case.pool.states else ()) > 4, "full, so that others went"
+    assert len(case.states.checkpoints) > 4, "full, so that others went"
 
 
 @pytest.mark.parametrize(("cut", "left"), [(14, 12), (13, 12), (11, 8), (9, 8)])
@@ -76,4 +76,4 @@ def test_the_boundary_before_the_last_makes_room_for_texts_that_run() -> None:
         case.read([number] * 9)
     for table in case.tables * 20:
         case.write(table, 2)
-    assert case.pool.states is not None and len(case.pool.states.formers) < 3
+    assert len(case.states.formers) < 3

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foresay.drafters.hidden_states import WaitingFeatures
 from foresay.kvpaging import DiskPages, KVStore
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
@@ -19,7 +20,7 @@ def kept(engine: Engine, folder: Path) -> Engine:
     """Keeps its pages there, and always rather reads than computes."""
     assert engine.prefix is not None
     target, *others = [store for store in engine.pool.stores if isinstance(store, KVStore)]
-    features = [store for each in engine.pool.features if isinstance(store := each.hidden_states, KVStore)]
+    features = [each.hidden_states for each in engine.pool.stores if isinstance(each, WaitingFeatures)]
     drafts = [store for store in others if store not in features]
     stores = {"target": [target], "features": features, "drafts": drafts}
     groups = {key: group for key, group in stores.items() if group}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import LayerStates
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.states import TextState, recurrent_state
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
@@ -125,7 +125,7 @@ def _states(engine: Engine, job: Job) -> Iterator[tuple[int, list[torch.Tensor]]
     while engine.has_work:
         sequence = engine._sequences.get(job.id)
         engine.step()
-        if sequence is not None and (state := sequence.table.state) is not None and state.at:
+        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
             yield state.at, engine.runner.verifier.store.states.bytes_of(state)  # type: ignore[attr-defined]
 
 
@@ -161,8 +161,11 @@ def stale_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are dropped from the end of a prefix, and the state at its end is kept (vLLM #53912)."""
 
-    def adopted(self: TextState, at: int, page: int) -> None:
-        self.at, self.page = at, self.pages.retain(next(iter(self.pages.checkpoints.values())))
+    def adopted(self: TextState, pages: Sequence[int], known: int) -> None:
+        if pages:
+            self.at = len(pages) * self.pages.page_size
+            self.page = self.pages.retain(next(iter(self.pages.checkpoints.values())))
+        self.branch = known
 
     monkeypatch.setattr(TextState, "adopt", adopted)
 

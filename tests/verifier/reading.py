@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.kvpaging import KVStore, PagePool, PageTable, StatePages, WindowPages
+from foresay.kvpaging.states import recurrent_state
 from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.tree import MAX_NODES, DraftTree
@@ -103,9 +104,9 @@ class Reader:
         self.pool = PagePool(1 + pages, page_size)
         if windows:
             assert config.sliding_window is not None
-            self.pool.attach_windows(1 + windows, config.sliding_window)
+            self.pool.attach(WindowPages(1 + windows, config.sliding_window, self.pool.num_pages, self.pool.page_size))
         if config.stack.recurrence is not None:
-            self.pool.attach_states(16, 65)
+            self.pool.attach(StatePages(16, 65, self.pool.page_size))
         store = KVStore(self.pool, window_shapes(config), decoder.dtype)
         self.model = ModelRunner(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
@@ -151,7 +152,7 @@ class Reader:
         table.reserve(len(tree))
         rows = Rows.of_tree(table, tree)
         # A chain is rows of a text, of which nothing would be known to be a draft.
-        return rows if table.state is None else replace(rows, nodes=range(len(tree)), words=tree.ancestors)
+        return rows if recurrent_state(table) is None else replace(rows, nodes=range(len(tree)), words=tree.ancestors)
 
     def keep(self, table: PageTable, path: list[int]) -> None:
         """Commit a path of the tree that was run last: its rows move down to be contiguous."""
