@@ -183,7 +183,7 @@ class TextStateDrafter(HiddenStateDrafter):
         token_ids: Tensor | None,
     ) -> None:
         super().__init__(name, dynamic, device, pool, token_ids)
-        self.needs, self.hidden_states = needs, hidden_states
+        self.needs, self.hidden_states, hidden_states.drafts = needs, hidden_states, True
         self._pool, self._waiting = pool, pool.attach(WaitingFeatures(hidden_states, self._store))
         self._most = 0  # positions that may wait
         self._keeping: dict[int, _Keeping] = {}

@@ -23,7 +23,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
@@ -104,10 +104,9 @@ class DiskPages:
     """The pages of one pool on disk. Its own threads read and write files and never access the pool; everything else is
     for the engine's thread.
 
-    stores: by their key, the target's first: a page can only be read if the target's part of it exists. needed: the
-    keys of what else has to exist where the text is drafted for. most: bytes that all files in the folder may take,
-    including those of other keys; no other user may be able to write there. clock: seconds. Raises OSError if the
-    folder cannot be made.
+    stores: by their key, the target's first: a page can only be read if the target's part of it exists, and where the
+    text is drafted for, what drafts need. most: bytes that all files in the folder may take, including those of other
+    keys; no other user may be able to write there. clock: seconds. Raises OSError if the folder cannot be made.
     """
 
     def __init__(
@@ -116,7 +115,6 @@ class DiskPages:
         stores: Mapping[str, Sequence[KVStore]],
         pool: PagePool,
         most: int,
-        needed: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._news = deque[str]()
@@ -130,7 +128,8 @@ class DiskPages:
         self._kinds = {kind.name: kind for kind in (pool.rows, *pool.stores) if kind.name}
         first, *others = (self._file(key, kind) for kind in self._kinds for key in stores)
         self._files = [first, *(file for file in others if file.holds)]
-        self._needed = [self._files[:1], [*self._files[:1], *(file for file in self._files if file.key in needed)]]
+        drafts = [file for file in self._files if any(store.drafts for store in stores[file.key])]
+        self._needed = [self._files[:1], [*self._files[:1], *drafts]]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 

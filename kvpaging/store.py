@@ -211,13 +211,9 @@ class KVStore(Store):
         arrays, number = self._where[index]
         return arrays.layer(number)
 
-    def is_windowed(self, index: int) -> bool:
-        """Whether a layer keeps its rows in window pages."""
-        return self._where[index][0].pages is self.windows
-
-    def own(self, index: int, slots: Tensor) -> Tensor:
-        """A layer's slots for these slots of the pool."""
-        return self._where[index][0].pages.slots(slots)
+    def pages(self, index: int) -> RowPages:
+        """The pages that hold a layer's rows."""
+        return self._where[index][0].pages
 
     def clear(self, slots: Tensor) -> None:
         """Write zeros to these slots, in every layer."""

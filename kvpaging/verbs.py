@@ -1,15 +1,11 @@
 """The four verbs of every state that a pool keeps of texts: rows, windows, recurrent states, what drafters read.
 
-::
-
     reserve      there is room for what a step writes
     commit       tokens became text, or a table got or lost pages
     checkpoint   texts that find a page by its text can start from its end
-    restore      a text goes back, or starts from a prefix
+    restore      a text goes back, or starts from a prefix: at the largest checkpoint that all stores have
 
-State in the pages of the pool is in a :class:`Store` that is attached to it; what else a text has is a
-:class:`TableState`. A text goes back to, and a prefix ends at, the largest checkpoint that all stores have. The pool,
-page tables, the prefix index and the disk call the verbs, and know no store by its name.
+The pool, page tables, the prefix index and the disk call them, and know no store by its name.
 """
 
 from __future__ import annotations
@@ -33,24 +29,23 @@ class TableState:
     """What the text of one page table has in a store besides its pages."""
 
     def reserve(self, fresh: int, steps: int) -> None:
-        """Ensure that there is room for what the next step writes, for which the table gets ``fresh`` pages. steps: how
-        many steps write before the host knows of it. Raises OutOfPages with nothing changed."""
+        """Make room for the next step, for which the table gets ``fresh`` pages. steps: how many write before the host
+        knows of it. Raises OutOfPages with nothing changed."""
 
     def commit(self, length: int, count: int) -> None:
-        """From now on ``length`` tokens are committed, and the table has only its first ``count`` pages; called while
-        the others are still listed."""
+        """``length`` tokens are committed now, and the table keeps only its first ``count`` pages: the others are still
+        listed."""
 
     def checkpoint(self, length: int, page: int) -> None:
         """Texts with the same first ``length`` tokens, whole pages, find ``page``: keep what they continue from."""
 
     def restore(self, length: int) -> int:
-        """Go back to at most ``length`` tokens, to where this state can continue; returns where that is. Called again,
-        and then commit, if others go back further."""
+        """Go back to at most ``length`` tokens; returns from where it can continue. Called again if others go back
+        further; commit follows."""
         return length
 
     def adopt(self, pages: Sequence[int], known: int) -> None:
-        """Start from the checkpoint at the end of these pages; commit follows. known: tokens of the text whose pages
-        are cached."""
+        """Start from the checkpoint at the end of these pages; commit follows. known: tokens with cached pages."""
 
     def within(self, rows: int) -> int:
         """The number of prompt rows, reduced to end where a checkpoint is to be."""
@@ -112,13 +107,12 @@ class Store:
         return page
 
     def loading(self, page: int) -> AbstractContextManager[int]:
-        """The own page for a page of the pool that no table reads yet, while it is loaded; ``NONE`` if there is no
-        room."""
+        """The own page for a page that no table reads yet, while it is loaded; ``NONE`` if there is no room."""
         return nullcontext(page)
 
     def check(self, tables: Iterable[Table], free: Collection[int], cached: Collection[int]) -> None:
-        """Check the accounting, given every table in use, and the pool's free pages and those in the prefix index;
-        raises AssertionError with what is wrong."""
+        """Raises AssertionError with what is wrong with the accounting, given every table in use. cached: the pages in
+        the prefix index."""
 
 
 class RowPages(Store):

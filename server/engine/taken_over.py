@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from foresay.drafters.hidden_states import WaitingFeatures
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
@@ -69,12 +68,11 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
     stores = [store for store in loading.pool.stores if isinstance(store, KVStore)]
     key, drafting = _key(loading), repr(_drafting(loading.config, drafts))
     needed, others = kept.key_of(key, drafting, "features"), kept.key_of(key, drafting)
-    waiting = [store for store in loading.pool.stores if isinstance(store, WaitingFeatures)]
-    observed, keyed = [each.hidden_states for each in waiting], {key: [target.store]}
+    keyed = {key: [target.store]}
     for store in (each for each in stores if each is not target.store):
-        keyed.setdefault(needed if store in observed else others, []).append(store)
+        keyed.setdefault(needed if store.drafts else others, []).append(store)
     try:
-        found = DiskPages(folder(), keyed, loading.pool, size, {needed})
+        found = DiskPages(folder(), keyed, loading.pool, size)
         if not kept.is_ours(folder().stat()):
             return None, f"off (other users may write to {folder()})"
     except (OSError, RuntimeError) as error:

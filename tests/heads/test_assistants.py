@@ -79,7 +79,7 @@ def ours(
     own = [one for one in enumerate(reader.model.decoder.config.stack.attentions) if one[1].source is None]
     for kind, (number, node) in {KIND[node.window is None]: (number, node) for number, node in own}.items():
         first = 0 if node.window is None else max(0, table.length - node.window + 1)
-        slots = reader.model.store.own(number, table.slots(first, table.length))
+        slots = reader.model.store.pages(number).slots(table.slots(first, table.length))
         for mine, its in zip(reader.model.store.layer(number), kept[kind], strict=False):
             assert mine is not None
             theirs = its[0].transpose(0, 1)[first : table.length]

@@ -236,7 +236,7 @@ class World:
     def _write(store: KVStore, slots: torch.Tensor, rows: list[float]) -> None:
         for layer, shape in enumerate(store.layers):
             keys, values, _ = store.layer(layer)
-            own = store.own(layer, slots)
+            own = store.pages(layer).slots(slots)
             row = (torch.tensor(rows) + layer)[:, None, None]
             k, v = (row.expand(-1, shape.heads, width) for width in (shape.key_dim, shape.value_dim))
             store_rows(keys, values, own, k, -v)
@@ -246,7 +246,7 @@ class World:
         for layer, shape in enumerate(store.layers):
             keys, values, _ = store.layer(layer)
             seen = 0 if shape.window is None else max(0, table.length - shape.window + 1)  # by the next row
-            slots = store.own(layer, table.slots(seen, max(len(rows), seen)))
+            slots = store.pages(layer).slots(table.slots(seen, max(len(rows), seen)))
             expected = (torch.tensor(rows[seen:]) + layer)[:, None, None]
             assert torch.equal(keys[slots], expected.expand_as(keys[slots]))
             assert torch.equal(values[slots], -expected.expand_as(values[slots]))
