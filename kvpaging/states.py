@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from foresay.kvpaging.verbs import NONE, OutOfPages, Store, Table, TableState
@@ -81,10 +80,6 @@ class StatePages(Store):
     def is_shared(self, page: int) -> bool:
         """Whether it has more than one reference."""
         return self._references[page] > 1
-
-    def is_used(self, page: int) -> bool:
-        """Whether it has any reference."""
-        return self._references[page] > 0
 
     def keep(self, page: int, own: int) -> None:
         """Make a state page the checkpoint of a page of the pool, unless that already has one."""
@@ -277,12 +272,11 @@ class TextState(TableState):
         self.pages.release(self.parted[1])
         self.parted = 0, NONE
 
-    def fork(self, pages: Sequence[int] = ()) -> TextState:
-        """A second state of the same text; both write to other pages from now on."""
-        other = TextState(self.pages)
+    def fork(self, other: TableState) -> None:
+        """Both write to other pages from now on."""
+        assert isinstance(other, TextState)
         other.at, other.page = self.at, self.pages.retain(self.page)
         other.mark = self.mark[0], self.pages.retain(self.mark[1])
-        return other
 
     def release(self) -> None:
         """Release all pages."""
@@ -407,15 +401,3 @@ class StateStore(Store):
     def clamp(self, page: int, rows: int) -> None:
         """Its end is text no more, of which it may have a checkpoint."""
         self.pages.forget(page)
-
-    def bytes_of(self, state: TextState) -> list[Tensor]:
-        """For tests: states and tails of a text; zeros where it has none."""
-        return [part[:, state.page] * (state.page != NONE) for part in self.layers[:2]]
-
-    def poison(self) -> None:
-        """For tests: NaN in every page without a reference, and in all records."""
-        free = [page for page in range(1, self.pages.num_pages) if not self.pages.is_used(page)]
-        for part in self.layers[:2]:
-            part[:, free] = torch.nan
-        for part in self.layers[2:]:
-            part.fill_(torch.nan)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.pool import PADDING_PAGE, PagePool
+from foresay.kvpaging.pool import PagePool
 from foresay.kvpaging.states import RecurrentShape, StatePages, StateStore
 from foresay.kvpaging.table import PageTable
 from foresay.kvpaging.verbs import RowPages, Store
@@ -286,22 +286,6 @@ class KVStore(Store):
             for rows, target in zip(*pages, strict=True):
                 target.copy_(rows)
         self.marks[destination] = self.marks[source]
-
-    def poison(self) -> None:
-        """For tests: NaN in every row that must not be read (in its scales, if quantised), that is all but page 0 and
-        the marked rows of used pages.
-        """
-        used = torch.tensor([mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)])
-        for arrays in self.arrays:
-            marks = torch.zeros(arrays.pages.num_pages, dtype=used.dtype)
-            marks[arrays.pages.of] = used
-            marks[PADDING_PAGE] = self.pool.page_size
-            unread = torch.arange(self.pool.page_size) >= marks[:, None]
-            rows = unread.flatten().nonzero()[:, 0].to(self.device)
-            for part in arrays.tensors if arrays.scales is None else (arrays.scales,):
-                part.index_fill_(1, rows, torch.nan)
-        if self.states is not None:
-            self.states.poison()
 
 
 #: Makes Linux (5.14) clear pages of memory as if they were written to.

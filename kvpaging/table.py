@@ -104,7 +104,8 @@ class PageTable:
             self.pool.retain(page)
         other.pages += self.pages
         other.length = other._writable = self.length
-        other.states = tuple([state.fork(other.pages) for state in self.states])
+        for mine, its in zip(self.states, other.states, strict=True):
+            mine.fork(its)
         other._commit()
         other.chain = list(self.chain)
         other.full = dict(self.full)

@@ -51,9 +51,8 @@ class TableState:
         """The number of prompt rows, reduced to end where a checkpoint is to be."""
         return rows
 
-    def fork(self, pages: list[int]) -> TableState:
-        """The same for a second table with this list of pages and the same text; commit follows."""
-        raise NotImplementedError
+    def fork(self, other: TableState) -> None:
+        """The other is that of a second, new table with the same text; commit follows."""
 
 
 class Table(Protocol):

@@ -166,7 +166,3 @@ class TableWindow(TableState):
         if kind.of[self._pages[kind.first(length) : -(-length // size)]].all():
             return length
         return size * kind.restorable(self._pages[: length // size])
-
-    def fork(self, pages: list[int]) -> TableWindow:
-        """See :class:`~foresay.kvpaging.verbs.TableState`."""
-        return TableWindow(self._kind, pages)

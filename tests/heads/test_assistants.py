@@ -29,6 +29,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from tests.heads.assistants import CLUSTERED, KINDS, LAYERS, drafted, make_assistant, read_by_transformers
+from tests.poison import poison_store
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
@@ -108,7 +109,7 @@ def after(
         reader.model.committed(table)
     drafter.last.put(table.pages[-1], table.length - 1, states[table.length - 1])
     table.reserve(8)
-    reader.model.store.poison()
+    poison_store(reader.model.store)
     state = drafter.state(1, 16, drafter.reach(1))
     state.join([BatchSlot(table.pages, table.length, tokens[-2:], SamplingParams(temperature=0.0), 0)])
     return state, table

@@ -17,6 +17,7 @@ import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, WindowPages, store_rows
 from foresay.verifier.model.config import KVShape
+from tests.poison import poison_store
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0
@@ -151,8 +152,8 @@ class World:
 
     def verify(self) -> None:
         self.pool.check([text.table for text in self.texts], at_rest=True)
-        self.target.poison()
-        self.drafter.poison()
+        poison_store(self.target)
+        poison_store(self.drafter)
         for text in self.texts:
             assert text.table.length == len(text.tokens)
             assert self.target.filled(text.table) == len(text.tokens)

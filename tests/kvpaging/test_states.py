@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from itertools import takewhile
+
 import pytest
 
-from foresay.kvpaging import PagePool, PageTable, PrefixIndex, StatePages
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging import OutOfPages, PagePool, PageTable, PrefixIndex, StatePages, WindowPages
+from foresay.kvpaging.prefix import digests
+from foresay.kvpaging.states import recurrent_state
 
 
 class Case:
@@ -27,8 +31,8 @@ class Case:
         return table, found
 
     def write(self, table: PageTable, rows: int) -> None:
-        (state,) = table.states
-        assert isinstance(state, TextState)
+        state = recurrent_state(table)
+        assert state is not None
         table.reserve(rows)
         table.commit(rows)
         state.read(rows)
@@ -77,3 +81,35 @@ def test_the_boundary_before_the_last_makes_room_for_texts_that_run() -> None:
     for table in case.tables * 20:
         case.write(table, 2)
     assert len(case.states.formers) < 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prefix_ends_at_the_largest_checkpoint_that_windows_and_states_have(seed: int) -> None:
+    """With few pages of both, so that each loses other ends of texts."""
+    rng, case, found = random.Random(seed), Case(states=14), [0, 0]
+    windows, history = case.pool.attach(WindowPages(12, 6, 200, 4)), [[1] * 9]
+    for _ in range(200):
+        known = rng.choice(history)
+        tokens = [*known[: rng.randint(0, len(known))], *[rng.randint(0, 1) for _ in range(rng.randint(1, 14))]]
+        pages = case.index.match([*tokens, 0])
+        for page in reversed(pages):
+            case.pool.release(page)
+        every = _indexed(case, tokens)
+        ends = [end for end in range(1, len(every) + 1) if case.states.at(every[end - 1])]
+        seen = [[windows.at(page) for page in every[windows.first(4 * end) : end]] for end in ends]
+        assert len(pages) == max((end for end, own in zip(ends, seen, strict=True) if all(own)), default=0)
+        found[bool(ends) and len(pages) < ends[-1]] += bool(pages)
+        try:
+            case.cached(tokens)
+        except OutOfPages:
+            case.leave(case.tables[-1])
+        if case.tables and rng.random() < 0.3:
+            case.leave(rng.choice(case.tables))
+        history = [*history[-6:], tokens]
+    assert min(found) > 3, found
+
+
+def _indexed(case: Case, tokens: list[int]) -> list[int]:
+    """The pages that the index knows of a text."""
+    chain = digests(tokens, 4)
+    return list(takewhile(bool, (case.index.page_of(digest) or 0 for digest in chain)))

@@ -17,6 +17,7 @@ from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import recurrence
+from tests.poison import parts_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import (
     assert_same,
@@ -126,7 +127,7 @@ def _states(engine: Engine, job: Job) -> Iterator[tuple[int, list[torch.Tensor]]
         sequence = engine._sequences.get(job.id)
         engine.step()
         if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
-            yield state.at, engine.runner.verifier.store.states.bytes_of(state)  # type: ignore[attr-defined]
+            yield state.at, parts_of(engine.runner.verifier.store.states, state)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("drafter", ["truth", "garbage"])

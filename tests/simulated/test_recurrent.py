@@ -18,6 +18,7 @@ from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
+from tests.poison import parts_of, poison_states
 from tests.same_tokens import models
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair
@@ -85,11 +86,11 @@ def states(engine: Engine, job: Job) -> dict[int, list[torch.Tensor]]:
     assert store is not None
     while engine.has_work:
         engine.check()
-        store.poison()
+        poison_states(store)
         sequence = engine._sequences.get(job.id)
         engine.step()
         if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
-            found[state.at] = [part.cpu() for part in store.bytes_of(state)]
+            found[state.at] = [part.cpu() for part in parts_of(store, state)]
     return found
 
 

@@ -26,6 +26,7 @@ from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.recurrence import gated_delta, replay
+from tests.poison import parts_of
 from tests.verifier.families import FAMILIES, QWEN3_5, SHAPE, config_of, make, randomise
 from tests.verifier.published import PUBLISHED
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
@@ -263,7 +264,7 @@ def test_published_configurations(name) -> None:
 def _parts(reader: Reader, table: PageTable) -> list[Tensor]:
     state = recurrent_state(table)
     assert state is not None and reader.model.store.states is not None
-    return [part.clone() for part in reader.model.store.states.bytes_of(state)]
+    return [part.clone() for part in parts_of(reader.model.store.states, state)]
 
 
 def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
