@@ -65,8 +65,10 @@ class PageTable:
         if fresh:
             self.pages += self.pool.allocate(fresh)
             self._commit()
-        if shared:
-            self._copy(last, offset)
+        if shared:  # the copy is the first fresh page, and takes its place
+            self.pool.copy(self.pages[last], self.pages[last + 1], offset)
+            self.pages.append(self.pages.pop(last))
+            self._shrink(len(self.pages) - 1)
         self._writable = max(self._writable, self.length + extra)
 
     def commit(self, n: int) -> None:
@@ -141,12 +143,6 @@ class PageTable:
     def _commit(self) -> None:
         for state in self.states:
             state.commit(self.length, len(self.pages))
-
-    def _copy(self, index: int, rows: int) -> None:
-        """Replace a page with a copy, which is the one after it."""
-        self.pool.copy(self.pages[index], self.pages[index + 1], rows)
-        self.pages.append(self.pages.pop(index))
-        self._shrink(len(self.pages) - 1)
 
     def _shrink(self, count: int) -> None:
         """Release the pages from index `count` on, last to first."""
