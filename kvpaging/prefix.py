@@ -118,7 +118,7 @@ class PrefixIndex:
             if entry is not None and entry.text != text:
                 return  # two texts with the same digest: the second and everything after it is not indexed
             hidden = private and (entry is None or entry.page in self._private)
-            if entry is not None and not all(store.inherit(entry.page, page) for store in self.pool.stores):
+            if entry and entry.page != page and not all(each.inherit(entry.page, page) for each in self.pool.stores):
                 self.pool.replace(entry.page, page)
                 entry = None
             known = (entry or self._add(page, text)).page
