@@ -83,12 +83,12 @@ def test_the_boundary_before_the_last_makes_room_for_texts_that_run() -> None:
     assert len(case.states.formers) < 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_prefix_ends_at_the_largest_checkpoint_that_windows_and_states_have(seed: int) -> None:
     """With few pages of both, so that each loses other ends of texts."""
     rng, case, found = random.Random(seed), Case(states=14), [0, 0]
     windows, history = case.pool.attach(WindowPages(12, 6, 200, 4)), [[1] * 9]
-    for _ in range(200):
+    for _ in range(120):
         known = rng.choice(history)
         tokens = [*known[: rng.randint(0, len(known))], *[rng.randint(0, 1) for _ in range(rng.randint(1, 14))]]
         pages = case.index.match([*tokens, 0])
@@ -106,7 +106,7 @@ def test_a_prefix_ends_at_the_largest_checkpoint_that_windows_and_states_have(se
         if case.tables and rng.random() < 0.3:
             case.leave(rng.choice(case.tables))
         history = [*history[-6:], tokens]
-    assert min(found) > 3, found
+    assert min(found) > 2, found
 
 
 def _indexed(case: Case, tokens: list[int]) -> list[int]:
