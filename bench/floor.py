@@ -139,7 +139,7 @@ class BareForward:
 
     def _fill(self, slots: Tensor) -> None:
         for arrays in self.verifier.store.arrays:  # recurrent layers have none
-            own = arrays.own(slots)
+            own = arrays.pages.slots(slots)
             for index in range(len(arrays.keys)):
                 keys, values, scales = arrays.layer(index)
                 rows = torch.randn(2, len(slots), *keys.shape[1:]).to(self.verifier.decoder.dtype)

@@ -12,7 +12,7 @@ from bench.gpu.worker import Task
 from bench.made import paged, random_decoder
 from bench.shapes import ModelShape
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, StatePages
 from foresay.server.engine.parameters import state_pages
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.names import NGRAM, NONE, SELF
@@ -98,7 +98,7 @@ class Hybrid(Bench):
         config = replace(ModelConfig.of(fields), quantization=read_quantization(fields))
         decoder = random_decoder(self.device, config, self.positions)
         if config.stack.recurrence is not None:
-            pool.attach_states(*state_pages(EngineConfig(max_seqs=4), True))
+            pool.attach(StatePages(*state_pages(EngineConfig(max_seqs=4), True), pool.page_size))
         return paged(pool, decoder, self.device)
 
     def _made(self, name: str) -> Any:

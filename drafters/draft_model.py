@@ -208,13 +208,11 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         pages, table = self._store.pages, sequence.table
         text = self._texts.setdefault(sequence.id, TextState(pages))
         if text.at >= max(table.length, 1):
-            text.rewind(table.length - 1)
+            text.restore(table.length - 1)
         if not text.at and table.length:
             filled = self.model.store.filled(table)
             known = table.pages[: min(table.length - 1, filled) // pages.page_size]
-            if count := pages.reach(known):
-                text.adopt(count * pages.page_size, pages.use(known[count - 1]))
-            text.branch = filled // pages.page_size * pages.page_size
+            text.adopt(known[: pages.restorable(known)], filled // pages.page_size * pages.page_size)
         return text
 
     def _filled(self, sequence: SequenceState) -> int:
@@ -226,10 +224,10 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         self._reserve(self._text_of(sequence))
 
     def _reserve(self, text: TextState) -> None:
-        if not text.reserve():
+        if not text.refill():
             for other in self._texts.values():
                 other.give_up()
-            reserved = text.reserve()
+            reserved = text.refill()
             assert reserved, "there are state pages for what all texts need"
 
     def began(self, sequence: SequenceState) -> None:

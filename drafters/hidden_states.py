@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foresay.drafters.growth import Growth
 from foresay.drafters.levels import TreeDrafter
-from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.kvpaging import KVStore, PagePool, PageTable, Store
 from foresay.spec.protocols import FeatureRequest, Features, RowFeatures
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
@@ -77,13 +77,17 @@ class _Waiting:
         return {name: rows[:count] for name, rows in features.items()}
 
 
-class WaitingFeatures:
-    """Features by page, the oldest pages first, until they are stored. Implements
-    :class:`foresay.kvpaging.pool.Store`: they go with the page's rows. rows: how many positions wait."""
+class WaitingFeatures(Store):
+    """Features by page, the oldest pages first, until they are in the store of hidden states. Only computing a text
+    gives them: one that is drafted for shares only pages that have them. rows: how many positions wait. keep: stores
+    those of positions, int64[R] like their slots."""
 
-    def __init__(self, page_size: int) -> None:
+    drafts = True
+
+    def __init__(self, hidden_states: KVStore, keep: Callable[[Features, Tensor, Tensor], None]) -> None:
         self.pages: OrderedDict[int, _Waiting] = OrderedDict()
-        self.rows, self._page_size = 0, page_size
+        self.hidden_states, self._keep = hidden_states, keep
+        self.rows, self._page_size = 0, hidden_states.pool.page_size
 
     def add(self, page: int, start: int, count: int, features: Features) -> None:
         """The next positions of a page."""
@@ -102,24 +106,47 @@ class WaitingFeatures:
             self.rows -= waiting.stop - waiting.start
         return waiting
 
-    def reset(self, page: int) -> None:
-        """The page is reused."""
+    def forget(self, page: int) -> None:
+        """They go with the page."""
         self.take(page)
 
     def copy(self, source: int, destination: int) -> None:
-        """Of the copy the same waits."""
-        if (waiting := self.pages.get(source)) is not None:
-            self.add(destination, waiting.start, waiting.stop - waiting.start, waiting.joined())
+        """Nothing waits of the copy: what did of the page is stored."""
+        self.settle(source)
+        self.hidden_states.copy(source, destination)
 
     def clamp(self, page: int, rows: int) -> None:
         """The page's rows after the first ``rows`` are not text any more."""
         waiting = self.pages.get(page)
-        if waiting is None or waiting.stop <= (stop := waiting.start - waiting.start % self._page_size + rows):
-            return
-        self.take(page)
-        if stop > waiting.start:
-            waiting.stop = stop
-            self.add(page, waiting.start, stop - waiting.start, waiting.joined())
+        if waiting is not None and (waiting.stop - 1) % self._page_size >= rows:
+            self.settle(page)
+            self.hidden_states.clamp(page, rows)
+
+    def restorable(self, pages: Sequence[int]) -> int:
+        """How many leading pages have all features."""
+        return next((count for count, page in enumerate(pages) if not self.covers(page)), len(pages))
+
+    def covers(self, page: int) -> bool:
+        """Whether the features of all its positions are stored, or wait."""
+        mark, size, waiting = self.hidden_states.marks[page], self._page_size, self.pages.get(page)
+        return mark == size or (waiting is not None and waiting.start % size <= mark and waiting.stop % size == 0)
+
+    def inherit(self, known: int, page: int) -> bool:
+        """Copy them."""
+        if self.covers(page) and not self.covers(known):
+            self.take(known)
+            self.copy(page, known)
+        return True
+
+    def settle(self, page: int) -> None:
+        """Store what waits of a page."""
+        waiting, marks, size = self.take(page), self.hidden_states.marks, self._page_size
+        if waiting is not None:
+            first = page * size + waiting.start % size
+            slots = torch.arange(first, first + waiting.stop - waiting.start)
+            self._keep(waiting.joined(), torch.arange(waiting.start, waiting.stop), slots)
+            if marks[page] >= waiting.start % size:
+                marks[page] = max(marks[page], 1 + (waiting.stop - 1) % size)
 
 
 class HiddenStateDrafter(TreeDrafter):
@@ -143,8 +170,7 @@ class HiddenStateDrafter(TreeDrafter):
 
 
 class TextStateDrafter(HiddenStateDrafter):
-    """Keeps them of whole texts; implements :class:`foresay.kvpaging.pool.KeptFeatures`. Owns ``hidden_states``, the
-    store of what it keeps. needs: the features it reads."""
+    """Keeps them of whole texts. Owns ``hidden_states``, the store of what it keeps. needs: the features it reads."""
 
     def __init__(
         self,
@@ -156,10 +182,8 @@ class TextStateDrafter(HiddenStateDrafter):
         token_ids: Tensor | None,
     ) -> None:
         super().__init__(name, device, pool, token_ids)
-        self.needs, self.hidden_states = needs, hidden_states
-        self._pool, self._waiting = pool, WaitingFeatures(pool.page_size)
-        pool.attach(self._waiting)
-        pool.features.append(self)
+        self.needs, self.hidden_states, hidden_states.drafts = needs, hidden_states, True
+        self._pool, self._waiting = pool, pool.attach(WaitingFeatures(hidden_states, self._store))
         self._most = 0  # positions that may wait
         self._keeping: dict[int, _Keeping] = {}
 
@@ -182,28 +206,7 @@ class TextStateDrafter(HiddenStateDrafter):
             waiting.add(table.pages[start // size], start, end - start, part)
             start = end
         while waiting.rows > self._most:
-            self.settle(next(iter(waiting.pages)))
-
-    def covers(self, page: int) -> bool:
-        """Whether the features of all its positions are stored, or wait."""
-        mark, size, waiting = self.hidden_states.marks[page], self._page_size, self._waiting.pages.get(page)
-        return mark == size or (waiting is not None and waiting.start % size <= mark and waiting.stop % size == 0)
-
-    def settle(self, page: int) -> None:
-        """Store what waits of a page."""
-        waiting, marks, size = self._waiting.take(page), self.hidden_states.marks, self._page_size
-        if waiting is not None:
-            first = page * size + waiting.start % size
-            slots = torch.arange(first, first + waiting.stop - waiting.start)
-            self._store(waiting.joined(), torch.arange(waiting.start, waiting.stop), slots)
-            if marks[page] >= waiting.start % size:
-                marks[page] = max(marks[page], 1 + (waiting.stop - 1) % size)
-
-    def copy(self, source: int, destination: int) -> None:
-        """Copy what is stored of a page, and what waits, to another one with the same text."""
-        self._waiting.take(destination)
-        for store in (self.hidden_states, self._waiting):
-            store.copy(source, destination)
+            waiting.settle(next(iter(waiting.pages)))
 
     def finished(self, sequence: SequenceState) -> None:
         """Store the last features, since other requests may reuse their pages."""

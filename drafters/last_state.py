@@ -19,16 +19,19 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.hidden_states import HiddenStateDrafter
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, Store
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import StepState
 
 
-class LastStates:
-    """Implements :class:`foresay.kvpaging.pool.Store`. rows: [2 * pages, H], two of each page. latest: int64[pages],
-    which of the two was written last; positions: int64[pages], of which position."""
+class LastStates(Store):
+    """A text that became shorter writes its last state again before it reads it.
+
+    rows: [2 * pages, H], two of each page. latest: int64[pages], which of the two was written last; positions:
+    int64[pages], of which position.
+    """
 
     def __init__(self, pool: PagePool, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = torch.zeros(2 * pool.num_pages, width, dtype=dtype, device=device)
@@ -53,16 +56,10 @@ class LastStates:
         """The same of one position, [H], from the host: nothing is kept."""
         self.rows[2 * page], self.latest[page], self.positions[page] = state, 0, position
 
-    def reset(self, page: int) -> None:
-        """The page is reused: it is written before it is read."""
-
     def copy(self, source: int, destination: int) -> None:
         """The copy has the same states."""
         for each, count in ((self.rows, 2), (self.latest, 1), (self.positions, 1)):
             each[count * destination : count * (destination + 1)] = each[count * source : count * (source + 1)]
-
-    def clamp(self, page: int, rows: int) -> None:
-        """A text that became shorter writes its last state again before it reads it."""
 
 
 class LastStateDrafter(HiddenStateDrafter):

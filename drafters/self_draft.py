@@ -31,7 +31,8 @@ from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.proposer import Drafts
 from foresay.drafters.tree_builder import TreeBuilder, adjusts
 from foresay.kvpaging.pool import PADDING_PAGE
-from foresay.kvpaging.states import NONE
+from foresay.kvpaging.states import recurrent_state
+from foresay.kvpaging.verbs import NONE
 from foresay.spec.names import SELF
 from foresay.spec.protocols import Drafter, Features, Lookup, Rows, Verified, reader_of
 from foresay.spec.sequence import SequenceState
@@ -184,7 +185,7 @@ class SelfDrafter(TreeDrafter):
     def _lengthen(self, grown: TreeBuilder, index: int, verified: Verified, sources: Sequence[str]) -> None:
         """Extend the chain by the copy's samples. index: its index in the last pass. sources: each node's drafter."""
         (sampled, path), sequence, states = verified, grown.sequence, self.model.store.states
-        text = sequence.table.state
+        text = recurrent_state(sequence.table)
         chain = self._chains.setdefault(sequence.id, _Chain(NONE if text is None else text.page))
         if states is not None and text is not None:
             fresh = not sequence.table.length and not chain.tokens
@@ -208,7 +209,8 @@ class SelfDrafter(TreeDrafter):
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         """The slot with its chain so far; a last round may write beyond the reserved pages."""
-        slot, chain, text = super()._joined(sequence, reach), self._chains.get(sequence.id), sequence.table.state
+        slot, chain = super()._joined(sequence, reach), self._chains.get(sequence.id)
+        text = recurrent_state(sequence.table)
         page, drafted = (NONE if text is None else text.page, []) if chain is None else (chain.page, chain.tokens)
         return replace(
             slot,

@@ -11,11 +11,12 @@ text.
 from __future__ import annotations
 
 from foresay.kvpaging.disk import DiskPages
-from foresay.kvpaging.pool import OutOfPages, PagePool
+from foresay.kvpaging.pool import PagePool
 from foresay.kvpaging.prefix import PrefixIndex
 from foresay.kvpaging.states import LayerStates, StatePages, StateStore
 from foresay.kvpaging.store import KVArrays, KVStore, move_rows, store_rows
 from foresay.kvpaging.table import PageTable
+from foresay.kvpaging.verbs import OutOfPages, Store
 from foresay.kvpaging.window import WindowPages
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PrefixIndex",
     "StatePages",
     "StateStore",
+    "Store",
     "WindowPages",
     "move_rows",
     "store_rows",

@@ -23,9 +23,9 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -36,9 +36,9 @@ from torch import Tensor
 
 from foresay.kvpaging import shared_files
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
-from foresay.kvpaging.states import NONE
 from foresay.kvpaging.store import KVStore, as_bytes, touch
 from foresay.kvpaging.threads import BackgroundThreads
+from foresay.kvpaging.verbs import NONE
 
 log = logging.getLogger("foresay.kv")
 
@@ -47,7 +47,6 @@ _DTYPES = {
     torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int8: "I8",
     torch.float8_e4m3fn: "F8_E4M3",
 }  # fmt: skip
-_ROWS, _WINDOW, _STATE = "rows", "window", "state"
 #: Files are removed until this many eighths of the limit are used, and listed again once another eighth is filled.
 _LEFT, _EIGHTHS = 7, 8
 #: Uses within this many ns count as simultaneous; then a page deeper in a text counts as this much older.
@@ -104,10 +103,9 @@ class DiskPages:
     """The pages of one pool on disk. Its own threads read and write files and never access the pool; everything else is
     for the engine's thread.
 
-    stores: by their key, the target's first: a page can only be read if the target's part of it exists. needed: the
-    keys of what else has to exist where the text is drafted for. most: bytes that all files in the folder may take,
-    including those of other keys. clock: seconds. Raises OSError if the folder cannot be made, or other users can
-    write there.
+    stores: by their key, the target's first: a page can only be read if the target's part of it exists, and where the
+    text is drafted for, what drafts need. most: bytes that all files in the folder may take, including those of other
+    keys. clock: seconds. Raises OSError if the folder cannot be made, or other users can write there.
     """
 
     def __init__(
@@ -116,7 +114,6 @@ class DiskPages:
         stores: Mapping[str, Sequence[KVStore]],
         pool: PagePool,
         most: int,
-        needed: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._news = deque[str]()
@@ -127,10 +124,11 @@ class DiskPages:
         self._written: Future[None] | None = None
         self._hung: Future[Loaded] | None = None
         self._touched = dict[int, Future[None]]()
-        target = next(iter(stores))
-        kinds = [*((key, _ROWS) for key in stores), (target, _WINDOW), (target, _STATE)]
-        self._files = [file for pair in kinds if (file := self._file(*pair)).holds or pair == (target, _ROWS)]
-        self._needed = [self._files[:1], [*self._files[:1], *(file for file in self._files if file.key in needed)]]
+        self._kinds = {kind.name: kind for kind in (pool.rows, *pool.stores) if kind.name}
+        first, *others = (self._file(key, kind) for kind in self._kinds for key in stores)
+        self._files = [first, *(file for file in others if file.holds)]
+        drafts = [file for file in self._files if any(store.drafts for store in stores[file.key])]
+        self._needed = [self._files[:1], [*self._files[:1], *drafts]]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
             if not shared_files.made(each):
                 raise OSError(f"other users may write to {each}")
@@ -180,7 +178,7 @@ class DiskPages:
             names = os.listdir(self._folder / self._files[0].key)
         except OSError:  # someone may have removed the folder
             return
-        pages = min(sum(name.endswith(f".{_ROWS}") for name in names), self._pool.num_pages - 1)
+        pages = min(sum(name.endswith(f".{self._files[0].kind}") for name in names), self._pool.num_pages - 1)
         for run in range(-(-pages // _RUN)):
             wait([self._touch(run)], _TOUCHING)
             yield
@@ -212,19 +210,11 @@ class DiskPages:
         while not (touched := self._touched[page // _RUN]).done():
             yield touched
         for file, data in loaded.items():
-            with self._filled(file, page) as own:
+            for store in self._stores[file.key]:
+                store.marks[page] = self._pool.page_size
+            with self._kinds[file.kind].loading(page) as own:
                 yield from _copied(self._parts(file, own), data.split(file.sizes)) if own != NONE else ()
         self._news.append("read")
-
-    def _filled(self, file: _File, page: int) -> AbstractContextManager[int]:
-        """The page number for :meth:`_parts` while it is filled; ``NONE`` if there is no room."""
-        if file.kind == _WINDOW and self._pool.windows is not None:
-            return self._pool.windows.filled(page)
-        if file.kind == _STATE and self._pool.states is not None:
-            return self._pool.states.filled(page)
-        for store in self._stores[file.key]:
-            store.marks[page] = self._pool.page_size
-        return nullcontext(page)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +228,7 @@ class DiskPages:
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
         news = list[tuple[_File, Tensor]]()
         for file in self._files if self._clock() >= self._writes_from else ():
-            own, stores = self._own(file, page), self._stores[file.key]
+            own, stores = self._kinds[file.kind].at(page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
             if whole and not shared_files.used(self._path(file, text), used):
                 flat = [part.contiguous().flatten().view(torch.uint8).cpu() for part in self._parts(file, own)]
@@ -280,22 +270,11 @@ class DiskPages:
         parts = self._parts(empty := _File(key, kind, ()), PADDING_PAGE)
         return empty._replace(holds=tuple((part.dtype, tuple(part.shape)) for part in parts))
 
-    def _own(self, file: _File, page: int) -> int:
-        """The page number for :meth:`_parts`; ``NONE`` if the page has nothing of the kind."""
-        windows, states = self._pool.windows, self._pool.states
-        if file.kind == _STATE:
-            return NONE if states is None else states.checkpoints.get(page, NONE)
-        return page if file.kind == _ROWS or (windows is not None and windows.of[page]) else NONE
-
-    def _parts(self, file: _File, page: int) -> list[Tensor]:
-        """Parts of the stores, the widest types first, so that each is aligned to its size. page: for a state, the
-        state page."""
-        stores = self._stores[file.key]
-        if file.kind == _STATE:
-            of = [store.states for store in stores if store.states is not None]
-            return [part[:, page] for each in of for part in each.layers[:2] if part.numel()]
-        found = [view for store in stores for view in store.views(page, file.kind == _WINDOW)]
-        return sorted(found, key=lambda view: -view.dtype.itemsize)
+    def _parts(self, file: _File, own: int) -> list[Tensor]:
+        """What the stores have in one page of the file's kind, the widest types first, so that each is aligned to its
+        size."""
+        parts = [part for store in self._stores[file.key] for part in store.parts(self._kinds[file.kind], own)]
+        return sorted(parts, key=lambda part: -part.dtype.itemsize)
 
     def _path(self, file: _File, text: PageText) -> Path:
         return self._folder / file.key / f"{text.digest.hex()}.{file.kind}"

@@ -12,29 +12,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from foresay.kvpaging.states import StatePages, TextState
-from foresay.kvpaging.window import WindowPages
+from foresay.kvpaging.verbs import NONE, OutOfPages, RowPages, Store, Table
 
-PADDING_PAGE = 0
-
-
-class OutOfPages(RuntimeError):
-    """More pages were requested than are free or evictable; nothing was changed."""
-
-
-class Store(Protocol):
-    """What the pool needs from a store attached to it."""
-
-    def reset(self, page: int) -> None:
-        """No row of the page is valid any more."""
-
-    def copy(self, source: int, destination: int) -> None:
-        """Copy a page's rows and its mark."""
-
-    def clamp(self, page: int, rows: int) -> None:
-        """At most the first `rows` rows of the page are valid."""
+PADDING_PAGE = NONE
+S = TypeVar("S", bound=Store)
 
 
 class Cache(Protocol):
@@ -52,40 +35,12 @@ class Cache(Protocol):
         """The page of the text prefix with this digest; None if not indexed."""
 
 
-class KeptFeatures(Protocol):
-    """What a drafter keeps of the target's hidden states in one of the pool's stores. Only computing a text gives
-    them."""
-
-    @property
-    def hidden_states(self) -> Store:
-        """The store."""
-
-    def covers(self, page: int) -> bool:
-        """Whether it has them of the whole page."""
-
-    def settle(self, page: int) -> None:
-        """Store what is known of a page and not stored yet."""
-
-    def copy(self, source: int, destination: int) -> None:
-        """Copy them to another page with the same text."""
-
-
-class Table(Protocol):
-    """What `check` needs from a page table."""
-
-    pages: list[int]
-    length: int
-    chain: list[bytes]
-    state: TextState | None
-
-
 class PagePool:
     """Page ids with reference counts.
 
     num_pages: all pages, including the padding page 0 (target of padding writes, never allocated).
     page_size: tokens (slots) per page.
-    windows: pages of sliding-window layers, if these have their own. states: of recurrent layers, if there are any.
-    features: what drafters keep of the target's hidden states.
+    rows: its own pages, as those of layers' rows. stores: all that is kept of texts, by page.
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -93,10 +48,7 @@ class PagePool:
         assert page_size > 0
         self.num_pages = num_pages
         self.page_size = page_size
-        self.stores: list[Store] = []
-        self.features: list[KeptFeatures] = []
-        self.windows: WindowPages | None = None
-        self.states: StatePages | None = None
+        self.rows, self.stores = RowPages(num_pages, page_size), list[Store]()
         self._cache: Cache | None = None
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, PADDING_PAGE, -1))  # the last is taken first
@@ -120,25 +72,20 @@ class PagePool:
         """How many tables list the page, plus one if the prefix index does."""
         return self._references[page]
 
-    def attach(self, store: Store) -> None:
-        """From now on notify `store` when pages are reused or copied."""
+    def attach(self, store: S) -> S:
+        """Keep a further state of all texts; returns it. Attach pages of windows and states before all stores of rows,
+        and before any table is made."""
         self.stores.append(store)
+        return store
+
+    def store(self, of: type[S]) -> S | None:
+        """The first store of this type, if there is one."""
+        return next((store for store in self.stores if isinstance(store, of)), None)
 
     def attach_cache(self, cache: Cache) -> None:
         """Make `cache` the prefix index of this pool. A pool has one."""
         assert self._cache is None, "a pool has one prefix index"
         self._cache = cache
-
-    def attach_windows(self, num_pages: int, window: int) -> None:
-        """Give layers with a sliding window of this many positions their own pages. Call it before any store is
-        attached."""
-        assert not self.stores, "stores attached before have none"
-        self.windows = WindowPages(num_pages, window, self.num_pages, self.page_size)
-
-    def attach_states(self, sequences: int, num_pages: int) -> None:
-        """Give recurrent layers this many state pages, and records for `sequences` sequences. Call it before any table
-        is made."""
-        self.states = StatePages(sequences, num_pages, self.page_size)
 
     def allocate(self, n: int) -> list[int]:
         """Take `n` pages with one reference each, all or none; idle ones only where too few are free.
@@ -148,7 +95,10 @@ class PagePool:
         if n > self.available:
             raise OutOfPages(f"{n} pages needed, {self.available} of {self.num_pages - 1} available")
         self.evict(n - len(self._free))
-        return [self._take() for _ in range(n)]
+        pages = [self._free.pop() for _ in range(n)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
 
     def retain(self, page: int) -> None:
         """Add a reference to a page in use."""
@@ -165,10 +115,8 @@ class PagePool:
         self._references[page] = references
         if references == 0:
             self._free.append(page)
-            if self.windows is not None:
-                self.windows.forget(page)
-            if self.states is not None:
-                self.states.forget(page)
+            for store in self.stores:
+                store.forget(page)
         elif references == 1 and self._cache is not None and page in self._cache:
             self._idle[page] = None
 
@@ -180,12 +128,14 @@ class PagePool:
         known = self._cache.page_of(table.chain[index])
         return table.pages[index] if known is None else known
 
-    def replace(self, page: int) -> None:
+    def replace(self, known: int, page: int) -> None:
         """Drop the prefix index entry of a page: another page with the same text replaces it."""
         assert self._cache is not None
-        self._idle.pop(page, None)
-        self._cache.forget(page)
-        self.release(page)
+        for store in self.stores:
+            store.replace(known, page)
+        self._idle.pop(known, None)
+        self._cache.forget(known)
+        self.release(known)
 
     def evict(self, n: int) -> int:
         """Evict up to `n` idle pages from the prefix index; returns how many became free."""
@@ -224,35 +174,17 @@ class PagePool:
         free = set(self._free)
         for page, found in enumerate(self._references):
             idle = found == 1 and page in cached
-            if found != held[page]:
-                raise AssertionError(f"page {page}: {found} references counted, {held[page]} found")
-            if (page in free) != (not found and page != PADDING_PAGE):
-                raise AssertionError(f"page {page}: {found} references and free = {page in free}")
-            if idle != (page in self._idle):
-                raise AssertionError(f"page {page}: idle is {idle}, listed as {not idle}")
-        _prove(len(free) == len(self._free), "a page is free twice")
-        _prove(not held[PADDING_PAGE], "the padding page is in use")
-        if self.windows is not None:
-            self.windows.check([(table.pages, table.length) for table in tables])
-            _prove(not self.windows.of[self._free].any(), "a free page has a window page")
-        if self.states is not None:
-            self.states.check([(table.state, table.length) for table in tables if table.state is not None])
-            _prove(cached.issuperset(self.states.checkpoints), "a checkpoint of a page that no text is found by")
+            assert found == held[page], f"page {page}: {found} references counted, {held[page]} found"
+            is_free = not found and page != PADDING_PAGE
+            assert (page in free) == is_free, f"page {page}: {found} references and free = {page in free}"
+            assert idle == (page in self._idle), f"page {page}: idle is {idle}, listed as {not idle}"
+        assert len(free) == len(self._free), "a page is free twice"
+        assert not held[PADDING_PAGE], "the padding page is in use"
+        for store in self.stores:
+            store.check(tables, free, cached)
 
     def _check_table(self, table: Table, at_rest: bool) -> None:
         needed, count = self.pages_for(table.length), len(table.pages)
-        _prove(len(set(table.pages)) == count, f"a table lists a page twice: {table.pages}")
-        _prove(count >= needed, f"{count} pages cannot hold {table.length} tokens")
-        _prove(not at_rest or count == needed, f"at rest {table.length} tokens hold {count} pages, not {needed}")
-
-    def _take(self) -> int:
-        page = self._free.pop()
-        self._references[page] = 1
-        for store in self.stores:
-            store.reset(page)
-        return page
-
-
-def _prove(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+        assert len(set(table.pages)) == count, f"a table lists a page twice: {table.pages}"
+        assert count >= needed, f"{count} pages cannot hold {table.length} tokens"
+        assert not at_rest or count == needed, f"at rest {table.length} tokens hold {count} pages, not {needed}"

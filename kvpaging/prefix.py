@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foresay.kvpaging.disk import DiskPages, Loaded, PageText
-from foresay.kvpaging.pool import OutOfPages, PagePool
+from foresay.kvpaging.pool import PagePool
 from foresay.kvpaging.table import PageTable
+from foresay.kvpaging.verbs import OutOfPages
 
 _TOKEN = np.dtype("<i8")  # tokens are hashed as little-endian 64-bit integers, on every machine
 
@@ -78,9 +79,8 @@ class PrefixIndex:
     def match(self, tokens: Sequence[int], salt: str = "", drafts: bool = False) -> list[int]:
         """The pages of the longest known prefix of `tokens`, each retained for the caller.
 
-        Covers at most len(tokens) - 1 tokens, since the last one must be computed to sample its successor; and ends
-        where sliding-window layers still have what the next row attends to, and recurrent layers have a checkpoint.
-        drafts: and where drafters have the features of all pages.
+        Covers at most len(tokens) - 1 tokens, since the last one must be computed to sample its successor; and ends at
+        the largest checkpoint that all stores have. drafts: those that texts are drafted from too.
         """
         pages: list[int] = []
         for text in self._texts(tokens, salt):
@@ -89,12 +89,10 @@ class PrefixIndex:
                 break
             pages.append(entry.page)
         self.known = len(pages) * self.pool.page_size
-        if drafts:
-            del pages[next((count for count, page in enumerate(pages) if not self._is_covered(page)), len(pages)) :]
-        if (windows := self.pool.windows) is not None:
-            del pages[windows.reach(pages) :]
-        if (states := self.pool.states) is not None:
-            del pages[states.reach(pages) :]
+        needed, before = [store for store in self.pool.stores if drafts or not store.drafts], -1
+        while before != (before := len(pages)):
+            for store in needed:
+                del pages[store.restorable(pages) :]
         for page in pages:
             self.pool.retain(page)
             self._unkept[page] = None
@@ -106,37 +104,30 @@ class PrefixIndex:
         """Index the full pages below `table.length`; `tokens` are the sequence's, at least `table.length` of them.
 
         Pass the same salt each time for one table. Pages already published cost nothing. If another page with the same
-        text is indexed, that one stays, and gets features that only the new one has, unless only the new one still has
-        its window page. Publish only text that can no longer be cut by a stop string. private: a page is not written to
-        disk until a text that may be has it too.
+        text is indexed, that one stays, and inherits what only the new one has in each store; where that is impossible,
+        the new one replaces it. Publish only text that can no longer be cut by a stop string. private: a page is not
+        written to disk until a text that may be has it too.
         """
         chain, count = table.chain, table.length // self.pool.page_size
         if len(chain) >= count:
             return
         assert len(tokens) >= table.length
-        marks = {} if table.state is None else dict(table.state.boundaries)
         before = chain[-1] if chain else _root(salt)
         for text in _texts(tokens, self.pool.page_size, before, len(chain), count):
             entry, page = self._entries.get(text.digest), table.pages[text.depth]
             if entry is not None and entry.text != text:
                 return  # two texts with the same digest: the second and everything after it is not indexed
             hidden = private and (entry is None or entry.page in self._private)
-            if entry is not None and self._is_better(page, entry.page):
-                self.pool.replace(entry.page)
+            if entry and entry.page != page and not all(each.inherit(entry.page, page) for each in self.pool.stores):
+                self.pool.replace(entry.page, page)
                 entry = None
-            if entry is None:
-                entry = self._add(page, text)
-            elif page != entry.page:
-                self._complete(entry.page, page)
-            if hidden:
-                self._private.add(entry.page)
-            elif entry.page in self._private:
-                self._private.remove(entry.page)
-                self._unkept[entry.page] = None
+            known = (entry or self._add(page, text)).page
+            if known != page or (known in self._private and not hidden):
+                self._unkept[known] = None
+            (self._private.add if hidden else self._private.discard)(known)
             chain.append(text.digest)
-            if self.pool.states is not None and (own := marks.get(len(chain) * self.pool.page_size)) is not None:
-                self.pool.states.keep(entry.page, own)
-                self._unkept[entry.page] = None
+            for state in table.states:
+                state.checkpoint(len(chain) * self.pool.page_size, known)
 
     def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
         """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
@@ -168,7 +159,7 @@ class PrefixIndex:
                     if disk.has(text, drafts):
                         yield from self._read(disk, chain((text,), texts), drafts)
                     return
-                if drafts and not self._is_covered(self.held[-1]):
+                if drafts and not all(store.restorable(self.held[-1:]) for store in self.pool.stores if store.drafts):
                     return
                 yield None
         finally:
@@ -237,8 +228,8 @@ class PrefixIndex:
             page = next(iter(self._unkept))
             del self._unkept[page]
             if page not in self._private:
-                for features in self.pool.features:
-                    features.settle(page)
+                for store in self.pool.stores:
+                    store.settle(page)
                 self.disk.write(page, self._entries[self._digests[page]].text)
         return bool(self._unkept) or not self.disk.is_free(0)
 
@@ -254,22 +245,6 @@ class PrefixIndex:
         self._unkept[page] = None
         self.pool.retain(page)
         return entry
-
-    def _is_covered(self, page: int) -> bool:
-        """Whether drafters have all that they need of a page's features."""
-        return all(features.covers(page) for features in self.pool.features)
-
-    def _complete(self, known: int, page: int) -> None:
-        """Give the indexed page the features that only another one with the same text has."""
-        for features in self.pool.features:
-            if features.covers(page) and not features.covers(known):
-                features.copy(page, known)
-                self._unkept[known] = None
-
-    def _is_better(self, page: int, known: int) -> bool:
-        """Whether a page has a window page, and the indexed one with the same text has none."""
-        windows = self.pool.windows
-        return windows is not None and bool(windows.of[page]) and not windows.of[known]
 
 
 def digests(tokens: Sequence[int], page_size: int, salt: str = "", most: int | None = None) -> Iterator[bytes]:

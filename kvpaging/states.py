@@ -17,20 +17,19 @@ A pass writes a record for each node (:class:`StateStore`); committing a path re
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-#: No state page; also the number of the padding page.
-NONE = 0
+from foresay.kvpaging.verbs import NONE, OutOfPages, Store, Table, TableState
+
 #: The most nodes of a tree, and how many numbers of a state's row are contiguous.
 NODES, LANES = 64, 16
 
 
-class StatePages:
+class StatePages(Store):
     """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
     sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
@@ -38,6 +37,8 @@ class StatePages:
     of a page of the pool; the least recently used first. formers: of texts that have gone on since, the last boundary
     before their mark; kept while there is room. filling: pages that are being read back.
     """
+
+    name = "state"
 
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
         self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
@@ -80,27 +81,26 @@ class StatePages:
         """Whether it has more than one reference."""
         return self._references[page] > 1
 
-    def is_used(self, page: int) -> bool:
-        """Whether it has any reference."""
-        return self._references[page] > 0
-
     def keep(self, page: int, own: int) -> None:
         """Make a state page the checkpoint of a page of the pool, unless that already has one."""
         if page not in self.checkpoints:
             self.checkpoints[page] = self.retain(own)
         self.checkpoints.move_to_end(page)
 
-    def use(self, page: int) -> int:
-        """The state page of a page's checkpoint, which is now the one used last."""
-        self.checkpoints.move_to_end(page)
-        return self.checkpoints[page]
+    def text(self, pages: Sequence[int]) -> TextState:
+        """The state of an empty text."""
+        return TextState(self)
+
+    def at(self, page: int) -> int:
+        """The state page of a page's checkpoint; ``NONE`` if it has none."""
+        return self.checkpoints.get(page, NONE)
 
     def drop_former(self, text: TextState) -> None:
         """Release the boundary before a text's mark."""
         self.release(self.formers.pop(text, (0, NONE))[1])
 
     @contextmanager
-    def filled(self, page: int) -> Iterator[int]:
+    def loading(self, page: int) -> Iterator[int]:
         """A state page to fill, at the end the checkpoint of this page of the pool; ``NONE`` if there is no room."""
         if (own := self.allocate()) == NONE:
             yield NONE
@@ -117,23 +117,28 @@ class StatePages:
         """Drop a page's checkpoint: the page is free, or the checkpoint is evicted."""
         self.release(self.checkpoints.pop(page, NONE))
 
-    def reach(self, pages: Sequence[int]) -> int:
+    def replace(self, known: int, page: int) -> None:
+        """The checkpoint stays with the text."""
+        if known in self.checkpoints:
+            self.keep(page, self.checkpoints[known])
+            self.forget(known)
+
+    def restorable(self, pages: Sequence[int]) -> int:
         """The most leading pages of a text after which it can continue."""
         return max((count for count, page in enumerate(pages, 1) if page in self.checkpoints), default=0)
 
-    def check(self, tables: Iterable[tuple[TextState, int]]) -> None:
-        """Check the accounting, given state and length of every table in use; raises AssertionError with what is
-        wrong."""
+    def check(self, tables: Iterable[Table], free: Collection[int], cached: Collection[int]) -> None:
+        """See :class:`~foresay.kvpaging.verbs.Store`."""
         held = Counter([*self.checkpoints.values(), *self.filling])
-        for state, length in tables:
-            held.update(state.held)
-            if state.at > length:
-                raise AssertionError(f"a state of {state.at} tokens, of a text of {length}")
+        for table in tables:
+            if (state := recurrent_state(table)) is not None and state.pages is self:
+                held.update(state.held)
+                assert state.at <= table.length, f"a state of {state.at} tokens, of a text of {table.length}"
+        assert set(cached).issuperset(self.checkpoints), "a checkpoint of a page that no text is found by"
         for page, found in enumerate(self._references):
-            if page != NONE and found != held[page]:
-                raise AssertionError(f"state page {page}: {found} references counted, {held[page]} found")
-        if sorted(self._free) != [page for page in range(1, self.num_pages) if not held[page]]:
-            raise AssertionError("a state page is lost or held twice")
+            assert page == NONE or found == held[page], f"state page {page}: {found} references, {held[page]} found"
+        unheld = [page for page in range(1, self.num_pages) if not held[page]]
+        assert sorted(self._free) == unheld, "a state page is lost or held twice"
 
 
 class SavePoint(NamedTuple):
@@ -143,7 +148,7 @@ class SavePoint(NamedTuple):
     page: int
 
 
-class TextState:
+class TextState(TableState):
     """The state pages of one text.
 
     at: tokens that the state includes. page: its page; ``NONE`` before the first token. mark: the last page boundary
@@ -167,19 +172,24 @@ class TextState:
     @property
     def boundaries(self) -> list[tuple[int, int]]:
         """Tokens and state page of each page boundary whose state is still there."""
-        found = (self.parted, self.mark, (self.at, self.page))
+        found = self.parted, self.mark, (self.at, self.page)
         return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
 
-    def reserve(self, steps: int = 1) -> bool:
+    def reserve(self, fresh: int, steps: int) -> None:
+        """See :class:`~foresay.kvpaging.verbs.TableState`. Steps that write without the host need two pages each."""
+        if not self.refill(steps) or len(self.spares) < 2 * steps:
+            raise OutOfPages("all state pages are in use")
+
+    def refill(self, steps: int = 1) -> bool:
         """Get pages to write to for as many steps: one each, and one for a boundary if there is room; False if the
         first has too few. A prompt's last rows and its root are two commits of one pass: the second writes where the
         first came from, unless the text has no page yet or shares it."""
-        while len(self.spares) < 2 * steps and (page := self.pages.allocate()) != NONE:
+        while len(self.spares) < 2 * max(steps, 1) and (page := self.pages.allocate()) != NONE:
             self.spares.append(page)
         least = 1 + (self.page == NONE or self.pages.is_shared(self.page))
         if len(self.spares) < least and self.mark[1] != NONE:
             self._drop_marks()
-            return self.reserve()
+            return self.refill()
         return len(self.spares) >= least
 
     def targets(self, ahead: int = 0) -> tuple[int, int, int]:
@@ -231,11 +241,16 @@ class TextState:
                 self.page = page
             self.at += part
 
-    def rewind(self, length: int) -> int:
-        """Go back to at most ``length`` tokens: to one of the last two boundaries, or to none. Returns the new
-        length."""
-        if length and length >= self.at:
-            return length
+    def checkpoint(self, length: int, page: int) -> None:
+        """See :class:`~foresay.kvpaging.verbs.TableState`."""
+        for at, own in self.boundaries:
+            if at == length:
+                self.pages.keep(page, own)
+
+    def restore(self, length: int) -> int:
+        """Go back to one of the last two boundaries, or to 0, where nothing is held any more."""
+        if 0 < length >= self.at:
+            return self.at
         known = self.mark, self.pages.formers.get(self, (0, NONE)), (0, NONE)
         at, page = next(each for each in known if each[0] <= length)
         self.pages.retain(page)
@@ -243,10 +258,13 @@ class TextState:
         self.at, self.page = at, page
         return at
 
-    def adopt(self, at: int, page: int) -> None:
-        """Start after this many tokens, from a state that may be shared."""
+    def adopt(self, pages: Sequence[int], known: int) -> None:
+        """Start from the checkpoint of the last of these pages. A checkpoint is made where the ``known`` text ends."""
         assert self.page == NONE, "adopt is for an empty text"
-        self.at, self.page = at, self.pages.retain(page)
+        if pages:
+            self.at, self.page = len(pages) * self.pages.page_size, self.pages.retain(self.pages.at(pages[-1]))
+            self.pages.keep(pages[-1], self.page)  # as the one used last
+        self.branch = known
 
     def give_up(self) -> None:
         """Release what it keeps of its past: checkpoints of later requests, and where it could go back to."""
@@ -254,12 +272,11 @@ class TextState:
         self.pages.release(self.parted[1])
         self.parted = 0, NONE
 
-    def fork(self) -> TextState:
-        """A second state of the same text; both write to other pages from now on."""
-        other = TextState(self.pages)
+    def fork(self, other: TableState) -> None:
+        """Both write to other pages from now on."""
+        assert isinstance(other, TextState)
         other.at, other.page = self.at, self.pages.retain(self.page)
         other.mark = self.mark[0], self.pages.retain(self.mark[1])
-        return other
 
     def release(self) -> None:
         """Release all pages."""
@@ -281,7 +298,7 @@ class TextState:
         if not apart and self.at % self.pages.page_size:
             return self.page
         if not self.spares:
-            self.reserve()
+            self.refill()
         assert self.spares or not apart, "a page was reserved"
         return self.spares.pop() if self.spares else self.page
 
@@ -305,7 +322,12 @@ class TextState:
         self.mark = 0, NONE
 
 
-class StateKind(Protocol):
+def recurrent_state(table: Table) -> TextState | None:
+    """The state of a page table's text; None if its pool has no state pages."""
+    return next((state for state in table.states if isinstance(state, TextState)), None)
+
+
+class RecurrentShape(Protocol):
     """What recurrent layers, all of the same shape, keep of a text.
 
     Each of ``value_heads`` heads, if there are any, has a state of ``key_dim`` rows of ``value_dim`` numbers; ``taps``
@@ -346,13 +368,13 @@ class LayerStates(NamedTuple):
     rows: Tensor
 
 
-class StateStore:
+class StateStore(Store):
     """The recurrent states of one model, in the state pages of a pool.
 
     layers: of all layers, see :class:`LayerStates`; zeros at the start.
     """
 
-    def __init__(self, pages: StatePages, kind: StateKind, layers: int, zeros: Callable[..., Tensor]) -> None:
+    def __init__(self, pages: StatePages, kind: RecurrentShape, layers: int, zeros: Callable[..., Tensor]) -> None:
         assert kind.value_dim % LANES == 0 and kind.key_dim % LANES == 0, "heads of whole vectors"
         self.pages = pages
         records = layers, pages.sequences * NODES
@@ -368,14 +390,14 @@ class StateStore:
         """The states of each layer."""
         return map(LayerStates, *self.layers)
 
-    def bytes_of(self, state: TextState) -> list[Tensor]:
-        """For tests: states and tails of a text; zeros where it has none."""
-        return [part[:, state.page] * (state.page != NONE) for part in self.layers[:2]]
+    def parts(self, kind: Store, own: int) -> list[Tensor]:
+        """States and tails of one state page, [L, ..] each, if there are any and the page is of this kind."""
+        return [part[:, own] for part in self.layers[:2] if kind is self.pages and part.numel()]
 
-    def poison(self) -> None:
-        """For tests: NaN in every page without a reference, and in all records."""
-        free = [page for page in range(1, self.pages.num_pages) if not self.pages.is_used(page)]
-        for part in self.layers[:2]:
-            part[:, free] = torch.nan
-        for part in self.layers[2:]:
-            part.fill_(torch.nan)
+    def forget(self, page: int) -> None:
+        """Its checkpoint goes with it."""
+        self.pages.forget(page)
+
+    def clamp(self, page: int, rows: int) -> None:
+        """Its end is text no more, of which it may have a checkpoint."""
+        self.pages.forget(page)

@@ -28,9 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.pool import PADDING_PAGE, PagePool
-from foresay.kvpaging.states import StateKind, StatePages, StateStore
+from foresay.kvpaging.pool import PagePool
+from foresay.kvpaging.states import RecurrentShape, StatePages, StateStore
 from foresay.kvpaging.table import PageTable
+from foresay.kvpaging.verbs import RowPages, Store
 from foresay.kvpaging.window import WindowPages
 
 #: The types that rows can be quantised to, with the largest number of each.
@@ -104,7 +105,7 @@ class LayerShape(Protocol):
         ...
 
     @property
-    def state(self) -> StateKind | None:
+    def state(self) -> RecurrentShape | None:
         """What a recurrence of the layer keeps of a text; most such layers have no heads."""
         ...
 
@@ -116,23 +117,22 @@ class KVArrays:
     keys, values: [L, num_pages * page_size, heads G, width D]; zeros at the start; padding rows go to page 0.
     scales: fp32[L, num_pages * page_size, 2, G], of the keys and of the values of each slot, where these are quantised
         (int8 or float8_e4m3fn); else None.
-    windows: the window pages that hold them; None: the pool's pages do.
+    pages: the kind of the pages that hold them.
     """
 
     keys: Tensor
     values: Tensor
     scales: Tensor | None
-    windows: WindowPages | None
+    pages: RowPages
 
     @classmethod
-    def zeros(cls, kind: _Widths, layers: int, pool: PagePool, dtype: torch.dtype, device: torch.device) -> KVArrays:
+    def zeros(cls, kind: _Widths, layers: int, dtype: torch.dtype, device: torch.device) -> KVArrays:
         """Arrays of zeros."""
-        heads, *widths, windowed = kind
-        windows = pool.windows if windowed else None
-        slots = (pool if windows is None else windows).num_pages * pool.page_size
+        heads, *widths, pages = kind
+        slots = pages.num_pages * pages.page_size
         keys, values = (_zeros((layers, slots, heads, width), dtype, device) for width in widths)
         scales = _zeros((layers, slots, 2, heads), torch.float32, device) if dtype in LARGEST else None
-        return cls(keys, values, scales, windows)
+        return cls(keys, values, scales, pages)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -143,27 +143,28 @@ class KVArrays:
         """Keys, values and scales of one of the layers."""
         return self.keys[index], self.values[index], None if self.scales is None else self.scales[index]
 
-    def own(self, slots: Tensor) -> Tensor:
-        """The slots of these layers for these slots of the pool; on the CPU if they differ."""
-        return slots if self.windows is None else self.windows.slots(slots)
+    def page(self, own: int) -> list[Tensor]:
+        """The data of one of these pages: [L, page_size, ..] of each part that has any."""
+        size = self.pages.page_size
+        return [part[:, own * size : (own + 1) * size] for part in self.tensors if part.numel()]
 
 
 class _Widths(NamedTuple):
-    """What layers that share an array have in common. windowed: whether they use window pages."""
+    """What layers that share an array have in common."""
 
     heads: int
     key_dim: int
     value_dim: int
-    windowed: bool
+    pages: RowPages
 
 
-class KVStore:
+class KVStore(Store):
     """Keys and values of one model, with a fill mark per page.
 
     layers: what each layer keeps, in order. A store of rows other than keys and values (features of a text) has them
         all in the keys, and values of width 0.
     arrays: of each shape, in the order in which the layers first have it; owned by this class.
-    windows: the window pages of sliding-window layers; None: those use the pool's pages too.
+    windows: the window pages of sliding-window layers; None: there are none, or they use the pool's pages.
     states: of recurrent layers, if there are any; in state pages of its own if given, else in the pool's.
     marks: for each page, how many of its leading rows are valid.
     """
@@ -177,26 +178,28 @@ class KVStore:
         states: StatePages | None = None,
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
-        self.windows = pool.windows if any(each.window is not None for each in layers) else None
+        self.windows = pool.store(WindowPages) if any(each.window is not None for each in layers) else None
         alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
             if not each.heads:
                 continue
-            windowed = self.windows is not None and each.window is not None
-            alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, windowed), []).append(index)
-        self.arrays = tuple(KVArrays.zeros(kind, len(each), pool, dtype, self.device) for kind, each in alike.items())
+            pages = pool.rows if each.window is None else self.windows or pool.rows
+            alike.setdefault(_Widths(each.heads, each.key_dim, each.value_dim, pages), []).append(index)
+        self.arrays = tuple(KVArrays.zeros(kind, len(each), dtype, self.device) for kind, each in alike.items())
         where = zip(self.arrays, alike.values(), strict=True)
         self._where = {layer: (arrays, number) for arrays, each in where for number, layer in enumerate(each)}
-        self.states = self._states(states or pool.states)
         self.marks = [0] * pool.num_pages
         pool.attach(self)
+        self.states = self._states(states or pool.store(StatePages))
 
     def _states(self, pages: StatePages | None) -> StateStore | None:
         kinds = [each.state for each in self.layers if each.state is not None]
         if not kinds:
             return None
         assert pages is not None, "there are state pages"
-        return StateStore(pages, kinds[0], len(kinds), lambda shape: _zeros(shape, torch.float32, self.device))
+        store = StateStore(pages, kinds[0], len(kinds), lambda shape: _zeros(shape, torch.float32, self.device))
+        self.pool.attach(store)
+        return store
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -208,18 +211,14 @@ class KVStore:
         arrays, number = self._where[index]
         return arrays.layer(number)
 
-    def is_windowed(self, index: int) -> bool:
-        """Whether a layer keeps its rows in window pages."""
-        return self._where[index][0].windows is not None
-
-    def own(self, index: int, slots: Tensor) -> Tensor:
-        """A layer's slots for these slots of the pool."""
-        return self._where[index][0].own(slots)
+    def pages(self, index: int) -> RowPages:
+        """The pages that hold a layer's rows."""
+        return self._where[index][0].pages
 
     def clear(self, slots: Tensor) -> None:
         """Write zeros to these slots, in every layer."""
         for arrays in self.arrays:
-            own = arrays.own(slots)
+            own = arrays.pages.slots(slots)
             for part in arrays.tensors:
                 as_bytes(part)[:, own] = 0
 
@@ -247,76 +246,46 @@ class KVStore:
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Move rows between slots in every layer, as if simultaneously. Both int64 [N], on any device."""
         for arrays in self.arrays:
-            move_rows(arrays.tensors, *(arrays.own(each).to(self.device) for each in (source, destination)))
+            move_rows(arrays.tensors, *(arrays.pages.slots(each).to(self.device) for each in (source, destination)))
 
     def rows(self, table: PageTable) -> list[Tensor]:
         """[T, L, ..] of each part: the text's rows, by position; zeros where a window has passed."""
         found, slots = [], table.slots(0, table.length)
         for arrays in self.arrays:
-            own = arrays.own(slots).to(self.device)
-            seen = 0 if arrays.windows is None else arrays.windows.first(table.length) * self.pool.page_size
+            own = arrays.pages.slots(slots).to(self.device)
+            seen = arrays.pages.first(table.length) * self.pool.page_size
             for part in arrays.tensors:
                 found.append(part[:, own].transpose(0, 1))
                 as_bytes(found[-1])[:seen] = 0
         return found
 
-    def views(self, page: int, windowed: bool) -> list[Tensor]:
-        """A page's data in the layers that have window pages, or in the others: [L, page_size, ..] of each part."""
-        found, size = [], self.pool.page_size
-        for arrays in self.arrays:
-            if (arrays.windows is not None) == windowed:
-                own = page if arrays.windows is None else int(arrays.windows.of[page])
-                found += [part[:, own * size : (own + 1) * size] for part in arrays.tensors if part.numel()]
-        return found
+    def parts(self, kind: Store, own: int) -> list[Tensor]:
+        """What one page of a kind holds here: rows, [L, page_size, ..] of each part, or recurrent states."""
+        rows = [part for arrays in self.arrays if arrays.pages is kind for part in arrays.page(own)]
+        return rows if self.states is None else rows + self.states.parts(kind, own)
 
     def run(self, number: int, pages: int) -> list[Tensor]:
         """The memory of run ``number``, of ``pages`` pages, in each layer: [pages * page_size, ..] of each part."""
         size = pages * self.pool.page_size
-        parts = [part for arrays in self.arrays if arrays.windows is None for part in arrays.tensors]
+        parts = [part for arrays in self.arrays if arrays.pages is self.pool.rows for part in arrays.tensors]
         return [layer[number * size :][:size] for part in parts for layer in part]
 
-    def reset(self, page: int) -> None:
-        """A page is reused: none of its rows are valid."""
+    def forget(self, page: int) -> None:
+        """None of its rows are valid."""
         self.marks[page] = 0
-        if self.states is not None:
-            self.states.pages.forget(page)
 
     def clamp(self, page: int, rows: int) -> None:
         """Make at most the first `rows` rows of a page valid."""
         if self.marks[page] > rows:
             self.marks[page] = rows
-            if self.states is not None:
-                self.states.pages.forget(page)
 
     def copy(self, source: int, destination: int) -> None:
         """Copy a page's rows and its mark."""
-        size = self.pool.page_size
         for arrays in self.arrays:
-            ends = (
-                (source, destination) if arrays.windows is None else arrays.windows.of[[source, destination]].tolist()
-            )
-            rows, target = (slice(page * size, (page + 1) * size) for page in ends)
-            for part in arrays.tensors:
-                part[:, target] = part[:, rows]
+            pages = arrays.page(arrays.pages.at(source)), arrays.page(arrays.pages.at(destination))
+            for rows, target in zip(*pages, strict=True):
+                target.copy_(rows)
         self.marks[destination] = self.marks[source]
-
-    def poison(self) -> None:
-        """For tests: NaN in every row that must not be read (in its scales, if quantised), that is all but page 0 and
-        the marked rows of used pages.
-        """
-        used = [mark if self.pool.references(page) else 0 for page, mark in enumerate(self.marks)]
-        for arrays in self.arrays:
-            marks = torch.tensor(used)
-            if arrays.windows is not None:
-                marks = torch.zeros(arrays.windows.num_pages, dtype=marks.dtype)
-                marks[arrays.windows.of] = torch.tensor(used)
-            marks[PADDING_PAGE] = self.pool.page_size
-            unread = torch.arange(self.pool.page_size) >= marks[:, None]
-            rows = unread.flatten().nonzero()[:, 0].to(self.device)
-            for part in arrays.tensors if arrays.scales is None else (arrays.scales,):
-                part.index_fill_(1, rows, torch.nan)
-        if self.states is not None:
-            self.states.poison()
 
 
 #: Makes Linux (5.14) clear pages of memory as if they were written to.

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.kvpaging.pool import OutOfPages, PagePool
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.pool import PagePool
+from foresay.kvpaging.verbs import TableState
 
 
 class PageTable:
@@ -27,10 +27,10 @@ class PageTable:
     length: committed tokens, that is, positions whose rows belong to the text.
     chain: prefix digests of the leading pages already published; kept here for `PrefixIndex`.
     full: for each store, how many leading pages are known to be full; kept here for `KVStore`.
-    state: of recurrent layers, if there are any.
+    states: what else the text has in stores of the pool.
     """
 
-    __slots__ = ("_seen", "_writable", "chain", "full", "length", "pages", "pool", "state")
+    __slots__ = ("_writable", "chain", "full", "length", "pages", "pool", "states")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
@@ -38,67 +38,54 @@ class PageTable:
         self.length = 0
         self.chain: list[bytes] = []
         self.full: dict[object, int] = {}
-        self.state = None if pool.states is None else TextState(pool.states)
+        besides = [store.text(self.pages) for store in pool.stores]
+        self.states: tuple[TableState, ...] = tuple(filter(None, besides))
         self._writable = 0  # rows [length, _writable) are reserved
-        self._seen = 0  # leading pages that no sliding window covers any more
 
     @property
     def capacity(self) -> int:
         """Tokens that fit in the pages held."""
         return len(self.pages) * self.pool.page_size
 
-    @property
-    def reach(self) -> int:
-        """Tokens that the text can go on from: fewer than committed if recurrent layers have no state of the last."""
-        return self.length if self.state is None else min(self.length, self.state.at)
-
-    def reserve(self, extra: int) -> None:
+    def reserve(self, extra: int, steps: int = 0) -> None:
         """Make positions `length` .. `length + extra - 1` writable, and private to this sequence.
 
-        Call it before each write past `length`. A partial last page that is shared is copied, in all stores.
-        Raises OutOfPages with nothing changed.
+        Call it before each write past `length`. A partial last page that is shared is copied, in all stores. steps: see
+        :meth:`foresay.kvpaging.verbs.TableState.reserve`. Raises OutOfPages with nothing changed.
         """
-        if self.state is not None and not self.state.reserve():
-            raise OutOfPages("all state pages are in use")
-        need = self.pool.pages_for(self.length + extra) - len(self.pages)
         last, offset = divmod(self.length, self.pool.page_size)
-        if extra and offset:
-            if self.pool.references(self.pages[last]) > 1:
-                self._copy_last(need)
-                need = 0
-            else:
-                # If it was truncated while shared, the page may still have marks of text that this sequence dropped.
-                self.pool.clamp(self.pages[last], offset)
-        if need > 0:
-            self.pages += self._allocate(need)
+        partial = bool(extra and offset)
+        shared = partial and self.pool.references(self.pages[last]) > 1
+        fresh = shared + max(self.pool.pages_for(self.length + extra) - len(self.pages), 0)
+        for state in self.states:
+            state.reserve(fresh, steps)
+        if partial and not shared:
+            # If it was truncated while shared, the page may still have marks of text that this sequence dropped.
+            self.pool.clamp(self.pages[last], offset)
+        if fresh:
+            self.pages += self.pool.allocate(fresh)
+            self._commit()
+        if shared:  # the copy is the first fresh page, and takes its place
+            self.pool.copy(self.pages[last], self.pages[last + 1], offset)
+            self.pages.append(self.pages.pop(last))
+            self._shrink(len(self.pages) - 1)
         self._writable = max(self._writable, self.length + extra)
 
     def commit(self, n: int) -> None:
         """Make the next `n` reserved positions text. Their rows stay where they are."""
         assert 0 <= n <= self._writable - self.length, f"{n} tokens committed, {self._writable - self.length} reserved"
         self.length += n
-        if (windows := self.pool.windows) is not None:
-            first = windows.first(self.length)
-            for page in self.pages[self._seen : first]:
-                windows.unsee(page, passed=True)
-            self._seen = first
+        self._commit()
 
     def truncate(self, length: int) -> None:
-        """Roll back to `length` tokens and release the pages after them.
-
-        Rolls back further if the text could not continue there: because sliding-window layers no longer have rows that
-        the next one attends to, or recurrent layers have no state there.
-        """
+        """Roll back to `length` tokens and release the pages after them; further if the text could not continue there:
+        to where all of its states can."""
         assert 0 <= length <= self.length
-        windows = self.pool.windows
-        length = length if windows is None else windows.within(self.pages, length)
-        length = length if self.state is None else self.state.rewind(length)
+        while (least := min((state.restore(length) for state in self.states), default=length)) < length:
+            length = least
         self.length = self._writable = length
         self.trim()
-        if windows is not None:
-            first = windows.first(length)
-            windows.see(self.pages[first : self._seen])
-            self._seen = first
+        self._commit()
         whole, offset = divmod(length, self.pool.page_size)
         del self.chain[whole:]
         for store, count in self.full.items():
@@ -117,10 +104,11 @@ class PageTable:
         other = PageTable(self.pool)
         for page in self.pages:
             self.pool.retain(page)
-        other.adopt(self.pages, self.length)
-        if self.state is not None and other.state is not None:
-            other.state.release()  # the one adopted from a checkpoint
-            other.state = self.state.fork()
+        other.pages += self.pages
+        other.length = other._writable = self.length
+        for mine, its in zip(self.states, other.states, strict=True):
+            mine.fork(its)
+        other._commit()
         other.chain = list(self.chain)
         other.full = dict(self.full)
         return other
@@ -129,17 +117,20 @@ class PageTable:
         """Release all pages; the table is empty afterwards."""
         self.truncate(0)
 
-    def adopt(self, pages: Sequence[int], length: int) -> None:
-        """Start from `length` tokens in `pages`, taking over the caller's references (from `PrefixIndex.match`)."""
+    def adopt(self, pages: Sequence[int], length: int, known: int = 0) -> None:
+        """Start from `length` tokens in `pages`, taking over the caller's references (from `PrefixIndex.match`). known:
+        tokens of the text whose pages are cached."""
         assert not self.pages, "adopt is for an empty table"
         assert self.pool.pages_for(length) == len(pages), f"{len(pages)} pages for {length} tokens"
         self.pages += pages
         self.length = self._writable = length
-        if (windows := self.pool.windows) is not None:
-            self._seen = windows.first(length)
-            windows.see(pages[self._seen :])
-        if self.state is not None and pages and pages[-1] in self.state.pages.checkpoints:
-            self.state.adopt(length, self.state.pages.use(pages[-1]))
+        for state in self.states:
+            state.adopt(pages, known)
+        self._commit()
+
+    def within(self, rows: int) -> int:
+        """The number of prompt rows, reduced to end where a checkpoint is made."""
+        return min((state.within(rows) for state in self.states), default=rows)
 
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU."""
@@ -149,34 +140,17 @@ class PageTable:
         slots = (pages[:, None] * size + np.arange(size)).ravel()
         return torch.from_numpy(slots[start - first * size : stop - first * size])
 
-    def _copy_last(self, need: int) -> None:
-        """Replace the shared partial last page with a copy, and append `need` pages."""
-        last, offset = divmod(self.length, self.pool.page_size)
-        assert last == len(self.pages) - 1, "a shared page is followed by nothing"
-        source = self.pages[last]
-        pages = self._allocate(1 + max(need, 0))
-        self.pool.copy(source, pages[0], rows=offset)
-        self._shrink(last)
-        self.pages += pages
-
-    def _allocate(self, n: int) -> list[int]:
-        """Allocate pages, with window pages if there are any."""
-        windows = self.pool.windows
-        if windows is not None and n > windows.available:
-            raise OutOfPages(f"{n} pages of windows needed, {windows.available} of {windows.num_pages - 1} available")
-        pages = self.pool.allocate(n)
-        if windows is not None:
-            windows.see(pages)
-        return pages
+    def _commit(self) -> None:
+        for state in self.states:
+            state.commit(self.length, len(self.pages))
 
     def _shrink(self, count: int) -> None:
         """Release the pages from index `count` on, last to first."""
         if count >= len(self.pages):
             return
-        windows = self.pool.windows
-        for index in reversed(range(count, len(self.pages))):
-            if windows is not None and index >= self._seen:
-                windows.unsee(self.pages[index], passed=False)
-            self.pool.release(self.pages[index])
+        for state in self.states:
+            state.commit(self.length, count)
+        for page in reversed(self.pages[count:]):
+            self.pool.release(page)
         del self.pages[count:]
         self._writable = min(self._writable, self.capacity)

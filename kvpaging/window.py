@@ -7,24 +7,23 @@
 A page of the pool gets a window page when it is reserved, and has it as long as a table can see it, that is, attend to
 it. After that it keeps it until another needs one: pages that texts went past are evicted first, then the ends of
 finished texts, each the longest unseen first. So a text can continue only where the pages that its next row attends to
-still have theirs, and a prefix is shared up to such a page (`reach`).
+still have theirs, and a prefix is shared up to such a page (`restorable`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-#: No window page; also the number of the padding page.
-_NONE = 0
+from foresay.kvpaging.verbs import NONE, OutOfPages, RowPages, Table, TableState
 
 
-class WindowPages:
+class WindowPages(RowPages):
     """The window pages of one pool, which has ``pool_pages`` pages of ``page_size`` slots.
 
     num_pages: window pages in all, the padding page 0 among them. window: positions that a row sees, its own included.
@@ -32,14 +31,17 @@ class WindowPages:
     page is being read back.
     """
 
+    name = "window"
+
     def __init__(self, num_pages: int, window: int, pool_pages: int, page_size: int) -> None:
         assert num_pages > 1
         assert window > 0
-        self.num_pages, self.window, self.page_size = num_pages, window, page_size
+        super().__init__(num_pages, page_size)
+        self.window: int = window
         self.of = np.zeros(pool_pages, np.int32)
         self.filling: list[int] = []
         self._seen = [0] * pool_pages
-        self._free = list(range(num_pages - 1, _NONE, -1))
+        self._free = list(range(num_pages - 1, NONE, -1))
         self._passed: OrderedDict[int, None] = OrderedDict()
         self._left: OrderedDict[int, None] = OrderedDict()
 
@@ -51,6 +53,10 @@ class WindowPages:
     def first(self, length: int) -> int:
         """The index of the first of a text's pages that the row at position `length` attends to."""
         return max(length - self.window + 1, 0) // self.page_size
+
+    def text(self, pages: list[int]) -> TableWindow:
+        """The window of an empty table with this list of pages."""
+        return TableWindow(self, pages)
 
     def see(self, pages: Iterable[int]) -> None:
         """A table starts to see these pages of the pool: those without a window page get one."""
@@ -68,16 +74,16 @@ class WindowPages:
             (self._passed if passed else self._left)[page] = None
 
     @contextmanager
-    def filled(self, page: int) -> Iterator[int]:
-        """Give a page that no table sees a window page to fill, which is not evicted before the end. Yields the page;
-        ``_NONE`` if there is no room."""
+    def loading(self, page: int) -> Iterator[int]:
+        """Give a page that no table sees a window page to fill, which is not evicted before the end. Yields it;
+        ``NONE`` if there is no room."""
         if not self.available:
-            yield _NONE
+            yield NONE
             return
         self.see([page])
         self.filling.append(page)
         try:
-            yield page
+            yield self.at(page)
         finally:
             self.filling.remove(page)
             self.unsee(page, passed=True)
@@ -89,9 +95,9 @@ class WindowPages:
         self._left.pop(page, None)
         if self.of[page]:
             self._free.append(int(self.of[page]))
-            self.of[page] = _NONE
+            self.of[page] = NONE
 
-    def reach(self, pages: Sequence[int]) -> int:
+    def restorable(self, pages: Sequence[int]) -> int:
         """The most leading pages of a text after which it can continue."""
         there = found = 0
         for count, own in enumerate(self.of[pages], 1):
@@ -100,32 +106,63 @@ class WindowPages:
                 found = count
         return found
 
-    def within(self, pages: Sequence[int], length: int) -> int:
-        """The most tokens, up to `length`, after which a text can continue."""
-        size = self.page_size
-        if self.of[pages[self.first(length) : -(-length // size)]].all():
-            return length
-        return size * self.reach(pages[: length // size])
+    def inherit(self, known: int, page: int) -> bool:
+        """Tables still see the other's window page: it cannot be given away."""
+        return bool(self.of[known]) or not self.of[page]
 
     def slots(self, slots: Tensor) -> Tensor:
         """The slots of the sliding-window layers for these slots of the pool: int64, on the CPU."""
         pages, offsets = np.divmod(slots.cpu().numpy(), self.page_size)
         return torch.from_numpy(self.of[pages].astype(np.int64) * self.page_size + offsets)
 
-    def check(self, tables: Iterable[tuple[list[int], int]]) -> None:
-        """Check the accounting, given pages and length of every table in use; raises AssertionError with what is
-        wrong."""
-        seen = Counter(page for pages, length in tables for page in pages[self.first(length) :])
+    def check(self, tables: Iterable[Table], free: Collection[int], cached: Collection[int]) -> None:
+        """See :class:`~foresay.kvpaging.verbs.Store`."""
+        seen = Counter(page for table in tables for page in table.pages[self.first(table.length) :])
         seen.update(self.filling)
-        own = self.of[self.of != _NONE].tolist()
-        if sorted([*own, *self._free]) != list(range(1, self.num_pages)):
-            raise AssertionError("a window page is lost or held twice")
+        own = self.of[self.of != NONE].tolist()
+        assert sorted([*own, *self._free]) == list(range(1, self.num_pages)), "a window page is lost or held twice"
         for page, count in enumerate(self._seen):
             kept, idle = bool(self.of[page]), page in self._passed or page in self._left
-            if count != seen[page] or (count > 0) + idle != kept:
-                raise AssertionError(f"page {page}: seen by {count}, found {seen[page]}, window page {self.of[page]}")
+            right = count == seen[page] and (count > 0) + idle == kept
+            assert right, f"page {page}: seen by {count}, found {seen[page]}, window page {self.of[page]}"
+        assert not any(self.of[page] for page in free), "a free page has a window page"
 
     def _take(self) -> int:
         if not self._free:
             self.forget(next(iter(self._passed or self._left)))
         return self._free.pop()
+
+
+class TableWindow(TableState):
+    """What one table sees: its pages from ``first`` to ``stop``."""
+
+    __slots__ = ("_first", "_kind", "_pages", "_stop")
+
+    def __init__(self, kind: WindowPages, pages: list[int]) -> None:
+        self._kind, self._pages = kind, pages
+        self._first = self._stop = 0
+
+    def reserve(self, fresh: int, steps: int) -> None:
+        """There is a window page for each fresh page."""
+        if fresh and fresh > (available := self._kind.available):
+            raise OutOfPages(f"{fresh} pages of windows needed, {available} of {self._kind.num_pages - 1} available")
+
+    def commit(self, length: int, count: int) -> None:
+        """See what the next row attends to, and what comes after it; and no other pages."""
+        kind, pages, first = self._kind, self._pages, self._kind.first(length)
+        if first == self._first and count == self._stop:
+            return
+        for page in pages[self._first : min(first, self._stop)]:
+            kind.unsee(page, passed=True)
+        for page in reversed(pages[max(count, self._first) : self._stop]):
+            kind.unsee(page, passed=False)
+        kind.see(pages[first : min(self._first, count)])
+        kind.see(pages[max(self._stop, first) : count])
+        self._first, self._stop = first, count
+
+    def restore(self, length: int) -> int:
+        """See :class:`~foresay.kvpaging.verbs.TableState`."""
+        kind, size = self._kind, self._kind.page_size
+        if kind.of[self._pages[kind.first(length) : -(-length // size)]].all():
+            return length
+        return size * kind.restorable(self._pages[: length // size])

@@ -122,8 +122,7 @@ class Scheduler:
             prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if prefill <= 0:
                 break
-            if sequence.table.state is not None:
-                prefill = sequence.table.state.within(prefill)
+            prefill = sequence.table.within(prefill)
             # The root is one more row; it is added when the chunk ends right before it.
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)
@@ -191,9 +190,7 @@ class Scheduler:
         if self.prefix is not None and self._reuses(sequence):
             pages = self.prefix.match(sequence.tokens, sequence.salt, sequence.drafts)
             found = len(pages) * self.pool.page_size
-            sequence.table.adopt(pages, found)
-            if sequence.table.state is not None:
-                sequence.table.state.branch = self.prefix.known
+            sequence.table.adopt(pages, found, self.prefix.known)
             if not (sequence.trace.preemptions or sequence.resumed_at):
                 sequence.cached_tokens = found
         self.running.append(sequence)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foresay.kvpaging import StatePages, WindowPages
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.states import TextState, recurrent_state
 from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import MAX_NODES, DraftTree
@@ -167,8 +167,8 @@ class ForwardBatch:
         if self._narrow:
             columns |= {_NARROW + name: columns[name] for name in ("lengths", "offsets")}
             columns[_NARROW + "words"] = columns["logits_indices"]
-        if windows is not None:
-            columns[_WINDOW + "tables"] = columns["tables"]
+        self._prefixes = [""] if windows is None else ["", _WINDOW]
+        columns |= {prefix + "tables": columns["tables"] for prefix in self._prefixes}
         if states is not None:
             columns |= {
                 "states": ((sizes.sequences, 3), torch.int32),
@@ -176,15 +176,14 @@ class ForwardBatch:
                 "first_nodes": (sequences, torch.int32),
             }
         if not self._finds:
-            columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64), "slots": (rows, torch.int64)}
-            columns |= {} if windows is None else {_WINDOW + "slots": (rows, torch.int64)}
+            columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64)}
+            columns |= {prefix + "slots": (rows, torch.int64) for prefix in self._prefixes}
             columns |= {"text_offsets": ((sizes.texts + 1,), torch.int32)}
         self._staged = Staged(device, columns)
         self.tensors = self._staged.tensors
         if sizes.logits:
             self._columns = SamplingColumns(*(self._staged.arrays[_SAMPLE + name] for name in SAMPLING))
-        self._tables, self._slots = PageTables(self._staged, windows), ["slots"]
-        self._slots += [] if windows is None else [_WINDOW + "slots"]
+        self._tables, self._slots = PageTables(self._staged, windows), [each + "slots" for each in self._prefixes]
         self._layout: list[tuple[int, LogitRows, bool, int]] = []
         self._at: list[tuple[int, int]] = []
         self._sampled: list[tuple[SamplingParams, int] | None] = []
@@ -202,8 +201,8 @@ class ForwardBatch:
         return replace(rows, sampled=self._with_windows(self._narrowed)) if self._narrow else rows
 
     def _with_windows(self, laid_out: Callable[[str], StaticRows]) -> StaticRows:
-        rows = laid_out("")
-        return rows if self._windows is None else replace(rows, windowed=laid_out(_WINDOW))
+        rows, *windowed = map(laid_out, self._prefixes)
+        return replace(rows, windowed=windowed[0]) if windowed else rows
 
     @property
     def sampled(self) -> Tensor | None:
@@ -281,7 +280,7 @@ class ForwardBatch:
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
             self._tables.write(number, part.table.pages, part.base)
-            if (state := part.state or part.table.state) is not None:
+            if (state := part.state or recurrent_state(part.table)) is not None:
                 self._write_states(index, part, state)
             if part.tree is not None:
                 self._write_tree(index, part, part.tree, end)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore, PageTable, StateStore
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.states import TextState, recurrent_state
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
@@ -81,7 +81,7 @@ def accept_and_move(
         if windowed is not None:
             sources[True] = (accepted(windowed).sources, windowed)
         for arrays in store.arrays:
-            move_paths(arrays.tensors, *sources[arrays.windows is not None], paths.lengths)
+            move_paths(arrays.tensors, *sources[arrays.pages is store.windows], paths.lengths)
     return paths
 
 
@@ -99,7 +99,7 @@ def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence
     """The same on a device, without waiting for it."""
     if not path:
         return
-    state.reserve()
+    state.refill()
     numbers = sent(torch.tensor([*state.targets(), state.at, len(path), *path]), store.layers.tails.device)
     targets, length, taken, nodes = numbers.split((3, 1, 1, len(path)))
     replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, index)
@@ -279,12 +279,12 @@ class ModelRunner:
     def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None:
         """Mark everything up to the table's length as valid; advance recurrent states along the path."""
         self.store.mark(table, table.length)
-        if self.store.states is None or table.state is None:
+        if self.store.states is None or (state := recurrent_state(table)) is None:
             return
         if not advanced:
-            self._go_on(self.store.states, table, table.state, path)
+            self._go_on(self.store.states, table, state, path)
         elif advanced == len(path):
-            table.state.read(advanced)
+            state.read(advanced)
 
     def _go_on(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
         certain = table.length - len(path) - state.at

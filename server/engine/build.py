@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from foresay.drafters.proposer import on_device
-from foresay.kvpaging import PagePool, PrefixIndex
+from foresay.kvpaging import PagePool, PrefixIndex, StatePages, WindowPages
 from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
@@ -223,9 +223,9 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
         draft, named = Resolved(",".join(one.option for one in fits), reason), fits
     pool = PagePool(memory.pages, config.page_size)
     if memory.window_pages and model.sliding_window:
-        pool.attach_windows(memory.window_pages, model.sliding_window)
+        pool.attach(WindowPages(memory.window_pages, model.sliding_window, pool.num_pages, pool.page_size))
     if memory.states is not None:
-        pool.attach_states(*memory.states)
+        pool.attach(StatePages(*memory.states, pool.page_size))
     loading = LoadContext(
         config,
         directory,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from foresay.kvpaging import DiskPages, KVStore, PagePool
+from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.parameters import kv_kind
@@ -68,11 +68,11 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
     stores = [store for store in loading.pool.stores if isinstance(store, KVStore)]
     key, drafting = _key(loading), repr(_drafting(loading.config, drafts))
     needed, others = kept.key_of(key, drafting, "features"), kept.key_of(key, drafting)
-    observed, keyed = [each.hidden_states for each in loading.pool.features], {key: [target.store]}
+    keyed = {key: [target.store]}
     for store in (each for each in stores if each is not target.store):
-        keyed.setdefault(needed if store in observed else others, []).append(store)
+        keyed.setdefault(needed if store.drafts else others, []).append(store)
     try:
-        return DiskPages(folder(), keyed, loading.pool, size, {needed}), note
+        return DiskPages(folder(), keyed, loading.pool, size), note
     except (OSError, RuntimeError) as error:
         return None, f"off ({error})"
 
@@ -83,7 +83,7 @@ def _key(loading: LoadContext) -> str:
     with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
-    windows = loading.pool.windows is not None
+    windows = loading.pool.store(WindowPages) is not None
     return kept_weights.key_of(loading.target, loading.model, "kv", *how, windows)
 
 

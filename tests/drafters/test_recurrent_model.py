@@ -117,7 +117,7 @@ def test_a_text_that_others_begin_with_is_not_read_again(alike, monkeypatch) -> 
     assert not drafters[0]._texts
     pages = drafters[0].model.store.states
     assert pages is not None
-    pages.pages.check([])
+    pages.pages.check([], free=(), cached=pages.pages.checkpoints)
 
 
 @pytest.mark.parametrize("shape", ["chain4", "8,8"])

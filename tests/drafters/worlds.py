@@ -27,6 +27,7 @@ from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import forward
 from foresay.verifier.ops.trees import accept_paths, move_paths
+from tests.poison import poison_store
 from tests.same_tokens.models import MakeDrafter, paged
 
 _OTHER = 3
@@ -124,7 +125,7 @@ class Captured:
         self.state.write_tables(*zip(*((s.table.pages, s.table.length) for s in self._sequences), strict=True))
         for store in self.world.pool.stores:
             if isinstance(store, KVStore):
-                store.poison()
+                poison_store(store)
         shape = self.proposer.shape
         self.proposer.write([ScheduledSequence(sequence, 0, shape) for sequence in self._sequences])
         taken = self.device_step(choices)

@@ -29,6 +29,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from tests.heads.assistants import CLUSTERED, KINDS, LAYERS, drafted, make_assistant, read_by_transformers
+from tests.poison import poison_store
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
@@ -79,7 +80,7 @@ def ours(
     own = [one for one in enumerate(reader.model.decoder.config.stack.attentions) if one[1].source is None]
     for kind, (number, node) in {KIND[node.window is None]: (number, node) for number, node in own}.items():
         first = 0 if node.window is None else max(0, table.length - node.window + 1)
-        slots = reader.model.store.own(number, table.slots(first, table.length))
+        slots = reader.model.store.pages(number).slots(table.slots(first, table.length))
         for mine, its in zip(reader.model.store.layer(number), kept[kind], strict=False):
             assert mine is not None
             theirs = its[0].transpose(0, 1)[first : table.length]
@@ -108,7 +109,7 @@ def after(
         reader.model.committed(table)
     drafter.last.put(table.pages[-1], table.length - 1, states[table.length - 1])
     table.reserve(8)
-    reader.model.store.poison()
+    poison_store(reader.model.store)
     state = drafter.state(1, 16, drafter.reach(1))
     state.join([BatchSlot(table.pages, table.length, tokens[-2:], SamplingParams(temperature=0.0), 0)])
     return state, table

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, store_rows
+from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable, PrefixIndex, WindowPages, store_rows
 from foresay.verifier.model.config import KVShape
+from tests.poison import poison_store
 
 SALTS = ("", "another tenant")
 SCRATCH = -1.0
@@ -50,8 +51,7 @@ class World:
     def __init__(self, seed: int, num_pages: int, page_size: int, windows: tuple[int, int] | None = None) -> None:
         self.rng = random.Random(seed)
         self.pool = PagePool(num_pages, page_size)
-        if windows is not None:
-            self.pool.attach_windows(*windows)
+        self.windows = None if windows is None else self.pool.attach(WindowPages(*windows, num_pages, page_size))
         last = KVShape(1, 2, 2, None if windows is None else windows[1])
         self.target = KVStore(self.pool, [KVShape(1, 2, 2), KVShape(2, 1, 3), last], torch.float32)
         self.drafter = KVStore(self.pool, [KVShape(2, 1, 1)], torch.float32)
@@ -129,7 +129,7 @@ class World:
             length = self.rng.randint(0, len(text.tokens))
             text.table.truncate(length)
             self.seen["cut shorter"] += text.table.length < length
-            assert text.table.length == length or self.pool.windows is not None
+            assert text.table.length == length or self.windows is not None
             del text.tokens[text.table.length :]
             text.drafted = min(text.drafted, text.table.length)
 
@@ -152,8 +152,8 @@ class World:
 
     def verify(self) -> None:
         self.pool.check([text.table for text in self.texts], at_rest=True)
-        self.target.poison()
-        self.drafter.poison()
+        poison_store(self.target)
+        poison_store(self.drafter)
         for text in self.texts:
             assert text.table.length == len(text.tokens)
             assert self.target.filled(text.table) == len(text.tokens)
@@ -206,7 +206,7 @@ class World:
 
     @property
     def _available(self) -> tuple[int, int]:
-        return self.pool.available, 0 if self.pool.windows is None else self.pool.windows.available
+        return self.pool.available, 0 if self.windows is None else self.windows.available
 
     def _publish(self, text: Text) -> None:
         if self.rng.random() < 0.7:
@@ -237,7 +237,7 @@ class World:
     def _write(store: KVStore, slots: torch.Tensor, rows: list[float]) -> None:
         for layer, shape in enumerate(store.layers):
             keys, values, _ = store.layer(layer)
-            own = store.own(layer, slots)
+            own = store.pages(layer).slots(slots)
             row = (torch.tensor(rows) + layer)[:, None, None]
             k, v = (row.expand(-1, shape.heads, width) for width in (shape.key_dim, shape.value_dim))
             store_rows(keys, values, own, k, -v)
@@ -247,7 +247,7 @@ class World:
         for layer, shape in enumerate(store.layers):
             keys, values, _ = store.layer(layer)
             seen = 0 if shape.window is None else max(0, table.length - shape.window + 1)  # by the next row
-            slots = store.own(layer, table.slots(seen, max(len(rows), seen)))
+            slots = store.pages(layer).slots(table.slots(seen, max(len(rows), seen)))
             expected = (torch.tensor(rows[seen:]) + layer)[:, None, None]
             assert torch.equal(keys[slots], expected.expand_as(keys[slots]))
             assert torch.equal(values[slots], -expected.expand_as(values[slots]))

@@ -6,6 +6,7 @@ import torch
 
 from foresay.kvpaging import KVStore, PagePool, PageTable, move_rows, store_rows
 from foresay.verifier.model.config import KVShape
+from tests.poison import poison_store
 
 
 def _table(pool: PagePool, length: int, *stores: KVStore) -> PageTable:
@@ -40,7 +41,7 @@ def test_every_array_is_moved_copied_and_poisoned() -> None:
     other.truncate(3)
     other.reserve(1)
     store.clear(table.slots(1, 2))
-    store.poison()
+    poison_store(store)
     for part in store.tensors:
         assert part[0, table.slots(0, 4), 0, 0].tolist() == [4, 0, 3, 4]
         assert part[0, other.slots(0, 3), 0, 0].tolist() == [4, 2, 3]

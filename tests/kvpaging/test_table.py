@@ -7,6 +7,7 @@ import torch
 
 from foresay.kvpaging import KVStore, OutOfPages, PagePool, PageTable
 from foresay.verifier.model.config import KVShape
+from tests.poison import poison_store
 
 
 def _table(pool: PagePool, length: int) -> PageTable:
@@ -47,7 +48,7 @@ def test_a_fork_shares_pages_until_one_of_the_two_writes() -> None:
     keys, _ = store.tensors
     keys[:, table.slots(0, 6)] = torch.arange(6.0)[:, None, None]
     store.mark(table, 6)
-    store.poison()
+    poison_store(store)
     other = table.fork()
     assert other.pages == table.pages == [1, 2]
     pool.check([table, other], at_rest=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foresay.kvpaging import PagePool, PageTable, PrefixIndex
+from foresay.kvpaging import PagePool, PageTable, PrefixIndex, WindowPages
 
 
 class Case:
@@ -10,7 +10,7 @@ class Case:
 
     def __init__(self, windows: int, num_pages: int = 40) -> None:
         self.pool = PagePool(num_pages, page_size=2)
-        self.pool.attach_windows(1 + windows, window=4)
+        self.windows = self.pool.attach(WindowPages(1 + windows, 4, num_pages, page_size=2))
         self.index = PrefixIndex(self.pool)
         self.tables: list[PageTable] = []
 
@@ -43,8 +43,7 @@ class Case:
 
     def kept(self, table: PageTable) -> list[bool]:
         """Which of a text's pages have a window page."""
-        assert self.pool.windows is not None
-        return [bool(own) for own in self.pool.windows.of[table.pages]]
+        return [bool(own) for own in self.windows.of[table.pages]]
 
 
 def text(first: int, length: int) -> list[int]:

@@ -75,8 +75,8 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
 
 def store_of(pool: PagePool) -> KVStore:
     """The target's, which is the first on a pool."""
-    target = pool.stores[0]
-    assert isinstance(target, KVStore)
+    target = pool.store(KVStore)
+    assert target is not None
     return target
 
 

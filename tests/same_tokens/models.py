@@ -12,7 +12,7 @@ import torch
 from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafter
 from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages
+from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages, WindowPages
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter, Lookup
@@ -60,8 +60,8 @@ class Pair:
 
     def copy(self, pool: PagePool, before: Drafter | None = None) -> SelfDrafter:
         """The draft's weights on the target's pages, as the target in fewer bits drafts. before: who drafts for it."""
-        target = pool.stores[0]
-        assert isinstance(target, KVStore)
+        target = pool.store(KVStore)
+        assert target is not None
         copy, lookup = ModelRunner(self.draft, target, self.draft.max_positions), isinstance(before, Lookup)
         return SelfDrafter(copy, on_device(before), before if lookup else None)  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ def paged(decoder: Decoder, pool: PagePool, kv: torch.dtype | None = None, own_s
     """A model with a store on the pool. kv: its dtype; None: the model's. own_states: whether it is no target."""
     config, sizes = decoder.config, (MAX_SEQS, 1 + 4 * MAX_SEQS + 16)
     if config.stack.recurrence is not None and not own_states:
-        pool.attach_states(*sizes)
+        pool.attach(StatePages(*sizes, pool.page_size))
     states = StatePages(*sizes, pool.page_size) if own_states else None
     store = KVStore(pool, kv_shapes(config), kv or decoder.dtype, decoder.device, states)
     return ModelRunner(decoder, store, config.max_positions)
@@ -103,7 +103,7 @@ def windowed(decoder: Decoder, pool: PagePool, kv: torch.dtype | None, windows: 
         return paged(decoder, pool, kv)
     config = decoder.config
     assert config.sliding_window is not None
-    pool.attach_windows(1 + windows, config.sliding_window)
+    pool.attach(WindowPages(1 + windows, config.sliding_window, pool.num_pages, pool.page_size))
     store = KVStore(pool, window_shapes(config), kv or decoder.dtype, decoder.device)
     return ModelRunner(decoder, store, config.max_positions)
 

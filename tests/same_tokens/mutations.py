@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import KVStore, PagePool
 from foresay.spec import step
 from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
@@ -182,7 +182,7 @@ def drafts_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's copy reads the last committed token too, as a draft model does whose cache is its own."""
 
     def copy(pair: Pair, pool: PagePool, before: Drafter | None = None) -> DraftModelDrafter:
-        return DraftModelDrafter(ModelRunner(pair.draft, pool.stores[0], pair.draft.max_positions))  # type: ignore[arg-type]
+        return DraftModelDrafter(ModelRunner(pair.draft, pool.store(KVStore), pair.draft.max_positions))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pair, "copy", copy)
 

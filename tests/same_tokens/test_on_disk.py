@@ -19,11 +19,10 @@ def kept(engine: Engine, folder: Path) -> Engine:
     """Keeps its pages there, and always rather reads than computes."""
     assert engine.prefix is not None
     target, *others = [store for store in engine.pool.stores if isinstance(store, KVStore)]
-    features = [store for each in engine.pool.features if isinstance(store := each.hidden_states, KVStore)]
-    drafts = [store for store in others if store not in features]
+    features, drafts = ([store for store in others if store.drafts is needed] for needed in (True, False))
     stores = {"target": [target], "features": features, "drafts": drafts}
     groups = {key: group for key, group in stores.items() if group}
-    engine.prefix.disk = DiskPages(folder, groups, engine.pool, 1 << 30, {"features"})
+    engine.prefix.disk = DiskPages(folder, groups, engine.pool, 1 << 30)
     reading = engine.scheduler._reading
     assert reading is not None
     reading._cost = CostModel([1, 2], [100.0, 200.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from foresay.kvpaging import LayerStates
-from foresay.kvpaging.states import TextState
+from foresay.kvpaging.states import TextState, recurrent_state
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
 from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import recurrence
+from tests.poison import parts_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import (
     assert_same,
@@ -125,8 +126,8 @@ def _states(engine: Engine, job: Job) -> Iterator[tuple[int, list[torch.Tensor]]
     while engine.has_work:
         sequence = engine._sequences.get(job.id)
         engine.step()
-        if sequence is not None and (state := sequence.table.state) is not None and state.at:
-            yield state.at, engine.runner.verifier.store.states.bytes_of(state)  # type: ignore[attr-defined]
+        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
+            yield state.at, parts_of(engine.runner.verifier.store.states, state)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("drafter", ["truth", "garbage"])
@@ -161,8 +162,11 @@ def stale_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are dropped from the end of a prefix, and the state at its end is kept (vLLM #53912)."""
 
-    def adopted(self: TextState, at: int, page: int) -> None:
-        self.at, self.page = at, self.pages.retain(next(iter(self.pages.checkpoints.values())))
+    def adopted(self: TextState, pages: Sequence[int], known: int) -> None:
+        if pages:
+            self.at = len(pages) * self.pages.page_size
+            self.page = self.pages.retain(next(iter(self.pages.checkpoints.values())))
+        self.branch = known
 
     monkeypatch.setattr(TextState, "adopt", adopted)
 

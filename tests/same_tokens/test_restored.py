@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from foresay.drafters.eagle import MtpDrafter
+from foresay.drafters.hidden_states import WaitingFeatures
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import KVStore, PagePool
+from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import Progress
@@ -219,8 +220,8 @@ def test_a_step_reports_a_drafter_that_could_not_draft(case: Case) -> None:
     engine.add(replace(case.job, id="first").request())
     for _ in range(3):
         engine.step()
-    (sequence,), (features,) = engine.scheduler.running, engine.pool.features
-    assert isinstance(features.hidden_states, KVStore)
+    (sequence,), features = engine.scheduler.running, engine.pool.store(WaitingFeatures)
+    assert features is not None
     features.hidden_states.marks[sequence.table.pages[0]] = 0
     sequence.table.full.clear()
     engine.step()

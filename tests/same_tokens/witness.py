@@ -18,6 +18,7 @@ from foresay.spec.request import Delta, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
 from foresay.spec.trace import Statistics, Stopwatch
+from tests.poison import poison_store
 from tests.spec.grammars import Automaton
 
 
@@ -118,7 +119,7 @@ def poison(engine: Engine) -> None:
     """NaN in every row of every store that no committed token needs."""
     for store in engine.pool.stores:
         if isinstance(store, KVStore):
-            store.poison()
+            poison_store(store)
 
 
 def _read_bits(engine: Engine, texts: Mapping[str, Text], jobs: Mapping[str, Job]) -> None:

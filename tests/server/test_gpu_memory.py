@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PagePool
+from foresay.kvpaging import KVStore, PagePool, StatePages, WindowPages
 from foresay.server.cli.main import COMMANDS, build_parser
 from foresay.server.engine import gpu_memory
 from foresay.server.engine.build import plan
@@ -98,7 +98,7 @@ def test_recurrent_states_are_planned_as_they_are_allocated() -> None:
     found = planned(H200, model, max_seqs=3, max_model_len=8192)
     assert found.states == (4, 1 + 6 * 3 + 16)
     pool = PagePool(found.pages, 16)
-    pool.attach_states(*found.states)
+    pool.attach(StatePages(*found.states, pool.page_size))
     kept = KVStore(pool, window_shapes(model), torch.bfloat16, "meta").states
     assert kept is not None and found.overhead["recurrent states"] == sum(part.nbytes for part in kept.layers)
     assert 0 <= UTILIZATION * 139 * GIB - found.total < 2 * 16 * found.token_bytes
@@ -336,7 +336,7 @@ def test_layers_of_several_widths_are_planned_as_they_are_kept() -> None:
     model = ModelConfig.of(Fields({**without(LLAMA_1B, "head_dim", "rope_parameters", "rope_scaling"), **values}, ""))
     found = planned(H200, model, max_seqs=1, max_model_len=8192)
     pool = PagePool(found.pages, 16)
-    pool.attach_windows(found.window_pages, 512)
+    pool.attach(WindowPages(found.window_pages, 512, pool.num_pages, pool.page_size))
     store = KVStore(pool, window_shapes(model), torch.bfloat16, "meta")
     assert found.kv_bytes == sum(part.nbytes for part in store.tensors)
     assert [part.shape[0] for part in store.tensors] == [5, 5, 1, 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, WindowPages
 from foresay.server.engine import taken_over
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.settings.config import EngineConfig
@@ -53,7 +53,7 @@ def test_pages_are_of_all_that_their_bits_follow_from() -> None:
     model, config = ModelConfig.from_directory(directory), EngineConfig()
     ours = LoadContext(config, directory, model, "bfloat16", 512, CPU, PagePool(9), False, lambda *given: None)
     windowed = PagePool(9)
-    windowed.attach_windows(5, 32)
+    windowed.attach(WindowPages(5, 32, windowed.num_pages, windowed.page_size))
     others = [
         replace(ours, pool=windowed),
         replace(ours, target=BUNDLED / "draft"),

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 import torch
 
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import StatePages
+from foresay.kvpaging.states import recurrent_state
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import state_bytes, state_pages
 from foresay.spec.engine import Engine
@@ -17,6 +18,8 @@ from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
 from tests.heads.mtp import Mtp
+from tests.poison import parts_of, poison_states
+from tests.same_tokens import models
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, replace_params, returning, whole
@@ -83,11 +86,11 @@ def states(engine: Engine, job: Job) -> dict[int, list[torch.Tensor]]:
     assert store is not None
     while engine.has_work:
         engine.check()
-        store.poison()
+        poison_states(store)
         sequence = engine._sequences.get(job.id)
         engine.step()
-        if sequence is not None and (state := sequence.table.state) is not None and state.at:
-            found[state.at] = [part.cpu() for part in store.bytes_of(state)]
+        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
+            found[state.at] = [part.cpu() for part in parts_of(store, state)]
     return found
 
 
@@ -136,8 +139,7 @@ def test_texts_run_on_where_state_pages_are_few(pair, max_seqs, monkeypatch) -> 
     prompt that is one pass needs two, or it waits."""
     made = pair("lfm2")
     moved, jobs = there(made), jobs_of(made.vocab_size, (9, 17, 6), 20)
-    attach = PagePool.attach_states
-    monkeypatch.setattr(PagePool, "attach_states", lambda self, sequences, _: attach(self, sequences, 1 + 5))
+    monkeypatch.setattr(models, "StatePages", lambda sequences, _, size: StatePages(sequences, 1 + 5, size))
     with simulated():
         engine = captured_engine(moved, copy(moved), TREE, max_seqs=max_seqs, capture=captured, page_size=8)
         assert_same(plain(made.target, jobs), run_freely(engine, jobs, careful=True))

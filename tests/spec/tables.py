@@ -26,6 +26,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.model.config import KVShape
+from tests.poison import poison_store
 from tests.spec.grammars import Automaton
 from tests.spec.laws import reference_adjust, reference_draw
 
@@ -144,7 +145,7 @@ class TableVerifier:
         assert len({id(part.table) for part in rows}) == len(rows) > 0
         assert features is None
         self.passes.append(list(rows))
-        self.store.poison()
+        poison_store(self.store)
         wanted: list[tuple[int, int]] = []
         starts = [0]
         for part in rows:

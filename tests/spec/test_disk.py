@@ -266,7 +266,7 @@ def test_what_is_in_the_pool_takes_no_other_page(model: TableModel, tmp_path: Pa
     (first, *pages), before = made.prefix.match(PROMPT), len(made.prefix)
     for page in (*reversed(pages), first):
         made.pool.release(page)
-    made.pool.replace(first)
+    made.pool.replace(first, first)
     taken = made.pool.allocate(made.pool.available - made.pool.idle - 1)
     for _ in (reading := made.prefix.fetch(made.prefix.disk, PROMPT)):
         at_rest(made)

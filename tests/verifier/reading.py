@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.kvpaging import KVStore, PagePool, PageTable, StatePages, WindowPages
+from foresay.kvpaging.states import recurrent_state
 from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import LogitRows, Rows
 from foresay.spec.tree import MAX_NODES, DraftTree
@@ -24,6 +25,7 @@ from foresay.verifier.model.weights import load
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.threads import use, wanted
 from foresay.verifier.probe import probe
+from tests.poison import poison_store
 
 
 @contextmanager
@@ -103,9 +105,9 @@ class Reader:
         self.pool = PagePool(1 + pages, page_size)
         if windows:
             assert config.sliding_window is not None
-            self.pool.attach_windows(1 + windows, config.sliding_window)
+            self.pool.attach(WindowPages(1 + windows, config.sliding_window, self.pool.num_pages, self.pool.page_size))
         if config.stack.recurrence is not None:
-            self.pool.attach_states(16, 65)
+            self.pool.attach(StatePages(16, 65, self.pool.page_size))
         store = KVStore(self.pool, window_shapes(config), decoder.dtype)
         self.model = ModelRunner(decoder, store, config.max_positions)
         self.vocab_size = config.vocab_size
@@ -121,7 +123,7 @@ class Reader:
 
     def run(self, *rows: Rows) -> list[Tensor]:
         """The logits of each sequence's rows, from one pass over all of them."""
-        self.model.store.poison()
+        poison_store(self.model.store)
         forward = self.model.run(rows)
         return [forward.of(index).clone() for index in range(len(rows))]
 
@@ -151,7 +153,7 @@ class Reader:
         table.reserve(len(tree))
         rows = Rows.of_tree(table, tree)
         # A chain is rows of a text, of which nothing would be known to be a draft.
-        return rows if table.state is None else replace(rows, nodes=range(len(tree)), words=tree.ancestors)
+        return rows if recurrent_state(table) is None else replace(rows, nodes=range(len(tree)), words=tree.ancestors)
 
     def keep(self, table: PageTable, path: list[int]) -> None:
         """Commit a path of the tree that was run last: its rows move down to be contiguous."""

@@ -17,6 +17,7 @@ from foresay.verifier.model.config import KVShape
 from foresay.verifier.model.forward import attended
 from foresay.verifier.model.nodes import Attention
 from tests.combinations import alternating
+from tests.poison import poison_store
 from tests.verifier.reading import random_parents, scattered, threads
 
 SCALE = 0.3
@@ -57,7 +58,7 @@ class Bench:
         """A table that holds these rows, all NaN behind them; nothing is committed yet."""
         table = PageTable(self.pool)
         table.reserve(len(keys))
-        self.store.poison()
+        poison_store(self.store)
         slots = table.slots(0, len(keys))
         for part, rows in zip(self.store.tensors, (keys, values), strict=True):
             part[0, slots] = rows

@@ -31,6 +31,7 @@ from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.written import write
+from tests.poison import poison_store
 from tests.verifier.families import FAMILIES, config_of, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_parents, random_tokens, random_tree
 
@@ -224,7 +225,7 @@ def test_a_tree_run_level_by_level_has_the_bits_of_one_pass(family, name) -> Non
     tree = DraftTree.build(random_tokens(rng, len(parents), reader.vocab_size), parents)
     table = reader.open(random_tokens(rng, 29, reader.vocab_size))
     (at_once,) = reader.run(reader.tree_rows(table, tree))
-    reader.model.store.poison()
+    poison_store(reader.model.store)
     words = tree.ancestors
     for level in levels:
         rows = Rows(table, [tree.tokens[node] for node in level], table.length, level, [words[node] for node in level])

@@ -13,6 +13,7 @@ from foresay.kvpaging import PageTable
 from foresay.spec.protocols import FeatureRequest, LogitRows, Rows
 from foresay.verifier.model import forward
 from foresay.verifier.model_runner import ModelRunner
+from tests.poison import poison_store
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens, random_tree
 
@@ -35,7 +36,7 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def passed(reader: Reader, rows: list[Rows], wanted: FeatureRequest | None) -> tuple[list[Tensor], list[Tensor]]:
     """The logits of each sequence, and the final states of the rows that have some, if they are wanted."""
-    reader.model.store.poison()
+    poison_store(reader.model.store)
     found = reader.model.run(rows, wanted)
     logits = [found.of(index).clone() for index in range(len(rows))]
     if wanted is None:

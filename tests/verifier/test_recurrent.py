@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig
 
-from foresay.kvpaging import LayerStates, PagePool, PageTable
+from foresay.kvpaging import LayerStates, PagePool, PageTable, StatePages
+from foresay.kvpaging.states import recurrent_state
 from foresay.server.engine.parameters import packed_bytes, state_bytes, token_bytes
 from foresay.spec.protocols import Rows
 from foresay.verifier.model.checkpoint import final_norm_digest
@@ -25,6 +26,7 @@ from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.recurrence import gated_delta, replay
+from tests.poison import parts_of
 from tests.verifier.families import FAMILIES, QWEN3_5, SHAPE, config_of, make, randomise
 from tests.verifier.published import PUBLISHED
 from tests.verifier.reading import Reader, load_decoder, paths, random_tokens, random_tree
@@ -209,8 +211,9 @@ def test_the_kernel_that_commits_is_close_to_its_reference(family, name) -> None
     reader = Reader(family(name).decoder(torch.float32))
     table = reader.open(random_tokens(random.Random(1), 20, 300))
     reader.run(reader.tree_rows(table, random_tree(random.Random(2), 5, 16, 300)))
-    assert reader.model.store.states is not None and table.state is not None
-    layers, page = reader.model.store.states.layers, table.state.page
+    state = recurrent_state(table)
+    assert reader.model.store.states is not None and state is not None
+    layers, page = reader.model.store.states.layers, state.page
     for source, goal, fresh in ((page, page, False), (page, 9, False), (0, 10, True)):
         ours, theirs = (LayerStates(*(part.clone() for part in layers)) for _ in range(2))
         given = source, goal, fresh, 0, torch.tensor([0, 2, 3, 7])
@@ -259,8 +262,9 @@ def test_published_configurations(name) -> None:
 
 
 def _parts(reader: Reader, table: PageTable) -> list[Tensor]:
-    assert table.state is not None and reader.model.store.states is not None
-    return [part.clone() for part in reader.model.store.states.bytes_of(table.state)]
+    state = recurrent_state(table)
+    assert state is not None and reader.model.store.states is not None
+    return [part.clone() for part in parts_of(reader.model.store.states, state)]
 
 
 def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -295,7 +299,7 @@ def test_rows_of_a_recycled_state_page_begin_with_nothing(family) -> None:
 
 def test_without_room_for_another_state_nothing_is_reserved() -> None:
     pool = PagePool(9, 4)
-    pool.attach_states(1, 1 + 2)
+    pool.attach(StatePages(1, 1 + 2, pool.page_size))
     first, second = PageTable(pool), PageTable(pool)
     first.reserve(3)
     with pytest.raises(RuntimeError, match="state pages"):

@@ -58,4 +58,4 @@ def test_only_layers_with_a_window_have_fewer_pages(family) -> None:
     full, windowed = reader.model.store.arrays
     assert full.keys.shape[:2] == (1, 65 * 8)
     assert windowed.keys.shape[:2] == (2, 10 * 8)
-    assert [reader.model.store.is_windowed(layer) for layer in range(3)] == [False, True, True]
+    assert [reader.model.store.pages(layer) is reader.model.store.windows for layer in range(3)] == [False, True, True]

@@ -249,8 +249,7 @@ def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:
     pages."""
     try:
         for sequence in sequences:
-            sequence.table.reserve(rows)
+            sequence.table.reserve(rows, steps)
     except OutOfPages:
         return False
-    states = [s.table.state for s in sequences if s.table.state is not None]
-    return all(state.reserve(steps) and len(state.spares) >= 2 * steps for state in states)
+    return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from foresay.kvpaging.states import recurrent_state
 from foresay.spec.errors import NumericalError
 from foresay.spec.logits import NOT_FINITE, why_nothing
 from foresay.spec.protocols import Drafter, Verifier
@@ -115,8 +116,7 @@ class GraphStepRunner(StepRunner):
             self.rest()
             self._last = None
             for table in (sequence.table for sequence in launched.sequences):
-                if table.reach < table.length:
-                    table.truncate(table.reach)
+                table.truncate(table.length)  # recurrent states may be those of a later token
         elif self._ahead is not None:
             self._ahead.lengths = launched.lengths
         return results
@@ -188,7 +188,7 @@ class GraphStepRunner(StepRunner):
         """ahead: steps before it whose outcome is not known yet."""
         tables = [scheduled.sequence.table for scheduled in batch]
         pages, lengths = [list(table.pages) for table in tables], [table.length for table in tables]
-        targets = [table.state.targets(ahead) for table in tables if table.state is not None]
+        targets = [state.targets(ahead) for state in map(recurrent_state, tables) if state is not None]
         step.state.write_tables(pages, lengths, targets)
         step.proposer.write(batch)
         raw = self._launch_with_stop(step, batch) if any(map(needs_stop, batch)) else ()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import WindowPages
-from foresay.kvpaging.states import NONE
+from foresay.kvpaging.verbs import NONE
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.staging import Column, PageTables, Staged

@@ -67,7 +67,7 @@ def forward(
             continue
         if isinstance(node.mixer, Attention):
             source = index if node.mixer.source is None else node.mixer.source
-            kept = rows.of_layer(store.is_windowed(source))
+            kept = rows.of_layer(store.pages(source) is store.windows)
             seen = attention(node.mixer, layer, normed, rotations[next(turns)], kept, store.layer(source))
         else:
             seen = recurrence(layer, normed, rows, next(states))

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from foresay.drafters.levels import TreeDrafter
-from foresay.kvpaging import KVStore, PagePool, PageTable
+from foresay.kvpaging import KVStore, PagePool, PageTable, StatePages
 from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
@@ -198,6 +198,6 @@ def meta_model(model: ModelConfig, dtype: str) -> ModelRunner:
     decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
     pool = PagePool(2, 1)
     if model.stack.recurrence is not None:
-        pool.attach_states(1, 2)
+        pool.attach(StatePages(1, 2, pool.page_size))
     store = KVStore(pool, kv_shapes(model), kind, "meta")
     return ModelRunner(decoder, store, model.max_positions)
