@@ -135,14 +135,6 @@ class Service:
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
-    def go_on(self, engine: ServedEngine, config: ServeConfig, text: Text | None, same_texts: bool) -> None:
-        """Route requests to this engine from now on. same_texts: it writes the same texts as its predecessor. For
-        another model, this service is a copy: holders of the previous service keep its engine and text to the end, and
-        requests of both are limited and counted as one model's."""
-        self.engine, self.config, self.text = engine, config, text
-        self.telemetry.follow(engine, same_texts)
-        self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
-
     @property
     def largest_body(self) -> int:
         """Most bytes of a body or a WebSocket message."""

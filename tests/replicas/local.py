@@ -59,7 +59,7 @@ class Local:
         """As they are now."""
         return [*(one.address for one in self.hosted.values()), *self.wrong.values()]
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+    async def deploy(self, config: ServeConfig) -> int:
         """Those that were started for it come, one by one."""
         for old, new in zip(list(self.hosted), list(self.coming), strict=True):
             self.hosted[new] = self.coming.pop(new)

@@ -221,12 +221,7 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
             assert not await measured(engine, seen, kill=False) and engine._costs == costs
             os.utime(tmp_path / "draft" / "model.safetensors")
             assert await measured(engine, seen) and await written(engine) == right
-            before, engine = engine, engine.successor(replace(config, draft="none"))
-            engine.observe_status = [seen.append]
-            await engine.start()
-            await engine.until_ready()
-            engine.take_over(before, changed=False)
-            await before.stop()
+            await engine.reload(replace(config, draft="none"))
             assert engine._costs.steps != costs.steps and not engine._costs.drafts
             assert await written(engine) == right and not await measured(engine, seen)
     finally:

@@ -21,7 +21,6 @@ from foresay.server.host.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import send_signal
@@ -97,28 +96,6 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
     assert main(["serve", "--port", "0"]) == 1
     assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
     assert "the engine is no longer supervised" in caplog.text
-
-
-async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_with(monkeypatch):
-    lost: dict[EngineClient, asyncio.Event] = {}
-
-    async def broken(self: EngineClient) -> None:
-        await lost[self].wait()
-        raise KeyError("lost")
-
-    monkeypatch.setattr(EngineClient, "_supervise", broken)
-    async with started() as (before, _), started() as (after, seen):
-        lost.update({before: asyncio.Event(), after: asyncio.Event()})
-        waiting = asyncio.create_task(before.until_ended())
-        await asyncio.sleep(0)
-        after.take_over(before, changed=None)
-        lost[before].set()
-        await until(lambda: before.status.state == "failed")
-        assert not waiting.done() and seen[-1] is after.status
-        lost[after].set()
-        with pytest.raises(ForesayError, match="lost"):
-            await asyncio.wait_for(waiting, SECONDS)
-        assert seen[-1].state == "failed"
 
 
 class Breaking(Mailbox):

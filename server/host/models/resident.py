@@ -53,6 +53,10 @@ LoadState = Literal["out", "coming", "in", "leaving"]
 Keep = float | None | Literal["usual"]
 
 
+class NotRestored(ForesayError):
+    """Neither the new settings of a model nor the earlier ones make an engine: it is not loaded."""
+
+
 class NoMemory(ForesayError):
     """It would fit alone, but not alongside the others; its footprint says what it would hold."""
 
@@ -62,26 +66,24 @@ Lease = ExitStack
 
 
 class Waiter(NamedTuple):
-    """A request that waits for its model. number: in order of arrival. turn: done when it may run, with the resident
-    leased, or with why not."""
+    """A request that waits for its model. number: in order of arrival. turn: done when it may run, with its lease
+    taken, or with why not."""
 
     number: int
-    turn: asyncio.Future[Resident]
+    turn: asyncio.Future[None]
 
 
-#: Called at the moment when requests start going to the second instead of the first.
-Follow = Callable[["Resident", "Resident"], None]
+#: Replaces a model's engine, given the bytes that other models hold, by device.
+Swap = Callable[[dict[str, int]], Awaitable[None]]
 
 
-class Renewal(NamedTuple):
-    """A model, and the successor that is to have its requests. alongside: both may be loaded at once. moves: running
-    requests continue in the successor at once, else they finish where they are. done: when the successor has them."""
+class Reload(NamedTuple):
+    """A model whose engine is to be replaced. moves: running requests go on in the next engine, else they end in this
+    one first. done: when it has happened."""
 
-    before: Resident
-    after: Resident
-    alongside: bool
+    resident: Resident
+    swap: Swap
     moves: bool
-    follow: Follow
     done: asyncio.Future[None]
 
     def end(self, error: Exception | None = None) -> None:
@@ -99,8 +101,7 @@ class Resident(ABC):
 
     state: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
     loaded without a request; None: for ever. failure: why the last load failed, None if it did not; no retry before
-    refused_until, ``delay`` seconds after it. successor: the resident that has its requests; None while it has them
-    itself. moved: the successor has its leases, too.
+    refused_until, ``delay`` seconds after it.
     """
 
     def __init__(self, name: str, keep: float | None = None, state: LoadState = "out") -> None:
@@ -111,8 +112,6 @@ class Resident(ABC):
         self.delay, self.refused_until = 0.0, 0.0
         self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
-        self.successor: Resident | None = None
-        self.moved = False
 
     def enter(self, keep: float | None, state: LoadState) -> None:
         """Set how long it usually stays loaded without a request, and its first state."""
@@ -136,22 +135,8 @@ class Resident(ABC):
         """
 
     @abstractmethod
-    async def pause(self) -> None:
-        """Return when its memory is free; running requests wait for the successor."""
-
-    @abstractmethod
     async def unload(self) -> None:
         """Return when its memory is free; running requests fail."""
-
-    @property
-    def latest(self) -> Resident:
-        """The resident that has its requests now."""
-        return self if self.successor is None else self.successor.latest
-
-    @property
-    def holder(self) -> Resident:
-        """The resident that has its leases now."""
-        return self.successor.holder if self.moved and self.successor is not None else self
 
     @property
     def idle(self) -> bool:
