@@ -13,7 +13,7 @@ from typing import NoReturn
 from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.gateway.caller import CONTEXT, serve
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.client_base import Progress, Resumed
@@ -132,9 +132,8 @@ class Models:
         if (refusal := entry.refusal) is not None:
             raise refusal
         lease = await self._leased(entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.alone else "usual")
-        serve(release=lease.close)
         with lease:
-            yield entry.service
+            yield entry.service.leased(lease)
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:
@@ -149,7 +148,6 @@ class Models:
     async def _leased(self, entry: Model, heartbeat: Heartbeat, keep: Keep) -> Lease:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
-            serve(waited=0.0)
             return await self.residency.lease(entry, heartbeat, keep)
         began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
@@ -158,7 +156,7 @@ class Models:
                     lease = await self.residency.lease(entry, heartbeat, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
-        serve(waited=time.monotonic() - began)
+        lease.waited = time.monotonic() - began
         return lease
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -61,8 +61,11 @@ class NoMemory(ForesayError):
     """It would fit alone, but not alongside the others; its footprint says what it would hold."""
 
 
-#: Keeps a model loaded until closed: when its engine is done with the request. Closing it again does nothing.
-Lease = ExitStack
+class Lease(ExitStack):
+    """A request's hold on its model, which stays loaded until it is closed: when the engine is done with the request.
+    Closing it again does nothing. waited: seconds for the model."""
+
+    waited = 0.0
 
 
 class Waiter(NamedTuple):
