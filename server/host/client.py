@@ -14,6 +14,7 @@ reload() stops the engine and starts one with other settings, or the same again 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -152,6 +153,8 @@ FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 #: An engine that has emitted anything, or lived this long, is restarted at once.
 HEALTHY_SECONDS = 60.0
+#: How long the next process of a reload may import while the engine still runs.
+IMPORT_SECONDS = 30.0
 #: How many engine processes may end while a model loads before the waiting requests fail.
 MOST_STARTS = 3
 
@@ -172,6 +175,7 @@ class EngineClient(Supervised, ChannelClient):
         self._replaced = False  # deliberately, and the next is not ready yet
         self._earlier: ServeConfig | None = None  # in force again if the engine does not get ready
         self._refused: ForesayError | None = None  # why the engine of the last reload did not
+        self._ahead: Spawned | None = None  # imports, to become the next engine
         self._ending: asyncio.Task[None] | None = None  # of the previous engine process
 
     @property
@@ -191,6 +195,9 @@ class EngineClient(Supervised, ChannelClient):
 
     async def stop(self) -> None:
         await self._cease()
+        if self._ahead is not None:
+            self._ahead.discard()
+            self._ahead = None
         self._fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 
     async def _cease(self) -> None:
@@ -203,10 +210,15 @@ class EngineClient(Supervised, ChannelClient):
 
     async def reload(self, config: ServeConfig, reserved: Mapping[str, int] | None = None) -> Resumed:
         """Stop the engine, start it with other settings, and resume what ran. If it does not get ready, the earlier
-        settings are in force again, and what was wrong is raised."""
+        settings are in force again, and what was wrong is raised. The next process imports before the engine stops."""
         if self.status.state == "unloaded":
             self._config, self.footprint = config, None
             return Resumed(0, 0.0)
+        with contextlib.suppress(OSError, TimeoutError):
+            self._ahead = self._spawn()
+            async with asyncio.timeout(IMPORT_SECONDS):
+                while not child.has_imported(self._ahead.process):
+                    await asyncio.sleep(0.01)
         self._earlier, self._config, self._refused = self._config, config, None
         if self.status.state == "ready":
             self._lost_at = time.monotonic()
@@ -218,6 +230,10 @@ class EngineClient(Supervised, ChannelClient):
         if self._refused is not None:
             raise self._refused
         return Resumed(self.status.resumed, time.monotonic() - self._lost_at)
+
+    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+        if self._earlier is None:  # else it had no request yet, and what runs goes back
+            super()._lose(number, reason, among)
 
     def _goes_back(self, reason: str) -> bool:
         """Whether the engine of a reload ended before it was ready: then the earlier settings are in force again."""
@@ -262,7 +278,8 @@ class EngineClient(Supervised, ChannelClient):
         """Run one engine process until it ends; its requests wait for the next."""
         self._failure = None
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
-        self._process = process = EngineProcess(self._spawn(), self._config, self._received)
+        spawned, self._ahead = self._ahead or self._spawn(), None
+        self._process = process = EngineProcess(spawned, self._config, self._received)
         try:
             self._channel = await process.open(self._reserved, self._steps, self._costs)
             hung = await process.until_over()

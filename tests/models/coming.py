@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from foresay.server.host.client_base import Resumed
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
 from foresay.spec.errors import ForesayError
@@ -103,13 +104,13 @@ class World:
         """The model becomes what ``comer`` says; the one before comes again if that does not load."""
         resident = self.comers[name]
 
-        async def swap(beside: dict[str, int]) -> None:
+        async def swap(beside: dict[str, int]) -> Resumed:
             was_there, before = resident.there, (resident.size, resident.wrong)
             await resident.unload()
             resident.size, resident.wrong = comer.size, comer.wrong
-            if not was_there:
-                return
             try:
+                if not was_there:
+                    return Resumed(0, 0.0)
                 await resident.load(beside)
             except ForesayError as error:
                 resident.size, resident.wrong = before
@@ -118,6 +119,7 @@ class World:
                 except ForesayError:
                     raise NotRestored(str(error)) from None
                 raise error from None
+            return Resumed(resident.leases, 1.0)
 
         await self.residency.reload(resident, swap, moves)
 

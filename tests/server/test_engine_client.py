@@ -16,7 +16,6 @@ from foresay.server.cli import serving
 from foresay.server.cli.main import main
 from foresay.server.engine.generation import EngineStatus, Mailbox, generate
 from foresay.server.host import child
-from foresay.server.host.child import Spawned
 from foresay.server.host.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
@@ -32,11 +31,9 @@ QUICK: dict[str, Any] = {"draft": "none", "max_model_len": 256, "max_seqs": 1}
 
 
 @asynccontextmanager
-async def started(
-    spawn: Callable[[], Spawned] = child.spawn, **settings: Any
-) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
+async def started(**settings: Any) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
     """An engine client that has been started, and every status it has had."""
-    engine, seen = EngineClient(ServeConfig(**QUICK | settings), spawn), []
+    engine, seen = EngineClient(ServeConfig(**QUICK | settings)), []
     engine.observe_status = [seen.append]
     await engine.start()
     try:
@@ -118,10 +115,10 @@ def failing(seen: list[Any]) -> Callable[[Any], None]:
 
 
 @pytest.mark.slow
-async def test_an_observer_that_fails_is_not_taken_for_the_engine(spares, caplog):
+async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
     steps: list[Any] = []
     statuses: list[Any] = []
-    async with started(spares, max_seqs=2) as (engine, seen):
+    async with started(max_seqs=2) as (engine, seen):
         engine.observe, engine.observe_status = failing(steps), [failing(statuses), seen.append]
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -137,9 +134,9 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(spares, caplog
 
 
 @pytest.mark.slow
-async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(spares, monkeypatch):
+async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
     monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
-    async with started(spares, engine_timeout=4.0) as (engine, seen):
+    async with started(engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
         send_signal(engine, signal.SIGSTOP)
         await until(lambda: causes(seen) == ["hung"])

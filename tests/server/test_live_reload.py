@@ -25,7 +25,7 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import send_signal
-from tests.server.patched import PACED, existing, patched_engines
+from tests.server.patched import PACED, existing, patch_engines
 from tests.server.wire import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -88,8 +88,9 @@ class Served:
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """Of :data:`CONFIG`, which it has again at the end of each test."""
     folder = tmp_path_factory.mktemp("paced")
-    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
-        async with Served(spares, folder) as served:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch_engines(PACED, folder, monkeypatch)
+        async with Served(folder=folder) as served:
             yield served
 
 

@@ -20,7 +20,15 @@ from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import Unavailable
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames, cached_target, choose_draft, nothing_to_fetch, target_directory
+from foresay.server.settings.resolved import (
+    ModelNames,
+    cached_target,
+    check_config,
+    check_names,
+    choose_draft,
+    nothing_to_fetch,
+    target_directory,
+)
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
 from foresay.verifier.model.config import ModelConfig
@@ -102,10 +110,12 @@ class Model(Resident):
             self.service.text = await self.read(self.service.config)
 
     async def read(self, config: ServeConfig) -> Text:
-        """Download what is missing for these settings, and read the tokenizer."""
-        async with self.service.server.reading:
-            await asyncio.to_thread(_import)
-        await _in_thread(fetch, config)
+        """Check what can be checked of these settings without an engine, download what is missing, and read the
+        tokenizer."""
+        if await _in_thread(lacks_files, config):
+            async with self.service.server.reading:
+                await asyncio.to_thread(_import)
+            await _in_thread(fetch, config)
         return await self._read_text(config)
 
     async def look(self) -> None:
@@ -246,6 +256,13 @@ def longest_here(config: ServeConfig) -> int | None:
     with contextlib.suppress(ForesayError):
         return ModelConfig.from_directory(directory).max_positions
     return None
+
+
+def lacks_files(config: ServeConfig) -> bool:
+    """Whether files may have to be downloaded. Raises what :func:`~foresay.server.settings.resolved.check_names` and
+    :func:`~foresay.server.settings.resolved.check_config` raise."""
+    check_names(config)
+    return check_config(config) is None or not nothing_to_fetch(choose_draft(config).value)
 
 
 def fetch(config: ServeConfig) -> None:

@@ -8,6 +8,7 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NoReturn
 
 from aiohttp import web
@@ -175,13 +176,9 @@ class Models:
         progress: called with the progress. Raises :class:`ForesayError` if it does not become ready: then the earlier
         settings hold."""
         progress("reading the files", None)
-        text, resumed = await entry.read(config), Resumed(0, 0.0)
+        text = await entry.read(config)
         if not isinstance(entry.engine, EngineClient):
             return await entry.roll(config, text, progress)
-
-        async def swap(reserved: dict[str, int]) -> None:
-            nonlocal resumed
-            resumed = await entry.reload(config, text, reserved)
 
         def on_loading(status: EngineStatus) -> None:
             if status.state == "loading":
@@ -191,10 +188,9 @@ class Models:
             progress("running requests end first", None)
         entry.engine.observe_status.append(on_loading)
         try:
-            await self.residency.reload(entry, swap, moves)
+            return await self.residency.reload(entry, partial(entry.reload, config, text), moves)
         finally:
             entry.engine.observe_status.remove(on_loading)
-        return resumed
 
     async def start(self) -> None:
         """Start loading the single model, or inspecting the files of several; returns at once."""

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import ceil
 
+from foresay.server.host.client_base import Resumed
 from foresay.server.host.models.resident import (
     Heartbeat,
     Keep,
     Lease,
     NoMemory,
-    NotRestored,
     Reload,
     Resident,
     Swap,
@@ -86,13 +86,13 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    async def reload(self, resident: Resident, swap: Swap, moves: bool) -> None:
+    async def reload(self, resident: Resident, swap: Swap, moves: bool) -> Resumed:
         """Have ``swap`` replace its engine, while new requests wait. moves: running ones go on in the next engine, else
-        they end first. Raises what ``swap`` raises: :class:`NotRestored` if it is not loaded any more."""
+        they end first. Raises what ``swap`` raises."""
         reload = Reload(resident, swap, moves, asyncio.get_running_loop().create_future())
         self._reloads.append(reload)
         self._changed.set()
-        await reload.done
+        return await reload.done
 
     def close(self) -> None:
         """The server shuts down: refuse all requests that wait or would have to."""
@@ -254,16 +254,9 @@ class Residency:
         if loaded:
             resident.state = "coming" if reload.moves else "leaving"
             await self._until(lambda: reload.moves or not resident.leases)
-        try:
-            await reload.swap(_held(self._others(resident)))
-        except NotRestored as error:
-            resident.state, loaded = "out", False
-            reload.end(error)
-        except ForesayError as error:
-            reload.end(error)
-        else:
-            reload.end()
-        if loaded:
+        if not await reload.run(_held(self._others(resident))):
+            resident.state = "out"
+        elif loaded:
             self._admit(resident)
 
     async def _until(self, true: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Literal, NamedTuple, TypeVar
 
+from foresay.server.host.client_base import Resumed
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 
@@ -77,26 +78,29 @@ class Waiter(NamedTuple):
 
 
 #: Replaces a model's engine, given the bytes that other models hold, by device.
-Swap = Callable[[dict[str, int]], Awaitable[None]]
+Swap = Callable[[dict[str, int]], Awaitable[Resumed]]
 
 
 class Reload(NamedTuple):
     """A model whose engine is to be replaced. moves: running requests go on in the next engine, else they end in this
-    one first. done: when it has happened."""
+    one first. done: what ``swap`` returns or raises."""
 
     resident: Resident
     swap: Swap
     moves: bool
-    done: asyncio.Future[None]
+    done: asyncio.Future[Resumed]
 
-    def end(self, error: Exception | None = None) -> None:
-        """Set the outcome."""
-        if self.done.done():  # cancelled
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+    async def run(self, reserved: dict[str, int]) -> bool:
+        """Replace it; false if it is not loaded any more."""
+        try:
+            resumed = await self.swap(reserved)
+        except ForesayError as error:
+            if not self.done.done():  # else cancelled
+                self.done.set_exception(error)
+            return not isinstance(error, NotRestored)
+        if not self.done.done():
+            self.done.set_result(resumed)
+        return True
 
 
 class Resident(ABC):

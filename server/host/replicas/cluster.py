@@ -24,7 +24,6 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from foresay.server.host.child import Spares
 from foresay.server.host.replicas.hosted import Address, Hosted
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import applied_by
@@ -57,7 +56,7 @@ class EngineActor:
     async def __init__(self, config: ServeConfig, host: str | None, deployed: int) -> None:  # type: ignore[misc]
         name = serve.get_replica_context().replica_id.unique_id
         host = host or ray.util.get_node_ip_address()
-        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed, Spares())
+        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed)
         self._slots = config.max_seqs
         try:
             await self._hosted.open()

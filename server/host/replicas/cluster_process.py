@@ -81,7 +81,7 @@ class ClusterProcess:
         listener.bind(b"")  # an abstract name that the kernel chooses
         listener.listen()
         self._socket = listener.getsockname().decode()
-        self.process = started(__name__, [listener], str(listener.fileno()), *self._arguments)
+        self.process = started(__name__, listener, *self._arguments)
         await self._call("open", self._config)
 
     async def addresses(self) -> list[Address]:
