@@ -11,11 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from foresay.server.host.child import Spares
 from foresay.verifier.ops.kernels.cpu import threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
-from tests.server.patched import CHECKING, patched_engines
+from tests.server.patched import CHECKING, patch_engines
 
 if TYPE_CHECKING:  # a test of kernels needs none
     from foresay.server.text.tokenizer import Tokenizer
@@ -106,19 +105,12 @@ def script(tokenizer: Tokenizer) -> list[int]:
     return [*tokenizer.encode(STORY), END]
 
 
-@pytest.fixture(scope="session")
-def spares() -> Iterator[Spares]:
-    """Starts engine processes for clients in this process: after the first one they need no second for importing."""
-    with Spares() as spares:
-        yield spares
-
-
 @pytest.fixture(scope="module")
-def checking_spares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spares]:
-    """Starts engine processes that prove their page ledgers whenever nothing runs."""
-    folder = tmp_path_factory.mktemp("checking")
-    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(CHECKING, folder, monkeypatch) as spares:
-        yield spares
+def checking_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engine processes prove their page ledgers whenever nothing runs."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch_engines(CHECKING, tmp_path_factory.mktemp("checking"), monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from bench import serving
 from bench.soak.clients import session
-from foresay.server.host.child import SPARE
 
 #: An engine of the bundled target starts in seconds; this is for large ones on busy machines.
 RETURN_SECONDS = 300.0
@@ -171,8 +170,7 @@ def engine_of(server: int) -> int | None:
         for child in (task / "children").read_text().split():
             with suppress(OSError):  # a dead one that was not reaped has no command line
                 process = Path(f"/proc/{child}")
-                spare = (process / "comm").read_bytes().strip() == SPARE
-                if not spare and b"foresay.server.host.process" in (process / "cmdline").read_bytes():
+                if b"foresay.server.host.process" in (process / "cmdline").read_bytes():
                     return int(child)
     return None
 

@@ -23,7 +23,7 @@ import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
-from foresay.server.host.child import Spares
+from foresay.server.host.child import ahead
 from foresay.server.host.imports import uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
@@ -43,7 +43,7 @@ def serve(config: ServeConfig, arguments: Namespace) -> int:
     allow_most_files()
     # Several models are loaded on request; a single one is needed at once, and importing takes long.
     alone = not config.models and not config.replicas
-    with Stages(lines=True) as stages, Spares(ahead=alone) as spawning:
+    with Stages(lines=True) as stages, ahead(alone) as spawning:
         if alone:
             check_config(config)
         with uncollected():
@@ -93,7 +93,8 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
                 stages(last["phase"], last["share"])
     if last.get("status") != "replaced":
         raise _refused(last)
-    print(f"{last['model']}: engine replaced after {last['seconds']:.1f} s; {last['moved']} streams go on")
+    went_on = f"{last['moved']} streams go on after a pause of {last['pause']:.1f} s"
+    print(f"{last['model']}: engine replaced after {last['seconds']:.1f} s; {went_on}")
     return 0
 
 

@@ -92,17 +92,15 @@ class Meter:
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
-    waited: seconds, for its model. body_bytes: of its body, or of the message on the WebSocket. unknown: fields of its
-    body that the API does not have, each with a hint at the one meant. release: releases the model's lease.
+    body_bytes: of its body, or of the message on the WebSocket. unknown: fields of its body that the API does not have,
+    each with a hint at the one meant.
     """
 
     caller: Caller = ANYONE
     id: str = ""
     meter: Meter = msgspec.field(default_factory=Meter)
-    waited: float = 0.0
     body_bytes: int = 0
     unknown: tuple[tuple[str, str], ...] = ()
-    release: Callable[[], None] = lambda: None
 
 
 NO_REQUEST = RequestContext()

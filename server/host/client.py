@@ -7,13 +7,14 @@
 
     unload() leads from any state to unloaded, start() back to loading.
 
-Requests that run when it dies continue in the next one (:mod:`foresay.server.host.resumption`). An engine with other
-settings is another client, which takes over once it is ready (:meth:`foresay.server.host.models.models.Models.renew`).
+Requests that run when it dies continue in the next one (:mod:`foresay.server.host.resumption`), and so they do when
+reload() stops the engine and starts one with other settings, or the same again if that does not get ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -24,11 +25,13 @@ from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.server.host import child, frames
 from foresay.server.host.child import STARTING, Spawned, spawn
-from foresay.server.host.client_base import ChannelClient, Supervised, log
+from foresay.server.host.client_base import ChannelClient, Resumed, Supervised, log
 from foresay.server.host.frames import Channel
 from foresay.server.host.resumption import AGAIN
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
+from foresay.spec.errors import ForesayError
+from foresay.spec.request import EngineInfo
 
 #: How long a process may take to exit after its socket closes before waiting requests are notified; looks meanwhile.
 DYING_SECONDS, DYING_LOOKS = 1.0, 50
@@ -150,6 +153,10 @@ FIRST_BACKOFF = 0.5
 LONGEST_BACKOFF = 30.0
 #: An engine that has emitted anything, or lived this long, is restarted at once.
 HEALTHY_SECONDS = 60.0
+#: How long the next process of a reload may import while the engine still runs.
+IMPORT_SECONDS = 30.0
+#: How many engine processes may end while a model loads before the waiting requests fail.
+MOST_STARTS = 3
 
 
 class EngineClient(Supervised, ChannelClient):
@@ -166,6 +173,9 @@ class EngineClient(Supervised, ChannelClient):
         self._was_ready = False  # since it was started
         self._lost_at = 0.0  # when the last one that was ready ended
         self._replaced = False  # deliberately, and the next is not ready yet
+        self._earlier: ServeConfig | None = None  # in force again if the engine does not get ready
+        self._refused: ForesayError | None = None  # why the engine of the last reload did not
+        self._ahead: Spawned | None = None  # imports, to become the next engine
         self._ending: asyncio.Task[None] | None = None  # of the previous engine process
 
     @property
@@ -185,6 +195,9 @@ class EngineClient(Supervised, ChannelClient):
 
     async def stop(self) -> None:
         await self._cease()
+        if self._ahead is not None:
+            self._ahead.discard()
+            self._ahead = None
         self._fail(lambda: EngineFailed(f"the engine process was stopped; {AGAIN}"))
 
     async def _cease(self) -> None:
@@ -195,50 +208,41 @@ class EngineClient(Supervised, ChannelClient):
     def _fail(self, error: Callable[[], Exception]) -> None:
         self._in_flight.fail(error)
 
-    # -- replacement ------------------------------------------------------------------------------------
-
-    def successor(self, config: ServeConfig) -> EngineClient:
-        """A client with other settings that can take over when it is ready."""
-        other = EngineClient(config, self._spawn)
-        other.status = EngineStatus("unloaded", starts=self.status.starts)
-        other._costs, other._steps = self._costs, self._steps
-        return other
-
-    async def pause(self) -> None:
-        """End the engine process; running requests wait for the next one, with these or other settings."""
-        self._leave(changed=False)
-        self._set(EngineStatus("loading", STARTING, starts=self.status.starts))
+    async def reload(self, config: ServeConfig, reserved: Mapping[str, int] | None = None) -> Resumed:
+        """Stop the engine, start it with other settings, and resume what ran. If it does not get ready, the earlier
+        settings are in force again, and what was wrong is raised. The next process imports before the engine stops."""
+        if self.status.state == "unloaded":
+            self._config, self.footprint = config, None
+            return Resumed(0, 0.0)
+        with contextlib.suppress(OSError, TimeoutError):
+            self._ahead = self._spawn()
+            async with asyncio.timeout(IMPORT_SECONDS):
+                while not child.has_imported(self._ahead.process):
+                    await asyncio.sleep(0.01)
+        self._earlier, self._config, self._refused = self._config, config, None
+        if self.status.state == "ready":
+            self._lost_at = time.monotonic()
+        self._replaced = True
+        self._in_flight.move()
         await self._cease()
+        await self.start(reserved)
+        await self.until_ready(1 + MOST_STARTS)
+        if self._refused is not None:
+            raise self._refused
+        return Resumed(self.status.resumed, time.monotonic() - self._lost_at)
 
-    def show(self, status: EngineStatus) -> None:
-        """Show the status of the engine being loaded, if this client waits to be replaced by it."""
-        if self._replaced:
-            self._set(status)
+    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+        if self._earlier is None:  # else it had no request yet, and what runs goes back
+            super()._lose(number, reason, among)
 
-    def take_over(self, before: EngineClient, changed: bool | None) -> int:
-        """Take requests and supervision over from the client ``before``; this engine is ready.
-
-        changed: running requests continue here at once; true if this engine may write a different text. None: they
-        finish where they are. Returns how many requests continue.
-        """
-        self._over, before._over = before._over, self._over
-        if changed is None:
-            self._set(self.status)
-            return 0
-        self._replaced = before.status.state != "unloaded"
-        before._leave(changed)
-        self._in_flight, before._in_flight = before._in_flight, self._in_flight
-        self._requests, self._lost_at = self._in_flight, before._lost_at
-        self._in_flight.send = self._send
-        self._send(frames.Number(before._steps))
-        return self._go_on() if self.status.state == "ready" else len(self._in_flight)
-
-    def _leave(self, changed: bool) -> None:
-        """Send the engine nothing more: running requests wait for the next, which if ``changed`` may write a different
-        text."""
-        if not self._replaced:
-            self._replaced, self._lost_at = True, time.monotonic()
-        self._in_flight.move(changed)
+    def _goes_back(self, reason: str) -> bool:
+        """Whether the engine of a reload ended before it was ready: then the earlier settings are in force again."""
+        if self._earlier is None:
+            return False
+        self._refused = ForesayError(reason) if self._failure is None else self._failure.error
+        self._config, self._earlier = self._earlier, None
+        log.error("%s; the engine is started again with its earlier settings", reason)
+        return True
 
     # -- the process ---------------------------------------------------------------------------------------------
 
@@ -247,6 +251,8 @@ class EngineClient(Supervised, ChannelClient):
         while True:
             began, steps = time.monotonic(), self._steps
             reason, cause, among = await self._run_guarded()
+            if self._goes_back(reason):
+                continue
             self._lose(self.status.starts, reason, among)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
@@ -272,7 +278,8 @@ class EngineClient(Supervised, ChannelClient):
         """Run one engine process until it ends; its requests wait for the next."""
         self._failure = None
         self._set(EngineStatus("loading", STARTING, starts=self.status.starts + 1))
-        self._process = process = EngineProcess(self._spawn(), self._config, self._received)
+        spawned, self._ahead = self._ahead or self._spawn(), None
+        self._process = process = EngineProcess(spawned, self._config, self._received)
         try:
             self._channel = await process.open(self._reserved, self._steps, self._costs)
             hung = await process.until_over()
@@ -291,21 +298,19 @@ class EngineClient(Supervised, ChannelClient):
             case frames.Loading(phase, share):
                 self._set(EngineStatus("loading", phase, share, starts=self.status.starts))
             case frames.Ready(info, costs):
-                self._costs, self._was_ready = costs, True
+                self._costs, self._was_ready, self._earlier = costs, True, None
                 self.info, self.footprint = info, info.footprint
-                self._go_on()
+                self._go_on(info)
             case frames.Failed():
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
             case _:
                 super()._received(frame)
 
-    def _go_on(self) -> int:
-        """The engine is ready: resume the requests that wait for it. Returns how many."""
-        assert self.info is not None, "it is ready"
-        resumed = self._in_flight.ready(len(self.info.draft_shape))
+    def _go_on(self, info: EngineInfo) -> None:
+        """The engine is ready: resume the requests that wait for it."""
+        resumed = self._in_flight.ready(len(info.draft_shape), info.fingerprint)
         replaced, self._replaced = self._replaced, False
         cause: Cause | None = "replaced" if replaced else None
         self._set(EngineStatus("ready", starts=self.status.starts, cause=cause, resumed=resumed))
         if resumed or replaced:
             log.warning("engine replaced after %.1f s; %d streams go on", time.monotonic() - self._lost_at, resumed)
-        return resumed

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus, Sink, check_comes
 from foresay.server.host import frames
@@ -23,6 +23,13 @@ log = logging.getLogger("foresay.server")
 #: Called with the current phase and the share done (0 to 1, None if unknown).
 Progress = Callable[[str, float | None], None]
 T = TypeVar("T")
+
+
+class Resumed(NamedTuple):
+    """moved: requests that go on in the next engine. pause: seconds for which they had none."""
+
+    moved: int
+    pause: float
 
 
 class Observed:
@@ -154,27 +161,26 @@ class Supervised(Observed, ABC):
 class ChannelClient(Observed):
     """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
 
-    most_losses: how many engines may die while running a request. Requests that moved to another engine belong to it
-    and are ended there.
+    most_losses: how many engines may die while running a request.
     """
 
     status: EngineStatus
 
     def __init__(self, most_losses: int) -> None:
         Observed.__init__(self)
-        self._in_flight = self._requests = InFlights(self._send, most_losses)
+        self._in_flight = InFlights(self._send, most_losses)
         self._channel: Channel | None = None
         self._steps = 0  # number of the latest step
 
     def add(self, request: Request, sink: Sink) -> None:
         check_comes(self.status)
-        self._requests.add(request, sink)
+        self._in_flight.add(request, sink)
 
     def cancel(self, id: str) -> None:
-        self._requests.cancel(id)
+        self._in_flight.cancel(id)
 
     def finish(self, id: str, at_token: int) -> None:
-        self._requests.finish(id, at_token)
+        self._in_flight.finish(id, at_token)
 
     def keep_warm(self, tokens: list[int], salt: str) -> None:
         if self.status.state == "ready":

@@ -2,7 +2,7 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, Number, KeepWarm, Ping, Stop
+    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Ping, Stop
     engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Pong
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
@@ -56,12 +56,6 @@ class Finish(msgspec.Struct, tag="finish"):
 
     id: str
     at_token: int
-
-
-class Number(msgspec.Struct, tag="number"):
-    """Steps taken by previous engines while this one loaded."""
-
-    steps: int
 
 
 class KeepWarm(msgspec.Struct, tag="keep_warm"):
@@ -137,7 +131,7 @@ class Pong(msgspec.Struct, tag="pong"):
     """The engine's loop is running."""
 
 
-UpFrame = Start | Add | Cancel | Finish | Number | KeepWarm | Ping | Stop
+UpFrame = Start | Add | Cancel | Finish | KeepWarm | Ping | Stop
 DownFrame = Loading | Ready | Failed | Deltas | Rejected | Pong
 
 _encoder = msgspec.msgpack.Encoder()

@@ -94,8 +94,6 @@ class Loop:
                     self._engine.cancel(id)
             case frames.Finish(id, at_token):
                 self._engine.finish(id, at_token)
-            case frames.Number(steps):
-                self._engine.steps = steps
             case frames.KeepWarm(tokens, salt):
                 self._engine.keep_warm(tokens, salt)
             case frames.Ping():

@@ -1,10 +1,9 @@
 """The engine process: reads frames between steps, steps, sends what the step emitted.
 
-Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER CONTROL FD``: the
-server's process id, and descriptors. Over CONTROL it offers a spare, unless it is -1
-(:mod:`foresay.server.host.child`). It imports the engine's modules before the first frame says which engine to build.
-It ends on a Stop frame, when the server dies, when the other end of its socket closes, or when a step raises (the
-server then starts a new one).
+Started by :mod:`foresay.server.host.child` as ``python -P -m foresay.server.host.process SERVER FD``: the server's
+process id, and a descriptor. It imports the engine's modules before the first frame says which engine to build. It ends
+on a Stop frame, when the server dies, when the other end of its socket closes, or when a step raises (the server then
+starts a new one).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import socket
 import sys
 
-from foresay.server.host.child import ENGINE, PR_SET_NAME, die_with, leave_spare, prctl
+from foresay.server.host.child import ENGINE, PR_SET_NAME, die_with, prctl
 from foresay.server.host.frames import GONE, Link
 from foresay.server.host.imports import uncollected
 
@@ -31,16 +30,14 @@ def _import() -> None:
     gc.freeze()
 
 
-def main(server: int, control: int, descriptor: int) -> int:
+def main(server: int, descriptor: int) -> int:
     """Run until the server stops it; returns the exit status, 0 for an orderly end."""
     if not die_with(server):
         return 0
     # A service manager's SIGTERM reaches every process; the server drains first and then ends this one.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    prctl(PR_SET_NAME, ENGINE)
     _import()
-    if control >= 0:
-        descriptor = leave_spare(socket.socket(fileno=control), server, descriptor)
+    prctl(PR_SET_NAME, ENGINE)
     from foresay.server.host.loop import serve
 
     with socket.socket(fileno=descriptor) as connection, contextlib.closing(Link(connection)) as link:

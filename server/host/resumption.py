@@ -46,8 +46,7 @@ class InFlight:
 
     deltas: deltas from its current engine. losses: engine processes that ended while it ran or waited. ran: it was
     in one of them. alone: how many in a row ended while it alone was unproven. ends_at: its text ends with this output
-    token. changed: the next engine may write a different text. text: see ``Address.text``, of its current or last
-    engine.
+    token. fingerprint: of the engine that it was last sent to.
     """
 
     request: Request
@@ -62,8 +61,7 @@ class InFlight:
     ran: bool = False
     alone: int = 0
     ends_at: int | None = None
-    changed: bool = False
-    text: str = ""
+    fingerprint: str = ""
 
     def take(self, delta: Delta) -> None:
         """Record a step's delta."""
@@ -81,15 +79,15 @@ class InFlight:
             trace.forced += origin.forced
             trace.charge(origin.seconds)
 
-    def sent(self) -> Request:
-        """The request to send to an engine now."""
+    def sent(self, fingerprint: str) -> Request:
+        """The request to send now to the engine of this fingerprint; one of another may write a different text."""
         self.state, self.deltas = "unproven", 0
+        before, self.fingerprint = self.fingerprint, fingerprint
         if not self.ran:
             return self.request
         self.trace.resumed.append(len(self.tokens))
-        if self.changed:
+        if before != fingerprint:
             self.trace.changed.append(len(self.tokens))
-            self.changed = False
         params = replace(self.request.params, seed=self.seed) if self.tokens else self.request.params
         progress = Progress(committed=list(self.tokens), trace=self.trace, cached_tokens=self.cached_tokens)
         return replace(self.request, params=params, progress=progress)
@@ -121,16 +119,17 @@ class InFlights:
         self._all: dict[str, InFlight] = {}
         self._waiting: deque[InFlight] = deque()
         self._probed: InFlight | None = None  # resumed in this engine, and unproven
-        self._ready, self._levels = False, 0
+        self._ready, self._levels, self._fingerprint = False, 0, ""
         self._queued = False  # the unproven request may only be waiting for a slot, judging by the last step
         self._unproven: list[InFlight] = []  # when the last engine ended
         self._ended = 0  # number of the engine process that ended last
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
-    def ready(self, levels: int) -> int:
+    def ready(self, levels: int, fingerprint: str) -> int:
         """An engine takes requests. levels: greatest draft depth. Returns how many are resumed in it."""
-        self._ready, self._levels, self._queued = True, levels, False
+        self._ready, self._queued = True, False
+        self._levels, self._fingerprint = levels, fingerprint
         count = len(self._waiting)
         self._go_on()
         return count
@@ -184,9 +183,8 @@ class InFlights:
         flight.state, flight.deltas = "waiting", 0
         self._waiting.append(flight)
 
-    def move(self, changed: bool) -> int:
-        """Stop using the engine, though it lives: all requests wait for the next; returns how many. changed: that one
-        may write a different text."""
+    def move(self) -> None:
+        """Stop using the engine, though it lives: all requests wait for the next."""
         self._ready, self._probed = False, None
         self._waiting.clear()
         for flight in list(self._all.values()):
@@ -196,9 +194,7 @@ class InFlights:
                 del self._all[flight.request.id]
                 _fail(flight, EngineFailed(f"the engine was replaced; {AGAIN}"))
             else:
-                flight.changed = flight.changed or changed
                 self._wait(flight)
-        return len(self._waiting)
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """There will be no engine: end all requests."""
@@ -213,7 +209,7 @@ class InFlights:
             flight = self._waiting.popleft()
             if flight.losses:
                 self._probed = flight
-            self.send(frames.Add(flight.sent()))
+            self.send(frames.Add(flight.sent(self._fingerprint)))
 
     def _why_not(self, flight: InFlight, reason: str) -> ApiError | None:
         """Why a request does not continue in the next engine; None if it does."""
@@ -241,10 +237,8 @@ class InFlights:
         """Add a request, after those being resumed."""
         self.take_over(InFlight(request, sink))
 
-    def take_over(self, flight: InFlight, text: str = "") -> None:
-        """Add a request that may have run elsewhere, after those being resumed. text: the engine's ``Address.text``."""
-        flight.changed = flight.changed or (flight.ran and bool(flight.text) and flight.text != text)
-        flight.text = text
+    def take_over(self, flight: InFlight) -> None:
+        """Add a request that may have run elsewhere, after those being resumed."""
         self._all[flight.request.id] = flight
         self._waiting.append(flight)
         self._go_on()

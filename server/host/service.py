@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from copy import copy
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
 from foresay.server.gateway.caller import CONTEXT, Pace
 from foresay.server.host.imports import import_tokenizers
+from foresay.server.host.models.resident import Lease
 from foresay.server.observe.selfcheck import SelfCheck
 from foresay.server.observe.telemetry.counts import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -73,8 +75,8 @@ INLINE_CHARACTERS = 2000
 
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer reports about its origin. id: of the request, without prefix. exact: as in
-    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: default for requests. warnings: about the model's
-    name and fields that the API does not have.
+    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: default for requests. waited: seconds for the
+    model. warnings: about the model's name and fields that the API does not have.
     """
 
     id: str
@@ -82,6 +84,7 @@ class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     exact: bool
     metrics_level: MetricsLevel = "summary"
+    waited: float = 0.0
     warnings: tuple[Warned, ...] = ()
 
 
@@ -108,7 +111,7 @@ class Text(msgspec.Struct, frozen=True):
 class Service:
     """What routes use of one model: its settings and names, its engine, and its text (None until the tokenizer is
     loaded).
-    server: what it shares with the other models."""
+    server: what it shares with the other models. lease: of the request that this is a view for (:meth:`leased`)."""
 
     #: Seconds between keep-alive comments in an idle stream, and tokens buffered for a slow reader.
     ping_seconds, most_pending_tokens = 15.0, MOST_PENDING_TOKENS
@@ -125,6 +128,7 @@ class Service:
         self.config, self.names = config, names
         self.text = text
         self.server = server or ServerState()
+        self.lease = Lease()
         self.warned = WarningLog()
         self.pace = Pace()
         self.last_prompts = LastPrompts()
@@ -135,13 +139,12 @@ class Service:
         counts = self.telemetry.self_check
         self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
 
-    def go_on(self, engine: ServedEngine, config: ServeConfig, text: Text | None, same_texts: bool) -> None:
-        """Route requests to this engine from now on. same_texts: it writes the same texts as its predecessor. For
-        another model, this service is a copy: holders of the previous service keep its engine and text to the end, and
-        requests of both are limited and counted as one model's."""
-        self.engine, self.config, self.text = engine, config, text
-        self.telemetry.follow(engine, same_texts)
-        self.self_check.follow(engine, lambda: self.refusal() is None, same_texts)
+    def leased(self, lease: Lease) -> Service:
+        """A view for the request that holds this lease; a reload meanwhile changes neither its settings nor its
+        text."""
+        view = copy(self)
+        view.lease = lease
+        return view
 
     @property
     def largest_body(self) -> int:
@@ -194,6 +197,7 @@ class Service:
             model=name,
             fingerprint=self.fingerprint,
             exact=info.exact,
+            waited=self.lease.waited,
             warnings=tuple(warnings),
         )
 
@@ -208,9 +212,9 @@ class Service:
         about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
         self._check_queue(count)
         with self.telemetry.watching(requests, keeps_text, about) as all_stats:
-            meter, release = CONTEXT.get().meter, CONTEXT.get().release
+            meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
-            generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, release)
+            generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)
             watching = self.self_check.watching(choices, keeps_text)
             with self._present(generation, count), watching, self._deadlines(generation):
                 async with generation:
@@ -252,7 +256,7 @@ class Service:
     def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
         first, whole = self.config.first_token_timeout, self.config.request_timeout
         if first is not None:
-            first = max(0.0, first - CONTEXT.get().waited)
+            first = max(0.0, first - self.lease.waited)
         return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
 
     async def drain(self, seconds: float) -> None:

@@ -35,21 +35,22 @@ from foresay.spec.request import Delta, EngineInfo, Request
 class RecordedAnswer(msgspec.Struct, frozen=True):
     """request: with the seed that was used. tokens: the output, as far as it is in the text.
 
-    request_id: the ``X-Request-Id`` of its HTTP request; empty if it had none. tries: re-runs that were started and
-    interrupted.
+    request_id: the ``X-Request-Id`` of its HTTP request; empty if it had none. fingerprint: of the engine that wrote
+    it. tries: re-runs that were started and interrupted.
     """
 
     request: Request
     tokens: list[int]
     request_id: str = ""
+    fingerprint: str = ""
     tries: int = 0
 
     @classmethod
-    def of(cls, choice: Choice) -> RecordedAnswer:
+    def of(cls, choice: Choice, fingerprint: str) -> RecordedAnswer:
         """The answer of a finished choice."""
         params = msgspec.structs.replace(choice.request.params, seed=choice.seed)
         request = msgspec.structs.replace(choice.request, params=params)
-        return cls(request, choice.tokens, CONTEXT.get().id)
+        return cls(request, choice.tokens, CONTEXT.get().id, fingerprint)
 
     def plainly(self, id: str) -> Request:
         """The request, with id ``id``, that generates these tokens again: one per step, without cached KV.
@@ -174,12 +175,6 @@ class Backlog:
         answer: RecordedAnswer = msgspec.msgpack.decode(self._popped(), type=RecordedAnswer)
         return answer
 
-    def clear(self) -> None:
-        """Drop all answers."""
-        while self._packed:
-            self._popped()
-            self.dropped += 1
-
     def _popped(self) -> bytes:
         packed = self._packed.popleft()
         self._bytes -= len(packed)
@@ -214,7 +209,6 @@ class SelfCheck:
         self._idle, self._taking = idle, taking
         self._rerun: Rerun | None = None
         self._requests, self._numbers = 0, count()
-        self._follows = 0  # how often another model has replaced it
         counts.share = share
 
     @contextmanager
@@ -223,25 +217,16 @@ class SelfCheck:
         picked once they are finished. keeps: whether their text may be kept."""
         self._requests += 1
         self._end_rerun("interrupted")
-        follows = self._follows
+        fingerprint = self._fingerprint
         try:
             yield
         finally:
             for choice in choices if keeps else ():
                 if choice.finished and choice.tokens and self._picks(choice.request):
-                    self._keep(follows, RecordedAnswer.of(choice))
+                    self._keep(RecordedAnswer.of(choice, fingerprint))
 
     def _picks(self, request: Request) -> bool:
         return self._share > 0 and request.forced is None and self._chance() < self._share
-
-    def follow(self, engine: ServedEngine, taking: Callable[[], bool], same_texts: bool = False) -> None:
-        """Use another engine from now on. Unless it writes the same texts, earlier answers can no longer be checked."""
-        self._end_rerun("lost")
-        self._engine, self._taking = engine, taking
-        if not same_texts:
-            self.backlog.clear()
-            self._follows += 1
-        self._report()
 
     # -- checking ------------------------------------------------------------------------------------------------
 
@@ -277,7 +262,11 @@ class SelfCheck:
 
     async def _check(self, answer: RecordedAnswer) -> None:
         """Re-run one answer, and count the outcome."""
-        engine, follows, rerun = self._engine, self._follows, Rerun(answer, f"self-check-{next(self._numbers)}")
+        if answer.fingerprint != self._fingerprint:  # other weights have been loaded
+            self._counts.skipped += 1
+            self._report()
+            return
+        engine, rerun = self._engine, Rerun(answer, f"self-check-{next(self._numbers)}")
         try:
             engine.add(rerun.request, rerun)
         except Unavailable:
@@ -293,7 +282,7 @@ class SelfCheck:
         if outcome == "compared":
             self._compared(rerun)
         elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
-            self._keep(follows, msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
+            self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
         else:  # too long for the idle times; or it may have killed the engine: do not retry
             self._counts.skipped += 1
         self._report()
@@ -310,8 +299,14 @@ class SelfCheck:
             self._engine.cancel(self._rerun.request.id)
             self._rerun.end(outcome)
 
-    def _keep(self, follows: int, answer: RecordedAnswer) -> None:
-        if follows == self._follows:
+    @property
+    def _fingerprint(self) -> str:
+        """Of the engine now."""
+        return "" if self._engine.info is None else self._engine.info.fingerprint
+
+    def _keep(self, answer: RecordedAnswer) -> None:
+        """Keep an answer for later, unless the engine writes other texts by now."""
+        if answer.fingerprint == self._fingerprint:
             self.backlog.put(answer)
             self._report()
 

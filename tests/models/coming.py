@@ -7,8 +7,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from foresay.server.host.client_base import Resumed
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, Resident
+from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 
@@ -53,9 +54,6 @@ class Comer(Resident):
         self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
         self.happened.append(f"+{self.name}")
 
-    async def pause(self) -> None:
-        await self.unload()
-
     async def unload(self) -> None:
         await asyncio.sleep(self.seconds)
         if self.there:
@@ -72,9 +70,10 @@ class World:
         self.happened: list[str] = []
         self.loaded: dict[str, int] = {}
         for comer in comers:
-            self._know(comer)
+            comer.happened, comer.loaded = self.happened, self.loaded
             comer.enter(keep, "out")
-        self.residents: dict[str, Resident] = {comer.name: comer for comer in comers}
+        self.comers = {comer.name: comer for comer in comers}
+        self.residents: dict[str, Resident] = {**self.comers}
         self.residency = Residency(list(self.residents.values()), most, lambda: self.now)
         self._numbers = itertools.count()
 
@@ -92,7 +91,7 @@ class World:
     async def leased(self, name: str, keep: Keep = "usual", patience: Heartbeat | None = None) -> AsyncIterator[None]:
         resident = self.residents[name]
         with await self.residency.lease(resident, patience or Heartbeat(), keep):
-            assert resident.latest.state in ("in", "leaving")
+            assert resident.state in ("in", "leaving")
             yield
 
     async def ask(self, name: str, seconds: float = 0.0, keep: Keep = "usual") -> str:
@@ -101,19 +100,28 @@ class World:
             await asyncio.sleep(seconds)
         return name
 
-    def _know(self, comer: Comer) -> None:
-        comer.happened, comer.loaded = self.happened, self.loaded
+    async def reload(self, name: str, comer: Comer, moves: bool = True) -> None:
+        """The model becomes what ``comer`` says; the one before comes again if that does not load."""
+        resident = self.comers[name]
 
-    async def renew(self, name: str, comer: Comer, beside: bool = True, moves: bool = False) -> None:
-        """Another gets the requests for what is called so."""
-        self._know(comer)
+        async def swap(beside: dict[str, int]) -> Resumed:
+            was_there, before = resident.there, (resident.size, resident.wrong)
+            await resident.unload()
+            resident.size, resident.wrong = comer.size, comer.wrong
+            try:
+                if not was_there:
+                    return Resumed(0, 0.0)
+                await resident.load(beside)
+            except ForesayError as error:
+                resident.size, resident.wrong = before
+                try:
+                    await resident.load(beside)
+                except ForesayError:
+                    raise NotRestored(str(error)) from None
+                raise error from None
+            return Resumed(resident.leases, 1.0)
 
-        def follow(one: Resident, next: Resident) -> None:
-            assert self.residents[name] is one
-            self.residents[name] = next
-            self.happened.append(f"{one.name} > {next.name}")
-
-        await self.residency.renew(self.residents[name], comer, beside, follow, moves)
+        await self.residency.reload(resident, swap, moves)
 
     def pass_by(self, seconds: float) -> None:
         """Time goes by, and somebody looks."""

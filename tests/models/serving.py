@@ -31,7 +31,7 @@ class ComingModel(Staying):
     def __init__(self, name: str, tokenizer: Tokenizer, server: ServerState, text: str, **options: Any) -> None:
         self.engine = ScriptedEngine([*tokenizer.encode(text, False), END])
         self.engine.status, self.engine.info = EngineStatus("unloaded"), None
-        self._text = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
+        self._read = Text(tokenizer, SamplingDefaults(), ChatFormat.of(tokenizer))
         settings = {"model": name, "target": f"/models/{name}", **options}
         super().__init__(service_of(self.engine, server=server, **settings))
         self.footprint: Footprint | None = None
@@ -43,7 +43,7 @@ class ComingModel(Staying):
         await self.peek()
 
     async def peek(self) -> None:
-        self.service.text = self._text
+        self.service.text = self._read
 
     async def load(self, beside: dict[str, int]) -> None:
         self.engine.status = EngineStatus("loading", "loading the target")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 
 import pytest
 
-from foresay.server.host.models.resident import Heartbeat
+from foresay.server.host.models.resident import Heartbeat, NotRestored
 from foresay.server.schemas.errors import LoadFailed, Unavailable
 from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
@@ -358,94 +357,72 @@ async def test_each_refusal_is_an_error_of_its_own():
     assert len({id(one) for one in refusals}) == 12
 
 
-async def test_a_successor_is_loaded_alongside_and_gets_the_requests():
+# -- other settings --------------------------------------------------------------------------------------------------
+
+
+async def test_what_runs_goes_on_in_the_next_engine_and_what_comes_waits_for_it():
     world = World([Comer("a", 40)])
     async with world.running(), world.leased("a"):
-        async with world.leased("a"):
-            await world.renew("a", Comer("b", 40))
-            assert world.happened == ["+a", "+b", "a > b"]
-            await asyncio.wait_for(world.ask("a"), 60)
-            await world.renew("a", Comer("c", 20))
-            await world.settle()
-            assert world.happened[3:] == ["+c", "b > c", "-b"], "nobody uses that"
+        world.comers["a"].seconds = 0.01
+        reloading = asyncio.create_task(world.reload("a", Comer("a", 80)))
+        await world.settle(lambda: world.residents["a"].state == "coming")
+        late = asyncio.create_task(world.ask("a"))
         await world.settle()
-        assert "-a" not in world.happened, "somebody uses it yet"
-    async with world.running():
-        await world.settle()
-        assert world.happened[6:] == ["-a"] and [one.name for one in world.residency.residents] == ["c"]
-        await world.ask("a")
+        assert not late.done() and world.residents["a"].leases == 1
+        await reloading
+        assert await late == "a" and world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 80}
+        assert world.residents["a"].leases == 1
 
 
-async def test_without_room_for_both_it_comes_once_nobody_uses_any_before():
+async def test_another_model_comes_once_nobody_uses_the_one_before():
     world = World([Comer("a", 40)])
     async with world.running():
-        async with contextlib.AsyncExitStack() as second:
-            async with world.leased("a"):
-                await world.renew("a", Comer("b", 40))
-                await second.enter_async_context(world.leased("a"))
-                third = asyncio.create_task(world.renew("a", Comer("c", 30)))
-                await world.settle()
-                assert await asyncio.wait_for(world.ask("a"), 60), "it waits for the first alone"
+        async with world.leased("a"):
+            reloading = asyncio.create_task(world.reload("a", Comer("a", 60), moves=False))
             await world.settle()
             late = [asyncio.create_task(world.ask("a")) for _ in range(3)]
             await world.settle()
             late[0].cancel()
-            assert world.happened == ["+a", "+b", "a > b", "-a"] and not third.done()
-        await asyncio.wait_for(third, 60)
-        await asyncio.wait_for(asyncio.wait(late), 60)
-        assert [one.cancelled() for one in late] == [True, False, False]
-    assert world.happened[4:] == ["-b", "b > c", "+c"]
-    assert [(one.name, one.leases) for one in world.residency.residents] == [("c", 0)]
+            assert world.happened == ["+a"] and not any(one.done() for one in late[1:])
+        await reloading
+        await asyncio.wait(late)
+    assert [one.cancelled() for one in late] == [True, False, False]
+    assert world.happened == ["+a", "-a", "+a"] and world.residents["a"].leases == 0
 
 
-@pytest.mark.parametrize(("size", "happened"), [(40, ["+b", "a > b", "-a"]), (80, ["-a", "+b", "a > b"])])
-@pytest.mark.parametrize("most", [None, 1])
-async def test_what_runs_moves_to_another_of_the_same_and_is_used_there(most, size, happened):
-    world = World([Comer("a", 40)], most)
-    async with world.running():
-        async with world.leased("a"):
-            await world.renew("a", Comer("b", size), moves=True)
-            await world.settle()
-            assert world.happened == ["+a", *happened], "nobody was waited for"
-            world.residency.forget(world.residents["a"])
-            await world.settle()
-            assert world.residents["a"].leases == 1 and world.happened[-1] != "-b"
-        await world.settle()
-        assert world.happened[-1] == "-b"
-        await world.renew("a", Comer("c", size), moves=True)
-        assert world.happened[-1] == "b > c", "what is out is loaded when it is asked for"
-        await world.ask("a")
-    assert world.happened[-1] == "+c" and [one.name for one in world.residency.residents] == ["c"]
-
-
-@pytest.mark.parametrize("beside", [True, False])
-async def test_one_of_the_same_that_does_not_load_changes_nothing(beside):
-    world, other = World([Comer("a", 40)]), Comer("b", 40)
-    other.wrong = ConfigurationError("its files are broken")
-    async with world.running(), world.leased("a"):
-        with pytest.raises(ConfigurationError, match="broken"):
-            await world.renew("a", other, beside, moves=True)
-        await asyncio.wait_for(world.ask("a"), 60)
-        assert world.residents["a"].leases == 1
-    assert world.happened == (["+a"] if beside else ["+a", "-a", "+a"])
-    assert [one.name for one in world.residency.residents] == ["a"]
-
-
-@pytest.mark.parametrize("beside", [True, False])
-async def test_one_that_does_not_load_changes_nothing(beside):
+async def test_one_that_is_out_is_loaded_with_its_other_settings_on_request():
     world = World([Comer("a", 40)])
-    other = Comer("b", 40)
+    async with world.running():
+        await world.reload("a", Comer("a", 70))
+        assert world.happened == []
+        await world.ask("a")
+    assert world.happened == ["+a"] and world.loaded == {"cpu": 70}
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_settings_that_do_not_load_change_nothing(moves):
+    world, other = World([Comer("a", 40)]), Comer("a", 60)
     other.wrong = ConfigurationError("its files are broken")
     async with world.running():
         await world.ask("a")
-        async with world.leased("a"):
-            changing = asyncio.create_task(world.renew("a", other, beside))
-            await world.settle()
-            late = asyncio.create_task(world.ask("a"))
-            await world.settle()
-            assert late.done() is beside
         with pytest.raises(ConfigurationError, match="broken"):
-            await changing
-        assert await late == await world.ask("a")
-    assert world.happened == (["+a"] if beside else ["+a", "-a", "a > b", "b > a", "+a"])
-    assert [one.name for one in world.residency.residents] == ["a"]
+            await world.reload("a", other, moves)
+        await world.ask("a")
+    assert world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 40}
+
+
+async def test_where_nothing_loads_any_more_the_next_request_tries_again():
+    world, other = World([Comer("a", 40)]), Comer("a", 60)
+    other.wrong = ConfigurationError("its files are broken")
+    async with world.running():
+        await world.ask("a")
+        comer = world.comers["a"]
+        comer.wrong = ConfigurationError("so are these")
+        with pytest.raises(NotRestored, match="its files are broken"):
+            await world.reload("a", other)
+        assert comer.state == "out"
+        with pytest.raises(LoadFailed, match="so are these"):
+            await world.ask("a")
+        comer.wrong, world.now = None, comer.refused_until
+        await world.ask("a")
+    assert world.happened == ["+a", "-a", "+a"]

@@ -11,7 +11,6 @@ from typing import Self
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import generate
-from foresay.server.host.child import Spares
 from foresay.server.host.client_base import Progress
 from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.host.replicas.hosted import Address, Hosted
@@ -30,11 +29,9 @@ ASKED = [
 
 
 class Local:
-    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of replicas that a test starts and ends. spares: start
-    them."""
+    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of replicas that a test starts and ends."""
 
-    def __init__(self, spares: Spares) -> None:
-        self._spares = spares
+    def __init__(self) -> None:
         self.hosted: dict[str, Hosted] = {}
         self.coming: dict[str, Hosted] = {}
         self.wrong: dict[str, Address] = {}  # listed with them
@@ -47,9 +44,8 @@ class Local:
 
     async def start(self, *names: str, config: ServeConfig = CONFIG, deployed: int = 1) -> None:
         """More replicas, once they are ready; those of other settings come when they are deployed."""
-        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed, spawn=self._spares) for name in names}
-        for hosted in made.values():  # one after the other: each from the spare that the last one left
-            await asyncio.wait_for(hosted.open(), SECONDS)
+        made = {name: Hosted(config, name, "127.0.0.1", os.urandom(32), deployed) for name in names}
+        await asyncio.wait_for(asyncio.gather(*[hosted.open() for hosted in made.values()]), SECONDS)
         (self.hosted if config is CONFIG else self.coming).update(made)
 
     async def open(self, config: ServeConfig, tell: Progress) -> None:
@@ -59,7 +55,7 @@ class Local:
         """As they are now."""
         return [*(one.address for one in self.hosted.values()), *self.wrong.values()]
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+    async def deploy(self, config: ServeConfig) -> int:
         """Those that were started for it come, one by one."""
         for old, new in zip(list(self.hosted), list(self.coming), strict=True):
             self.hosted[new] = self.coming.pop(new)

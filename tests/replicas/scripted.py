@@ -75,13 +75,13 @@ class Scripted:
             listener, secret = socket.create_server(("127.0.0.1", 0)), os.urandom(32)
             listener.setblocking(False)
             port = listener.getsockname()[1]
-            self._addresses.append(Address(name, "127.0.0.1", port, secret, 1, "scripted"))
+            self._addresses.append(Address(name, "127.0.0.1", port, secret, 1))
             self._tasks.append(asyncio.create_task(admit(listener, secret, lambda: Door(self._engine))))
 
     async def addresses(self) -> list[Address]:
         return self._addresses
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+    async def deploy(self, config: ServeConfig) -> int:
         raise NotImplementedError
 
     async def close(self) -> None:

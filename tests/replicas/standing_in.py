@@ -25,9 +25,9 @@ class Cluster:
 
     async def addresses(self) -> list[Address]:
         self._asked.set()
-        return [Address(self._file.read_text(), "host", os.getpid(), b"secret", 1, ",".join(os.environ))]
+        return [Address(self._file.read_text(), ",".join(os.environ), os.getpid(), b"secret", 1)]
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+    async def deploy(self, config: ServeConfig) -> int:
         if config.draft == "none":
             raise ValueError("a bug")
         self._asked.clear()

@@ -32,17 +32,17 @@ async def cluster(place: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def test_it_takes_several_calls_at_once(cluster):
-    deploying = asyncio.create_task(cluster.deploy(ServeConfig(), weights=False))
+    deploying = asyncio.create_task(cluster.deploy(ServeConfig()))
     while not deploying.done():
         [address] = await cluster.addresses()
     assert address.port == cluster.process.pid
-    assert "FORESAY_API_KEY" not in address.text.split(",")
+    assert "FORESAY_API_KEY" not in address.host.split(",")
     assert await deploying == 2
 
 
 async def test_what_it_cannot_do_is_raised(cluster, place):
     with pytest.raises(ForesayError, match="ValueError: a bug"):
-        await cluster.deploy(ServeConfig(draft="none"), weights=False)
+        await cluster.deploy(ServeConfig(draft="none"))
 
 
 async def test_what_keeps_it_from_being_opened_is_raised(tmp_path):
@@ -60,7 +60,7 @@ async def test_it_comes_back_when_ray_does_and_those_known_stay_until_then(clust
         assert await cluster.addresses() == before
         await asyncio.sleep(0.1)
     with pytest.raises(ForesayError):
-        await cluster.deploy(ServeConfig(), weights=False)
+        await cluster.deploy(ServeConfig())
     place.with_suffix(".gone").rename(place)
     async with asyncio.timeout(SECONDS):
         while (await cluster.addresses())[0].name != "oo":

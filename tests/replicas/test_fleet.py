@@ -17,7 +17,7 @@ from foresay.server.host.replicas.fleet import Fleet
 from foresay.server.schemas.errors import KillsEngine
 from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
-from tests.server.patched import PACED, existing, patched_engines
+from tests.server.patched import PACED, existing, patch_engines
 from tests.server.test_live_resumption import dying_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -32,8 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(folder: Path) -> AsyncIterator[Local]:
     """Two replicas, of which there are two again at the end of each test."""
-    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
-        async with Local(spares) as cluster:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch_engines(PACED, folder, monkeypatch)
+        async with Local() as cluster:
             await cluster.start("a", "b")
             yield cluster
 
@@ -139,12 +140,12 @@ async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, f
         with pytest.raises(KillsEngine, match="twice"):
             await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
 
-    with dying_engines(dies, tmp_path, monkeypatch) as spares:
-        async with Local(spares) as cluster:
-            await cluster.start("a", "b")
-            async with asking(cluster) as fleet:
-                texts, _ = await disturbed(fleet, folder, ask)
-            assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
+    dying_engines(dies, tmp_path, monkeypatch)
+    async with Local() as cluster:
+        await cluster.start("a", "b")
+        async with asking(cluster) as fleet:
+            texts, _ = await disturbed(fleet, folder, ask)
+        assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
     assert texts == expected
 
 
@@ -192,7 +193,7 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
     async with asking(cluster) as fleet:
 
         async def update() -> None:
-            await fleet.replace(drafted, lambda phase, share: None, changed=False)
+            await fleet.replace(drafted, lambda phase, share: None)
 
         texts, resumed = await disturbed(fleet, folder, update)
         assert fleet.info is not None and fleet.info.drafter.startswith("draft_model")

@@ -14,7 +14,6 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from foresay.server.api.responses.store import Responses
-from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
@@ -33,10 +32,10 @@ CODES = {None, 1002, 1003, 1007, 1009}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def real(checking_spares: Spares) -> AsyncIterator[tuple[Service, EngineClient, int]]:
+async def real(checking_engines: None) -> AsyncIterator[tuple[Service, EngineClient, int]]:
     """A server around the real engine with the bundled pair: its service, its engine, its port."""
     config = ServeConfig(max_seqs=4)
-    engine = EngineClient(config, checking_spares)
+    engine = EngineClient(config)
     await engine.start()
     await engine.until_ready()
     service = service_of(engine, Text.load(config), model="bundled")

@@ -18,7 +18,6 @@ from typing import Self
 import aiohttp
 import openai
 
-from foresay.server.host.child import SPARE
 from foresay.server.host.client import EngineClient
 
 START_SECONDS = 600.0
@@ -85,8 +84,8 @@ class LiveServer:
         return found
 
     def engine_processes(self) -> list[int]:
-        """Ids of the processes it has started, without the spare that waits to be the next."""
-        return [child for child, name in self.processes().items() if name != SPARE.decode()]
+        """Ids of the processes it has started."""
+        return list(self.processes())
 
     def resident_bytes(self) -> int:
         """Memory of the server and of the processes it has started."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from foresay.server.host.child import Spares
-
 #: Whenever nothing runs, the engine proves its page ledger; if it does not add up, the process ends.
 CHECKING = """
 import sys
@@ -62,10 +60,9 @@ def patched_path(code: str, folder: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
-def patched_engines(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Spares:
-    """What starts engine processes that run ``code`` first."""
+def patch_engines(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engine processes run ``code`` first."""
     monkeypatch.setenv("PYTHONPATH", patched_path(code, folder))
-    return Spares()
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.host import frames, local
-from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import BUNDLED
@@ -194,13 +193,13 @@ def test_a_second_engine_in_a_script_or_command_neither_probes_nor_measures(
 
 
 @pytest.mark.slow
-async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path: Path, spares: Spares) -> None:
+async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path: Path) -> None:
     for name in ("target", "draft"):
         shutil.copytree(BUNDLED / name, tmp_path / name)
     config = ServeConfig(
         target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), max_seqs=1, max_model_len=512, threads=1
     )
-    engine, seen = EngineClient(config, spares), list[EngineStatus]()
+    engine, seen = EngineClient(config), list[EngineStatus]()
     engine._costs, measuring = Costs(), asyncio.Event()
 
     def see(status: EngineStatus) -> None:
@@ -221,12 +220,7 @@ async def test_the_engine_after_one_that_died_measures_only_what_is_new(tmp_path
             assert not await measured(engine, seen, kill=False) and engine._costs == costs
             os.utime(tmp_path / "draft" / "model.safetensors")
             assert await measured(engine, seen) and await written(engine) == right
-            before, engine = engine, engine.successor(replace(config, draft="none"))
-            engine.observe_status = [seen.append]
-            await engine.start()
-            await engine.until_ready()
-            engine.take_over(before, changed=False)
-            await before.stop()
+            await engine.reload(replace(config, draft="none"))
             assert engine._costs.steps != costs.steps and not engine._costs.drafts
             assert await written(engine) == right and not await measured(engine, seen)
     finally:

@@ -16,12 +16,10 @@ from foresay.server.cli import serving
 from foresay.server.cli.main import main
 from foresay.server.engine.generation import EngineStatus, Mailbox, generate
 from foresay.server.host import child
-from foresay.server.host.child import Spawned
 from foresay.server.host.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import send_signal
@@ -33,11 +31,9 @@ QUICK: dict[str, Any] = {"draft": "none", "max_model_len": 256, "max_seqs": 1}
 
 
 @asynccontextmanager
-async def started(
-    spawn: Callable[[], Spawned] = child.spawn, **settings: Any
-) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
+async def started(**settings: Any) -> AsyncIterator[tuple[EngineClient, list[EngineStatus]]]:
     """An engine client that has been started, and every status it has had."""
-    engine, seen = EngineClient(ServeConfig(**QUICK | settings), spawn), []
+    engine, seen = EngineClient(ServeConfig(**QUICK | settings)), []
     engine.observe_status = [seen.append]
     await engine.start()
     try:
@@ -99,28 +95,6 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
     assert "the engine is no longer supervised" in caplog.text
 
 
-async def test_a_server_waits_for_the_end_of_what_followed_the_engine_it_began_with(monkeypatch):
-    lost: dict[EngineClient, asyncio.Event] = {}
-
-    async def broken(self: EngineClient) -> None:
-        await lost[self].wait()
-        raise KeyError("lost")
-
-    monkeypatch.setattr(EngineClient, "_supervise", broken)
-    async with started() as (before, _), started() as (after, seen):
-        lost.update({before: asyncio.Event(), after: asyncio.Event()})
-        waiting = asyncio.create_task(before.until_ended())
-        await asyncio.sleep(0)
-        after.take_over(before, changed=None)
-        lost[before].set()
-        await until(lambda: before.status.state == "failed")
-        assert not waiting.done() and seen[-1] is after.status
-        lost[after].set()
-        with pytest.raises(ForesayError, match="lost"):
-            await asyncio.wait_for(waiting, SECONDS)
-        assert seen[-1].state == "failed"
-
-
 class Breaking(Mailbox):
     """A sink that raises at its third delta."""
 
@@ -141,10 +115,10 @@ def failing(seen: list[Any]) -> Callable[[Any], None]:
 
 
 @pytest.mark.slow
-async def test_an_observer_that_fails_is_not_taken_for_the_engine(spares, caplog):
+async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
     steps: list[Any] = []
     statuses: list[Any] = []
-    async with started(spares, max_seqs=2) as (engine, seen):
+    async with started(max_seqs=2) as (engine, seen):
         engine.observe, engine.observe_status = failing(steps), [failing(statuses), seen.append]
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -160,9 +134,9 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(spares, caplog
 
 
 @pytest.mark.slow
-async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(spares, monkeypatch):
+async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
     monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
-    async with started(spares, engine_timeout=4.0) as (engine, seen):
+    async with started(engine_timeout=4.0) as (engine, seen):
         await until(lambda: engine.process_id is not None)
         send_signal(engine, signal.SIGSTOP)
         await until(lambda: causes(seen) == ["hung"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.child import Spares, Spawned
+from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http.app import create_app
 from foresay.server.settings.config import ServeConfig
@@ -33,11 +33,11 @@ PROMPT = "Once upon a time there was a fox who had a long story to tell"
 class Started:
     """Starts engine processes; those after the first are stopped until the test has them go on."""
 
-    def __init__(self, spares: Spares) -> None:
-        self._spares, self.processes = spares, list[int]()
+    def __init__(self) -> None:
+        self.processes = list[int]()
 
     def __call__(self) -> Spawned:
-        made = self._spares()
+        made = spawn()
         if self.processes:
             os.kill(made.process.pid, signal.SIGSTOP)
         self.processes.append(made.process.pid)
@@ -45,11 +45,11 @@ class Started:
 
 
 @pytest.fixture
-async def serving(spares: Spares, tmp_path: Path) -> AsyncIterator[tuple[TestClient, Started]]:
+async def serving(tmp_path: Path) -> AsyncIterator[tuple[TestClient, Started]]:
     target = shutil.copytree(BUNDLED / "target", tmp_path / "target")
     template = target / "chat_template.jinja"
     template.write_text(SLOW + template.read_text())
-    started = Started(spares)
+    started = Started()
     config = ServeConfig(target=str(target), draft="none", max_model_len=256, max_seqs=2, engine_timeout=10 * SECONDS)
     models = Models.of(config, lambda status: None, started)
     async with TestClient(TestServer(create_app(models))) as client:

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from safetensors.torch import load_file, save_file
 
 from foresay.server.cli.main import main
 from foresay.server.settings.resolved import BUNDLED
@@ -88,11 +89,13 @@ async def test_another_draft_and_the_same_weights_once_more(
     server: LiveServer, client: aiohttp.ClientSession, folder: Path
 ) -> None:
     right = (await answer(client))["choices"][0]["text"]
-    copied = shutil.copytree(BUNDLED / "target", folder / "copied")
-    for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], True)):
+    copied, others = (shutil.copytree(BUNDLED / "target", folder / name) for name in ("copied", "others"))
+    weights = load_file(others / "model.safetensors")
+    save_file(weights, others / "model.safetensors", {"written": "once more"})
+    for flags, differs in ((["--draft", "ngram"], False), ([str(copied)], False), ([str(others)], True)):
         stream = await begun(server, client, folder)
         status, result = await reload(server, *flags)
-        assert status == 0 and "engine replaced after" in result and "1 streams go on" in result, result
+        assert status == 0 and "1 streams go on after a pause of" in result, result
         events = await rest(stream)
         assert right.endswith(text_of(events)) and len(text_of(events)) > len(right) // 2
         assert events[-1]["metrics"]["resumed"] == 1
@@ -100,10 +103,10 @@ async def test_another_draft_and_the_same_weights_once_more(
     assert "engine replaced after" in server.output
     async with client.get("/server_info") as response:
         info = await response.json()
-    assert info["config"]["draft"] == "ngram" and info["config"]["target"] == str(copied)
+    assert info["config"]["draft"] == "ngram" and info["config"]["target"] == str(others)
     assert info["engine"]["drafter"] == "ngram" and info["model"] == "bundled"
     async with client.get("/metrics") as response:
-        assert re.search(r'engine_restarts_total{cause="replaced",[^}]*} 2', await response.text())
+        assert re.search(r'engine_restarts_total{cause="replaced",[^}]*} 3', await response.text())
 
 
 async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aiohttp.ClientSession) -> None:

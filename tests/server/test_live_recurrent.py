@@ -17,7 +17,7 @@ from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import Statistics
 from tests.heads.mtp import Mtp
 from tests.server.live import send_signal
-from tests.server.patched import PACED, patched_engines
+from tests.server.patched import PACED, patch_engines
 from tests.verifier.families import make
 from tests.verifier.reading import random_tokens
 
@@ -80,7 +80,7 @@ def test_streams_go_on_in_the_next_engine(
 
     async def heard() -> None:
         config = ServeConfig(target=str(tmp_path), draft=draft, max_seqs=COUNT, max_model_len=512, engine_timeout=2.0)
-        engine = EngineClient(config, spares)
+        engine = EngineClient(config)
         await engine.start()
         try:
             await asyncio.wait_for(engine.until_ready(), SECONDS)
@@ -97,5 +97,5 @@ def test_streams_go_on_in_the_next_engine(
     make(family, tmp_path)
     if "mtp" in draft:
         Mtp().put_beside(tmp_path)
-    with patched_engines(PACED, tmp_path / "paced", monkeypatch) as spares:
-        asyncio.run(heard())
+    patch_engines(PACED, tmp_path / "paced", monkeypatch)
+    asyncio.run(heard())

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.child import Spares, Spawned, spawn
+from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
 from foresay.server.host.models.models import Models
 from foresay.server.host.models.resident import Heartbeat
@@ -25,7 +25,7 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import send_signal
-from tests.server.patched import PACED, existing, patched_engines
+from tests.server.patched import PACED, existing, patch_engines
 from tests.server.wire import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -76,22 +76,21 @@ class Served:
         assert isinstance(engine, EngineClient)
         return engine
 
-    async def renew(self, draft: str, changed: bool = False, room: bool = True) -> int:
-        """Go on in an engine with another draft. room: for both at once."""
-        before = self.engine.footprint
-        assert before is not None
-        self.engine.footprint = before if room else replace(before, held=before.capacity)
-        tell = self.told.append
-        config = replace(CONFIG, draft=draft)
-        return await self.models.renew(self.models.first, config, changed, lambda phase, share: tell(phase))
+    async def reload(self, draft: str) -> int:
+        """Go on in an engine with another draft; returns how many requests do."""
+        tell, config = self.told.append, replace(CONFIG, draft=draft)
+        resumed = await self.models.reload(self.models.first, config, True, lambda phase, share: tell(phase))
+        assert (resumed.pause > 0) == self.models.first.loaded
+        return resumed.moved
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     """Of :data:`CONFIG`, which it has again at the end of each test."""
     folder = tmp_path_factory.mktemp("paced")
-    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
-        async with Served(spares, folder) as served:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch_engines(PACED, folder, monkeypatch)
+        async with Served(folder=folder) as served:
             yield served
 
 
@@ -124,43 +123,54 @@ async def all_begun(served: Served, name: str) -> list[asyncio.Task[list[Delta]]
     return running
 
 
-@pytest.mark.parametrize("room", [True, False])
-async def test_streams_go_on_in_an_engine_with_another_draft(room: bool, served: Served) -> None:
+async def test_streams_go_on_in_an_engine_with_another_draft(served: Served) -> None:
     right = await right_texts(served.engine)
     served.seen.clear()
     for draft in ("ngram", "none"):
         before, starts = served.engine.process_id, served.engine.status.starts
         running = await all_begun(served, draft)
-        assert await served.renew(draft, changed=draft == "none", room=room) == 3
+        assert await served.reload(draft) == 3
         engine = served.engine
         assert engine.status.state == "ready" and engine.info is not None
-        assert engine.info.drafter == draft and engine.process_id != before
-        assert engine.status.starts - starts == (1 if room else 2), "one was started to see whether there is room"
+        assert engine.info.drafter == draft and engine.process_id != before and engine.status.starts == starts + 1
         deltas = await asyncio.gather(*running)
         assert [said(one) for one in deltas] == right
         for one in deltas:
             last = one[-1].statistics
-            assert last is not None and len(last.resumed) == 1
-            assert last.changed == (last.resumed if draft == "none" else [])
+            assert last is not None and len(last.resumed) == 1 and not last.changed
     assert [status.cause for status in served.seen if status.cause] == ["replaced", "replaced"]
-    assert any(status.state == "loading" for status in served.seen) != room, "with room for both no request waits"
     assert served.told
+
+
+async def test_requests_that_come_meanwhile_wait(served: Served) -> None:
+    right, model = await right_texts(served.engine), served.models.first
+    running = await all_begun(served, "before")
+    with existing(served.folder / "held"):
+        reloading = asyncio.create_task(served.reload("ngram"))
+        await until(lambda: served.engine.status.state == "loading")
+        assert model.refusal is None and model.is_well
+        waiting = asyncio.create_task(served.models.residency.lease(model, Heartbeat()))
+        parsed = asyncio.create_task(written(served.engine, replace(ASKED[0], id="parsed before")))
+        await asyncio.sleep(0.2)
+        assert not waiting.done() and not parsed.done()
+    assert await reloading == 4
+    with await waiting:
+        assert said(await written(served.engine, replace(ASKED[0], id="late"))) == right[0]
+    assert [said(one) for one in await asyncio.gather(*running, parsed)] == [*right, right[0]]
+    await served.reload("none")
 
 
 async def test_a_request_cancelled_after_the_change_stops(served: Served) -> None:
     [running, *others] = await all_begun(served, "left")
     for draft in ("ngram", "none"):
-        await served.renew(draft)
+        await served.reload(draft)
     running.cancel()
     await asyncio.gather(running, *others, return_exceptions=True)
     await until(lambda: not (served.models.first.service.telemetry.gauges.running or served.engine._in_flight))
 
 
-@pytest.mark.parametrize("room", [True, False])
 @pytest.mark.parametrize("broken", [True, False], ids=["seen when it is read", "seen at once"])
-async def test_what_does_not_get_ready_changes_nothing(
-    broken: bool, room: bool, served: Served, tmp_path: Path
-) -> None:
+async def test_what_does_not_get_ready_changes_nothing(broken: bool, served: Served, tmp_path: Path) -> None:
     engine = served.engine
     right = await right_texts(engine)
     draft = tmp_path / "draft"
@@ -171,12 +181,25 @@ async def test_what_does_not_get_ready_changes_nothing(
     running = await all_begun(served, "again")
     assert not any(one.done() for one in running)
     with pytest.raises(ForesayError, match=str(draft)):
-        await served.renew(str(draft), room=room)
+        await served.reload(str(draft))
     await asyncio.wait_for(engine.until_ready(), SECONDS)
-    assert served.engine is engine and engine.info is not None and engine.info.drafter == "none"
-    left = broken and not room  # only where that was not known before
-    assert engine.status.starts - starts == (3 if left else 0)
+    assert engine.info is not None and engine.info.drafter == "none"
+    assert served.models.first.service.config.draft == "none" and served.models.first.loaded
+    assert engine.status.starts - starts == (2 if broken else 0), "only where that was not known before"
     send_signal(engine, signal.SIGCONT)
+    assert [said(one) for one in await asyncio.gather(*running)] == right
+
+
+async def test_an_engine_killed_while_it_loads_its_new_settings_goes_back_to_the_earlier(served: Served) -> None:
+    right, running = await right_texts(served.engine), await all_begun(served, "killed")
+    with existing(served.folder / "held"):
+        reloading, starts = asyncio.create_task(served.reload("ngram")), served.engine.status.starts
+        await until(lambda: served.engine.status.starts > starts)
+        send_signal(served.engine, signal.SIGKILL)
+        await until(lambda: served.engine.status.starts > starts + 1)
+    with pytest.raises(ForesayError, match="died"):
+        await reloading
+    assert served.engine.info is not None and served.engine.info.drafter == "none"
     assert [said(one) for one in await asyncio.gather(*running)] == right
 
 
@@ -184,32 +207,25 @@ async def test_one_that_is_not_loaded_has_the_settings_on_the_next_request(serve
     residency, starts = served.models.residency, served.engine.status.starts
     residency.forget(served.models.first)
     await until(lambda: not served.models.first.loaded)
-    assert await served.renew("ngram") == 0 and not served.models.first.loaded
+    assert await served.reload("ngram") == 0 and not served.models.first.loaded
     served.seen.clear()
     (await residency.lease(served.models.first, Heartbeat())).close()
     info, status = served.engine.info, served.engine.status
     assert info is not None and info.drafter == "ngram" and status.starts == starts + 1
     assert not any(one.cause for one in served.seen), "nothing was replaced"
-    await served.renew("none")
+    await served.reload("none")
 
 
-@pytest.mark.parametrize("room", [True, False])
-async def test_a_server_that_ends_meanwhile_leaves_no_process_behind(room: bool, spares: Spares) -> None:
+async def test_a_server_that_ends_meanwhile_leaves_no_process_behind() -> None:
     spawned: list[int] = []
 
     def spawning() -> Spawned:
-        made = spares()
+        made = spawn()
         spawned.append(made.process.pid)
         return made
 
     async with Served(spawning) as served:
-        renewing = asyncio.create_task(served.renew("ngram", room=room))
-        served.models.reloading["it"] = renewing
+        reloading = asyncio.create_task(served.reload("ngram"))
+        served.models.reloading["it"] = reloading  # type: ignore[assignment]
         await until(lambda: len(spawned) > 1)
-    assert renewing.cancelled() and not any(Path(f"/proc/{process}").exists() for process in spawned)
-
-
-async def test_an_engine_that_is_not_ready_is_not_replaced() -> None:
-    served = Served()
-    with pytest.raises(ForesayError, match="not loaded"):
-        await served.models.renew(served.models.first, CONFIG, False, lambda phase, share: None)
+    assert reloading.cancelled() and not any(Path(f"/proc/{process}").exists() for process in spawned)

@@ -18,14 +18,13 @@ import pytest_asyncio
 from bench.soak.clients import LONGEST_LINE, Received, visit
 from bench.soak.requests import SoakRequest
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.child import Spares
 from foresay.server.host.client import EngineClient
 from foresay.server.schemas.errors import EngineFailed, KillsEngine
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.live import LiveServer, send_signal, status_of
-from tests.server.patched import PACED, existing, patched_engines, patched_path
+from tests.server.patched import PACED, existing, patch_engines, patched_path
 from tests.server.wire import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -229,8 +228,9 @@ async def written(engine: EngineClient, request: Request, kills: tuple[int, ...]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path) -> AsyncIterator[EngineClient]:
-    with pytest.MonkeyPatch.context() as monkeypatch, patched_engines(PACED, folder, monkeypatch) as spares:
-        engine = EngineClient(ServeConfig(max_seqs=4, max_model_len=1024), spares)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        patch_engines(PACED, folder, monkeypatch)
+        engine = EngineClient(ServeConfig(max_seqs=4, max_model_len=1024))
         await engine.start()
         try:
             await asyncio.wait_for(engine.until_ready(), SECONDS)
@@ -318,9 +318,9 @@ if "foresay.server.host.process" in sys.orig_argv:
 """
 
 
-def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Spares:
-    """What starts such engine processes. dies: a statement."""
-    return patched_engines(KILLER.replace("DIES", dies), folder, monkeypatch)
+def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engine processes die so. dies: a statement."""
+    patch_engines(KILLER.replace("DIES", dies), folder, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -329,25 +329,25 @@ def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> S
 async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
     dies: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with dying_engines(dies, tmp_path, monkeypatch) as spares:
-        await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024), spares), cause)
+    dying_engines(dies, tmp_path, monkeypatch)
+    await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024)), cause)
 
 
 async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, seen = ServeConfig(draft="none", max_seqs=1, max_model_len=256, engine_timeout=2.0), list[EngineStatus]()
-    with dying_engines("while True: pass", tmp_path, monkeypatch) as spares:
-        engine = EngineClient(config, spares)
-        await engine.start()
-        try:
-            await asyncio.wait_for(engine.until_ready(), SECONDS)
-            engine.observe_status = [seen.append]
-            with pytest.raises(KillsEngine, match="busy, but no kernel ended for 2 s"):
-                await written(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
-            assert [status.cause for status in seen if status.cause] == ["hung"]
-        finally:
-            await engine.stop()
+    dying_engines("while True: pass", tmp_path, monkeypatch)
+    engine = EngineClient(config)
+    await engine.start()
+    try:
+        await asyncio.wait_for(engine.until_ready(), SECONDS)
+        engine.observe_status = [seen.append]
+        with pytest.raises(KillsEngine, match="busy, but no kernel ended for 2 s"):
+            await written(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
+        assert [status.cause for status in seen if status.cause] == ["hung"]
+    finally:
+        await engine.stop()
 
 
 async def dies_of_a_prompt(engine: EngineClient, cause: str) -> None:

@@ -46,7 +46,7 @@ class Bench:
         """Another one is ready; how many go on in it."""
         self.engines += 1
         self.sent.clear()
-        return self.flights.ready(levels=4)
+        return self.flights.ready(4, "these weights")
 
     def dies(self, among: Collection[str] | None = None) -> None:
         self.flights.lost(self.engines, "it died", among)
@@ -373,7 +373,7 @@ def test_a_sink_that_fails_at_its_end_keeps_it_from_nobody(end: str, caplog: pyt
     elif end == "stopped":
         bench.flights.fail(lambda: EngineFailed("stopped"))
     elif end == "moved":
-        bench.flights.move(changed=False)
+        bench.flights.move()
     elif end == "refused":
         for id in ("broken", "one"):
             bench.flights.reject(id, EngineFailed("no"))

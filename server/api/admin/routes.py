@@ -1,9 +1,7 @@
 """Replacing the engine of a running server: ``POST /admin/reload``.
 
-It continues with other engine settings, other weights, or another model (docs/resumption.md)::
-
-    the same model     another engine gets ready, and running requests continue in it at the next token
-    another model      gets ready next to it, and gets the new requests; running ones end in their own engine
+It stops, and another starts with other engine settings, other weights, or another model (docs/resumption.md). New
+requests wait meanwhile; running ones go on in the next engine, or end in this one first if the next has another model.
 """
 
 from __future__ import annotations
@@ -22,13 +20,12 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from foresay.server.host.client_base import Progress
+from foresay.server.host.client_base import Progress, Resumed
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.fields import applied_by
 from foresay.server.settings.load import changed
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.tokenizer import tokenizer_file
@@ -56,12 +53,14 @@ class Reloading(msgspec.Struct, kw_only=True):
 
 
 class Reloaded(msgspec.Struct, kw_only=True):
-    """The engine was replaced. moved: running requests that continue in the new one. seconds: until it was ready."""
+    """The engine was replaced. moved: running requests that continue in the new one. seconds: until it was ready;
+    pause: those of them in which no engine ran."""
 
     status: Literal["replaced"] = "replaced"
     model: str
     moved: int
     seconds: float
+    pause: float
 
 
 class ReloadError(msgspec.Struct, kw_only=True):
@@ -85,8 +84,8 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
         if body.stream:
             while (line := await updates.get()) is not None:
                 await events.send([line])
-        moved = await asyncio.shield(reloading)
-        answer = Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began)
+        moved, pause = await asyncio.shield(reloading)
+        answer = Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began, pause=pause)
     except (ApiError, InvalidRequest) as error:
         if not events.started:
             raise
@@ -101,7 +100,7 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
     return await events.end()
 
 
-def _log_failure(name: str, reloading: asyncio.Task[int]) -> None:
+def _log_failure(name: str, reloading: asyncio.Task[Resumed]) -> None:
     """Log the error that the client would have got."""
     error = None if reloading.cancelled() else reloading.exception()
     if error is not None:
@@ -117,11 +116,10 @@ _LOOSE = frozenset(
 )
 
 
-def begin(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> asyncio.Task[int]:
-    """Reload the model with these settings; the result is the number of running requests that continue in the new
-    engine. Continues even if the client leaves.
+def begin(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> asyncio.Task[Resumed]:
+    """Reload the model with these settings. Continues even if the client leaves.
 
-    Raises :class:`InvalidRequest` naming a wrong setting; then the old engine continues to serve.
+    Raises :class:`InvalidRequest` naming a wrong setting; then the earlier settings hold.
     """
     running = models.reloading.get(entry.name)
     if running is not None and not running.done():
@@ -130,7 +128,7 @@ def begin(models: Models, entry: Model, settings: Mapping[str, Any], progress: P
     return task
 
 
-async def _reload(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> int:
+async def _reload(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> Resumed:
     try:
         return await _changed(models, entry, settings, progress)
     except (ApiError, InvalidRequest):
@@ -139,26 +137,23 @@ async def _reload(models: Models, entry: Model, settings: Mapping[str, Any], pro
         raise InvalidRequest(_field(str(error), settings), str(error)) from None
 
 
-async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> int:
+async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> Resumed:
     before = entry.service.config
-    config = changed(before, settings)
-    weights = not settings or not settings.keys().isdisjoint(applied_by("text"))
-    if not entry.loaded:
-        return await models.renew(entry, config, weights if config.target == before.target else None, progress)
-    info = entry.info or await entry.arrived()
-    if config.target != before.target:
-        progress("checking the files", None)
-        if not await asyncio.to_thread(_the_same, before, config):
-            if config.replicas is not None:
-                raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
-            return await models.renew(entry, config, None, progress)
-    if config.max_model_len is not None and config.max_model_len < info.max_model_len:
-        message = (
-            f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
-            f"{info.max_model_len} tokens"
-        )
-        raise InvalidRequest("max_model_len", message)
-    return await models.renew(entry, config, weights, progress)
+    config, same = changed(before, settings), True
+    if entry.loaded:
+        info = entry.info or await entry.arrived()
+        if config.target != before.target:
+            progress("checking the files", None)
+            same = await asyncio.to_thread(_the_same, before, config)
+        if same and config.max_model_len is not None and config.max_model_len < info.max_model_len:
+            message = (
+                f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
+                f"{info.max_model_len} tokens"
+            )
+            raise InvalidRequest("max_model_len", message)
+    if not same and config.replicas is not None:
+        raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
+    return await models.reload(entry, config, same, progress)
 
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:

@@ -15,7 +15,6 @@ from foresay.server.api.common.answer import Answer, Item, Items, parsed_argumen
 from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import naming
 from foresay.server.api.ollama import schemas
-from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
@@ -74,8 +73,8 @@ class OllamaAnswer(Answer):
     def _ended(self, line: schemas.OllamaProgress) -> schemas.OllamaProgress:
         choice, statistics = self._choice, self._choice.statistics
         line.done, line.done_reason = True, "length" if choice.finish_reason == "length" else "stop"
-        line.total_duration = int((CONTEXT.get().waited + time.perf_counter() - self._began) * NANOSECONDS)
-        line.load_duration = int(CONTEXT.get().waited * NANOSECONDS)  # mostly 0: the model was already loaded
+        line.total_duration = int((self.origin.waited + time.perf_counter() - self._began) * NANOSECONDS)
+        line.load_duration = int(self.origin.waited * NANOSECONDS)  # mostly 0: the model was already loaded
         line.prompt_eval_count, line.prompt_eval_cached_count = len(choice.request.prompt), choice.cached_tokens
         line.eval_count = choice.completion_tokens
         if statistics is not None:

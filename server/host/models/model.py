@@ -7,24 +7,30 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.host.child import Spawned, spawn
-from foresay.server.host.client import EngineClient
-from foresay.server.host.client_base import Progress
+from foresay.server.host.client import MOST_STARTS, EngineClient
+from foresay.server.host.client_base import Progress, Resumed
 from foresay.server.host.imports import importing
 from foresay.server.host.models.residency import log
-from foresay.server.host.models.resident import NoMemory, Resident
+from foresay.server.host.models.resident import NoMemory, NotRestored, Resident
 from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import Unavailable
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames, cached_target, choose_draft, nothing_to_fetch, target_directory
+from foresay.server.settings.resolved import (
+    ModelNames,
+    cached_target,
+    check_config,
+    check_names,
+    choose_draft,
+    nothing_to_fetch,
+    target_directory,
+)
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Footprint
-from foresay.spec.trace import StepTrace
 from foresay.verifier.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -32,30 +38,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How many engine processes may end while a model loads before the waiting requests fail.
-MOST_STARTS = 3
-
 
 class Model(Resident):
-    """Its name is what clients call it. A single model starts with the server. One that is :meth:`renewed` has other
-    settings and takes over its requests.
+    """Its name is what clients call it. A single model starts with the server.
 
-    on_status: called with every change of its engine's status while requests go to it.
+    on_status: called with every change of its engine's status.
     """
 
     def __init__(
-        self,
-        engine: EngineClient | Fleet,
-        service: Service,
-        config: ServeConfig,
-        on_status: Callable[[EngineStatus], None],
-        text: Text | None = None,
+        self, engine: EngineClient | Fleet, service: Service, on_status: Callable[[EngineStatus], None]
     ) -> None:
         super().__init__(service.names.own)
         self.engine, self.service = engine, service
-        self._config, self._on_status, self._text = config, on_status, text
+        self._on_status = on_status
         self._longest: int | None = None
-        engine.observe, engine.observe_status = self._stepped, [self._changed]
+        engine.observe, engine.observe_status = service.telemetry.step, [self._changed]
 
     @classmethod
     def of(
@@ -72,54 +69,34 @@ class Model(Resident):
         service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
         if not isinstance(engine, EngineClient):
             service.telemetry.replicas = engine.loads
-        return cls(engine, service, config, on_status)
+        return cls(engine, service, on_status)
+
+    def _changed(self, status: EngineStatus) -> None:
+        self.service.telemetry.see(status)
+        self._on_status(status)
 
     # -- other settings ------------------------------------------------------------------------------------------
 
-    def renewed(self, config: ServeConfig, changed: bool | None) -> Model:
-        """A model with other settings, to take over from this one and count as the same. changed: see
-        :meth:`take_over`."""
+    async def reload(self, config: ServeConfig, text: Text, reserved: dict[str, int]) -> Resumed:
+        """Run with other settings; if that cannot be, with the earlier ones again, and raise why. text: of these
+        settings. reserved: see :meth:`load`."""
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
-        service, text = self.service, None if changed else self._text
-        if changed is None:
-            service, text = copy(service), None
-            service.text = None
-        model = Model(self.engine.successor(config), service, config, self._on_status, text)
-        model.enter(self.usual_keep, "out")
-        return model
+        try:
+            resumed = await self.engine.reload(config, reserved)
+        except ForesayError as error:
+            if self.engine.status.state == "ready":
+                raise
+            await self.engine.unload(str(error))
+            raise NotRestored(str(error)) from None
+        self.service.config, self.service.text = config, text
+        return resumed
 
-    def take_over(self, before: Model, changed: bool | None) -> int:
-        """Route requests to this model from now on. changed: running ones move too; true if their texts may differ.
-        None: they finish where they are. Returns how many continue."""
-        assert isinstance(self.engine, EngineClient) and isinstance(before.engine, EngineClient)
-        self.service.go_on(self.engine, self._config, self._text, changed is False)
-        return self.engine.take_over(before.engine, changed)
-
-    async def roll(self, config: ServeConfig, progress: Progress, changed: bool) -> int:
+    async def roll(self, config: ServeConfig, text: Text, progress: Progress) -> Resumed:
         """Replace all replicas; see :meth:`Fleet.replace`."""
-        assert not isinstance(self.engine, EngineClient), "one engine has a successor"
-        self._text = await _in_thread(Text.load, config) if changed else self._text
-        moved = await self.engine.replace(config, progress, changed)
-        self._config = config
-        self.service.go_on(self.engine, config, self._text, not changed)
-        return moved
-
-    @property
-    def _is_active(self) -> bool:
-        """Whether requests go to this one."""
-        return self.service.telemetry.engine is self.engine
-
-    def _stepped(self, trace: StepTrace) -> None:
-        telemetry = self.service.telemetry
-        (telemetry.step if self._is_active else telemetry.count)(trace)
-
-    def _changed(self, status: EngineStatus) -> None:
-        startup = self.service.telemetry.startup
-        if self._is_active:
-            startup.see(status)
-            self._on_status(status)
-        else:
-            startup.count(status)
+        assert not isinstance(self.engine, EngineClient), "one engine is stopped first"
+        moved = await self.engine.replace(config, progress)
+        self.service.config, self.service.text = config, text
+        return Resumed(moved, 0.0)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -130,28 +107,32 @@ class Model(Resident):
     async def prepare(self) -> None:
         """Download missing files, and read the tokenizer; only the first time."""
         if self.service.text is None:
+            self.service.text = await self.read(self.service.config)
+
+    async def read(self, config: ServeConfig) -> Text:
+        """Check what can be checked of these settings without an engine, download what is missing, and read the
+        tokenizer."""
+        if await _in_thread(lacks_files, config):
             async with self.service.server.reading:
                 await asyncio.to_thread(_import)
-            await _in_thread(fetch, self._config)
-        await self._read_text()
+            await _in_thread(fetch, config)
+        return await self._read_text(config)
 
     async def look(self) -> None:
         """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
-            self._longest = await _in_thread(longest_here, self._config)
+            self._longest = await _in_thread(longest_here, self.service.config)
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
-        if self._text is None and await _in_thread(cached_target, self._config) is not None:
-            await self._read_text()
+        if self.service.text is None and await _in_thread(cached_target, self.service.config) is not None:
+            self.service.text = await self._read_text(self.service.config)
 
-    async def _read_text(self) -> None:
+    async def _read_text(self, config: ServeConfig) -> Text:
         async with self.service.server.reading:
-            if self._text is None:
-                self._text = await _in_thread(Text.load, self._config)
-                gc.freeze()  # it stays; no collection before it, which would stall other streams
-        if self._is_active:
-            self.service.text = self._text
+            text = await _in_thread(Text.load, config)
+            gc.freeze()  # it stays; no collection before it, which would stall other streams
+            return text
 
     async def start(self) -> None:
         """Start loading at server start; returns at once."""
@@ -159,8 +140,12 @@ class Model(Resident):
 
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
-        _, info = await asyncio.gather(self._read_text(), self.engine.until_ready(starts))
+        text, info = await asyncio.gather(self._text(), self.engine.until_ready(starts))
+        self.service.text = text
         return info
+
+    async def _text(self) -> Text:
+        return self.service.text or await self._read_text(self.service.config)
 
     async def until_ended(self) -> NoReturn:
         """Wait until there will be no engine, and raise why."""
@@ -177,10 +162,6 @@ class Model(Resident):
             await self.engine.unload("" if lacks_memory else str(error))
             raise NoMemory(str(error)) if lacks_memory else error from None
         log.info("%s: loaded in %.1f s", self.name, time.monotonic() - began)
-
-    async def pause(self) -> None:
-        assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
-        await self.engine.pause()
 
     async def unload(self) -> None:
         await self.engine.unload()
@@ -275,6 +256,13 @@ def longest_here(config: ServeConfig) -> int | None:
     with contextlib.suppress(ForesayError):
         return ModelConfig.from_directory(directory).max_positions
     return None
+
+
+def lacks_files(config: ServeConfig) -> bool:
+    """Whether files may have to be downloaded. Raises what :func:`~foresay.server.settings.resolved.check_names` and
+    :func:`~foresay.server.settings.resolved.check_config` raise."""
+    check_names(config)
+    return check_config(config) is None or not nothing_to_fetch(choose_draft(config).value)
 
 
 def fetch(config: ServeConfig) -> None:

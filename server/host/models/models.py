@@ -8,18 +8,19 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NoReturn
 
 from aiohttp import web
 
-from foresay.server.engine.generation import EngineStatus, unavailable
-from foresay.server.gateway.caller import CONTEXT, serve
+from foresay.server.engine.generation import EngineStatus
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.child import Spawned, spawn
 from foresay.server.host.client import EngineClient
-from foresay.server.host.client_base import Progress
+from foresay.server.host.client_base import Progress, Resumed
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Heartbeat, Keep, Lease, Resident
+from foresay.server.host.models.resident import Heartbeat, Keep, Lease
 from foresay.server.host.service import ServerState, Service
 from foresay.server.observe.telemetry.exposition import Exposition
 from foresay.server.schemas.errors import ModelNotFound, WaitedTooLong
@@ -46,7 +47,7 @@ class Models:
         self.residency = Residency(models, most)
         self.exposition = Exposition(*[entry.service.telemetry for entry in self])
         #: The running or last change to other settings, by the model's name.
-        self.reloading: dict[str, asyncio.Task[int]] = {}
+        self.reloading: dict[str, asyncio.Task[Resumed]] = {}
         self._running: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
@@ -132,9 +133,8 @@ class Models:
         if (refusal := entry.refusal) is not None:
             raise refusal
         lease = await self._leased(entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.alone else "usual")
-        serve(release=lease.close)
         with lease:
-            yield self.find(name).service  # after waiting, another model may have taken over
+            yield entry.service.leased(lease)
 
     @asynccontextmanager
     async def reading(self, name: str | None) -> AsyncIterator[Service]:
@@ -149,7 +149,6 @@ class Models:
     async def _leased(self, entry: Model, heartbeat: Heartbeat, keep: Keep) -> Lease:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
-            serve(waited=0.0)
             return await self.residency.lease(entry, heartbeat, keep)
         began, limit = time.monotonic(), entry.service.config.first_token_timeout
         try:
@@ -158,7 +157,7 @@ class Models:
                     lease = await self.residency.lease(entry, heartbeat, keep)
         except TimeoutError:
             raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
-        serve(waited=time.monotonic() - began)
+        lease.waited = time.monotonic() - began
         return lease
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -170,37 +169,28 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def renew(self, entry: Model, config: ServeConfig, changed: bool | None, progress: Progress) -> int:
-        """Load an engine with other settings, alongside the current one if there is room, and route requests to it.
+    async def reload(self, entry: Model, config: ServeConfig, moves: bool, progress: Progress) -> Resumed:
+        """Replace a model's engine by one with other settings; new requests wait meanwhile.
 
-        changed: running ones move too; true if their texts may differ. None: it is another model, and they finish where
-        they are. progress: called with the progress. Returns how many continue. Raises :class:`ForesayError` if it does
-        not become ready: then nothing has changed."""
-        engine, moved = entry.engine, 0
-        if not isinstance(engine, EngineClient):
-            return await entry.roll(config, progress, bool(changed))
-        if changed is not None and entry.loaded and engine.status.state != "ready":
-            raise unavailable(engine.status)
-        other = entry.renewed(config, changed)
-
-        def follow(one: Resident, next: Resident) -> None:
-            nonlocal moved
-            assert isinstance(one, Model) and isinstance(next, Model)
-            self._entries[entry.name] = next
-            moved = next.take_over(one, changed)
+        moves: running ones go on in the next engine; else, since that has another model, they end in this one first.
+        progress: called with the progress. Raises :class:`ForesayError` if it does not become ready: then the earlier
+        settings hold."""
+        progress("reading the files", None)
+        text = await entry.read(config)
+        if not isinstance(entry.engine, EngineClient):
+            return await entry.roll(config, text, progress)
 
         def on_loading(status: EngineStatus) -> None:
             if status.state == "loading":
-                engine.show(status)
                 progress(status.message, status.share)
 
-        other.engine.observe_status.append(on_loading)
+        if not moves:
+            progress("running requests end first", None)
+        entry.engine.observe_status.append(on_loading)
         try:
-            alongside = config.draft_history is None  # a file with a single writer
-            await self.residency.renew(entry, other, alongside, follow, moves=changed is not None)
+            return await self.residency.reload(entry, partial(entry.reload, config, text), moves)
         finally:
-            other.engine.observe_status.remove(on_loading)
-        return moved
+            entry.engine.observe_status.remove(on_loading)
 
     async def start(self) -> None:
         """Start loading the single model, or inspecting the files of several; returns at once."""

@@ -10,8 +10,8 @@ A request holds a lease of its model while it runs, and a leased model is not un
 more leases: new requests for it wait. The request that has waited longest decides what is loaded next, so none starves;
 each load serves all requests that wait for that model.
 
-A successor is loaded alongside its predecessor if there is room for both, else after it. The predecessor then gives no
-more leases and leaves when idle: at once, if its running requests move.
+A model that is to run with other settings gives no more leases until its next engine is ready, or the one before again;
+leases that it has given hold.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from math import ceil
 
+from foresay.server.host.client_base import Resumed
 from foresay.server.host.models.resident import (
-    Follow,
     Heartbeat,
     Keep,
     Lease,
     NoMemory,
-    Renewal,
+    Reload,
     Resident,
+    Swap,
     Waiter,
     with_heartbeat,
 )
@@ -54,7 +55,7 @@ class Residency:
         self._most, self._clock = most, clock
         self._changed = asyncio.Event()
         self._closed = False
-        self._renewals: deque[Renewal] = deque()
+        self._reloads: deque[Reload] = deque()
         self._numbers = count()
         for resident in self.residents:
             resident.used = clock()
@@ -67,9 +68,12 @@ class Residency:
         Raises :class:`LoadFailed` if it cannot be loaded. The lease must be closed.
         """
         resident.keep = resident.usual_keep if keep == "usual" else keep
-        given = self._give(resident) if resident.state == "in" else await self._arrival(resident, heartbeat)
+        if resident.state == "in":
+            self._give(resident)
+        else:
+            await self._arrival(resident, heartbeat)
         lease = Lease()
-        lease.callback(self._return, given)
+        lease.callback(self._return, resident)
         return lease
 
     def arrived(self, resident: Resident) -> None:
@@ -82,16 +86,13 @@ class Residency:
         resident.keep = 0.0
         self._changed.set()
 
-    async def renew(
-        self, before: Resident, after: Resident, alongside: bool, follow: Follow, moves: bool = False
-    ) -> None:
-        """Load ``after`` and give it the requests of ``before``: alongside it if ``alongside`` and there is room, else
-        once it is idle, while new requests wait. moves: running requests continue in ``after``, so it need not be idle.
-        Raises :class:`ForesayError` if it cannot be loaded: then nothing has changed."""
-        renewal = Renewal(before, after, alongside, moves, follow, asyncio.get_running_loop().create_future())
-        self._renewals.append(renewal)
+    async def reload(self, resident: Resident, swap: Swap, moves: bool) -> Resumed:
+        """Have ``swap`` replace its engine, while new requests wait. moves: running ones go on in the next engine, else
+        they end first. Raises what ``swap`` raises."""
+        reload = Reload(resident, swap, moves, asyncio.get_running_loop().create_future())
+        self._reloads.append(reload)
         self._changed.set()
-        await renewal.done
+        return await reload.done
 
     def close(self) -> None:
         """The server shuts down: refuse all requests that wait or would have to."""
@@ -99,34 +100,35 @@ class Residency:
         for resident in self.residents:
             self._refuse(resident)
 
-    async def _arrival(self, resident: Resident, heartbeat: Heartbeat) -> Resident:
-        """Wait for a lease; returns the resident leased, which may be a successor."""
+    async def _arrival(self, resident: Resident, heartbeat: Heartbeat) -> None:
+        """Wait for a lease."""
         self._check(resident)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         await with_heartbeat(self._prepared(resident), heartbeat)
         self._check(resident)
-        return await self._queue(resident.latest, waiter, heartbeat)
+        await self._queue(resident, waiter, heartbeat)
 
     def _check(self, resident: Resident) -> None:
         """Raise if waiting is futile."""
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
-    async def _queue(self, resident: Resident, waiter: Waiter, heartbeat: Heartbeat) -> Resident:
+    async def _queue(self, resident: Resident, waiter: Waiter, heartbeat: Heartbeat) -> None:
         """Queue for the model."""
         if resident.state == "in":
-            return self._give(resident)
+            self._give(resident)
+            return
         resident.waiting.append(waiter)
         self._changed.set()
         try:
-            return await with_heartbeat(waiter.turn, heartbeat)
+            await with_heartbeat(waiter.turn, heartbeat)
         except BaseException:
             if waiter.turn.done() and waiter.turn.exception() is None:
-                self._return(waiter.turn.result())  # granted, but the request has left
+                self._return(resident)  # granted, but the request has left
             raise
         finally:
-            if waiter in (waiting := resident.latest.waiting):
-                waiting.remove(waiter)
+            if waiter in resident.waiting:
+                resident.waiting.remove(waiter)
                 self._changed.set()
 
     def _prepared(self, resident: Resident) -> asyncio.Future[None]:
@@ -145,13 +147,11 @@ class Residency:
         finally:
             resident.preparing = None
 
-    def _give(self, resident: Resident) -> Resident:
+    def _give(self, resident: Resident) -> None:
         resident.leases += 1
         resident.used = self._clock()
-        return resident
 
     def _return(self, resident: Resident) -> None:
-        resident = resident.holder
         resident.leases -= 1
         resident.used = self._clock()
         if not resident.leases:
@@ -164,7 +164,8 @@ class Residency:
         waiting, resident.waiting = resident.waiting, []
         for waiter in waiting:
             if not waiter.turn.done():
-                waiter.turn.set_result(self._give(resident))
+                self._give(resident)
+                waiter.turn.set_result(None)
 
     def _refuse(self, resident: Resident) -> None:
         """Fail all requests that wait for it."""
@@ -186,13 +187,10 @@ class Residency:
         while True:
             self._changed.clear()
             if (stale := self._stale()) is not None:
-                idle = f"{span_in_words(stale.keep or 0.0)} without a request"
-                log.info(
-                    "%s: unloading, %s", stale.name, "its requests go to another engine" if stale.successor else idle
-                )
+                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
                 await self._unload(stale)
-            elif self._renewals:
-                await self._renew(self._renewals.popleft())
+            elif self._reloads:
+                await self._reload(self._reloads.popleft())
             elif (wanted := self._wanted()) is not None:
                 await self._bring(wanted)
             else:
@@ -242,9 +240,7 @@ class Residency:
     async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
         """Give no more leases, wait until it is idle and unload it; false if no request needs its memory any more."""
         leaving.state = "leaving"
-        while leaving.leases and wanted.waiting:
-            self._changed.clear()
-            await self._changed.wait()
+        await self._until(lambda: not (leaving.leases and wanted.waiting))
         if not wanted.waiting:
             self._admit(leaving)
             return False
@@ -252,83 +248,27 @@ class Residency:
         await self._unload(leaving)
         return True
 
-    async def _renew(self, renewal: Renewal) -> None:
-        """Replace a model by its successor, loaded alongside it if there is room for both."""
-        before, after = renewal.before, renewal.after
-        self.residents.append(after)
-        try:
-            if before.state == "out":
-                self._follow(renewal, before, after)
-                self.residents.remove(before)
-            else:
-                await after.prepare()
-                if not await self._loaded_alongside(renewal):
-                    await (self._loaded_in_exchange if renewal.moves else self._loaded_after)(renewal)
-                self._admit(after)
-            renewal.end()
-        except ForesayError as error:
-            await after.unload()
-            self.residents.remove(after)
-            renewal.end(error)
-            if before.successor is after:
-                self._follow(renewal, after, before)
-            if before.state != "in":
-                await self._bring(before)
+    async def _reload(self, reload: Reload) -> None:
+        """Replace a model's engine."""
+        resident, loaded = reload.resident, reload.resident.state == "in"
+        if loaded:
+            resident.state = "coming" if reload.moves else "leaving"
+            await self._until(lambda: reload.moves or not resident.leases)
+        if not await reload.run(_held(self._others(resident))):
+            resident.state = "out"
+        elif loaded:
+            self._admit(resident)
 
-    async def _loaded_alongside(self, renewal: Renewal) -> bool:
-        """Load it while the predecessor serves requests; false if there is no room for both."""
-        before, after = renewal.before, renewal.after
-        if not renewal.alongside or (not renewal.moves and self._in_the_way(after) is not None):
-            return False
-        others = [before, *self._others(before)] if renewal.moves else self._others(after)
-        try:
-            await after.load(_held(others))
-        except NoMemory:
-            return False
-        self._follow(renewal, before, after)
-        before.keep = 0.0
-        return True
-
-    async def _loaded_in_exchange(self, renewal: Renewal) -> None:
-        """Load it in place of the predecessor, whose requests wait."""
-        before, after = renewal.before, renewal.after
-        await before.pause()
-        try:
-            await after.load(_held(self._others(before)))
-        except ForesayError:
-            before.state = "coming"
-            raise
-        self._follow(renewal, before, after)
-        self.residents.remove(before)
-
-    async def _loaded_after(self, renewal: Renewal) -> None:
-        """Load it once its predecessors are all idle."""
-        before, after = renewal.before, renewal.after
-        for leaving in [one for one in self.residents if one.latest is before]:
-            leaving.state = "leaving"
-            while leaving.leases:
-                self._changed.clear()
-                await self._changed.wait()
-            await self._unload(leaving)
-        self._follow(renewal, before, after)
-        after.state = "coming"
-        await after.load(_held(self._others(after)))
-        self.residents.remove(before)
-
-    def _follow(self, renewal: Renewal, before: Resident, after: Resident) -> None:
-        """Route requests to ``after`` from now on, waiting ones included."""
-        renewal.follow(before, after)
-        before.successor, after.successor = after, None
-        after.keep, after.waiting, before.waiting = before.keep, before.waiting, []
-        if renewal.moves:
-            after.leases, before.leases, before.moved = after.leases + before.leases, 0, True
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Wait until it is so."""
+        while not true():
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _unload(self, resident: Resident) -> None:
         resident.state = "leaving"
         await resident.unload()
         resident.state = "out"
-        if resident.successor is not None:
-            self.residents.remove(resident)
 
     def _in_the_way(self, wanted: Resident) -> Resident | None:
         """The model to unload before ``wanted`` can load; None if there is room, or nothing left to unload. Idle models

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Literal, NamedTuple, TypeVar
 
+from foresay.server.host.client_base import Resumed
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import Footprint
 
@@ -53,45 +54,53 @@ LoadState = Literal["out", "coming", "in", "leaving"]
 Keep = float | None | Literal["usual"]
 
 
+class NotRestored(ForesayError):
+    """Neither the new settings of a model nor the earlier ones make an engine: it is not loaded."""
+
+
 class NoMemory(ForesayError):
     """It would fit alone, but not alongside the others; its footprint says what it would hold."""
 
 
-#: Keeps a model loaded until closed: when its engine is done with the request. Closing it again does nothing.
-Lease = ExitStack
+class Lease(ExitStack):
+    """A request's hold on its model, which stays loaded until it is closed: when the engine is done with the request.
+    Closing it again does nothing. waited: seconds for the model."""
+
+    waited = 0.0
 
 
 class Waiter(NamedTuple):
-    """A request that waits for its model. number: in order of arrival. turn: done when it may run, with the resident
-    leased, or with why not."""
+    """A request that waits for its model. number: in order of arrival. turn: done when it may run, with its lease
+    taken, or with why not."""
 
     number: int
-    turn: asyncio.Future[Resident]
+    turn: asyncio.Future[None]
 
 
-#: Called at the moment when requests start going to the second instead of the first.
-Follow = Callable[["Resident", "Resident"], None]
+#: Replaces a model's engine, given the bytes that other models hold, by device.
+Swap = Callable[[dict[str, int]], Awaitable[Resumed]]
 
 
-class Renewal(NamedTuple):
-    """A model, and the successor that is to have its requests. alongside: both may be loaded at once. moves: running
-    requests continue in the successor at once, else they finish where they are. done: when the successor has them."""
+class Reload(NamedTuple):
+    """A model whose engine is to be replaced. moves: running requests go on in the next engine, else they end in this
+    one first. done: what ``swap`` returns or raises."""
 
-    before: Resident
-    after: Resident
-    alongside: bool
+    resident: Resident
+    swap: Swap
     moves: bool
-    follow: Follow
-    done: asyncio.Future[None]
+    done: asyncio.Future[Resumed]
 
-    def end(self, error: Exception | None = None) -> None:
-        """Set the outcome."""
-        if self.done.done():  # cancelled
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+    async def run(self, reserved: dict[str, int]) -> bool:
+        """Replace it; false if it is not loaded any more."""
+        try:
+            resumed = await self.swap(reserved)
+        except ForesayError as error:
+            if not self.done.done():  # else cancelled
+                self.done.set_exception(error)
+            return not isinstance(error, NotRestored)
+        if not self.done.done():
+            self.done.set_result(resumed)
+        return True
 
 
 class Resident(ABC):
@@ -99,8 +108,7 @@ class Resident(ABC):
 
     state: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
     loaded without a request; None: for ever. failure: why the last load failed, None if it did not; no retry before
-    refused_until, ``delay`` seconds after it. successor: the resident that has its requests; None while it has them
-    itself. moved: the successor has its leases, too.
+    refused_until, ``delay`` seconds after it.
     """
 
     def __init__(self, name: str, keep: float | None = None, state: LoadState = "out") -> None:
@@ -111,8 +119,6 @@ class Resident(ABC):
         self.delay, self.refused_until = 0.0, 0.0
         self.failure: str | None = None
         self.preparing: asyncio.Task[None] | None = None
-        self.successor: Resident | None = None
-        self.moved = False
 
     def enter(self, keep: float | None, state: LoadState) -> None:
         """Set how long it usually stays loaded without a request, and its first state."""
@@ -136,22 +142,8 @@ class Resident(ABC):
         """
 
     @abstractmethod
-    async def pause(self) -> None:
-        """Return when its memory is free; running requests wait for the successor."""
-
-    @abstractmethod
     async def unload(self) -> None:
         """Return when its memory is free; running requests fail."""
-
-    @property
-    def latest(self) -> Resident:
-        """The resident that has its requests now."""
-        return self if self.successor is None else self.successor.latest
-
-    @property
-    def holder(self) -> Resident:
-        """The resident that has its leases now."""
-        return self.successor.holder if self.moved and self.successor is not None else self
 
     @property
     def idle(self) -> bool:

@@ -24,7 +24,6 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from foresay.server.host.child import Spares
 from foresay.server.host.replicas.hosted import Address, Hosted
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import applied_by
@@ -52,12 +51,12 @@ FULL = 0.75
     health_check_timeout_s=10.0,
 )
 class EngineActor:
-    """A replica. host: the address it listens on; None: its node's. deployed, weights: see :class:`Hosted`."""
+    """A replica. host: the address it listens on; None: its node's. deployed: see :class:`Hosted`."""
 
-    async def __init__(self, config: ServeConfig, host: str | None, deployed: int, weights: int) -> None:  # type: ignore[misc]
+    async def __init__(self, config: ServeConfig, host: str | None, deployed: int) -> None:  # type: ignore[misc]
         name = serve.get_replica_context().replica_id.unique_id
         host = host or ray.util.get_node_ip_address()
-        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed, weights, Spares())
+        self._hosted = Hosted(config, name, host, secrets.token_bytes(32), deployed)
         self._slots = config.max_seqs
         try:
             await self._hosted.open()
@@ -92,9 +91,7 @@ def as_full(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     return min(wanted, context.capacity_adjusted_max_replicas), {}
 
 
-def application(
-    config: ServeConfig, replicas: str, host: str | None = None, deployed: int = 1, weights: int = 0
-) -> serve.Application:
+def application(config: ServeConfig, replicas: str, host: str | None = None, deployed: int = 1) -> serve.Application:
     """What Serve runs. replicas: their number, or minimum and maximum (``2-4``)."""
     least, _, most = replicas.partition("-")
     scaling: dict[str, Any] = {"num_replicas": int(least)}
@@ -108,7 +105,7 @@ def application(
     config = config if config.threads is not None else replace(config, threads=threads)
     # With a version, Serve restarts no replica if only their number changes.
     made = EngineActor.options(version=str(deployed), _internal=True, ray_actor_options=resources, **scaling)  # type: ignore[attr-defined]
-    return made.bind(config, host, deployed, weights)
+    return made.bind(config, host, deployed)
 
 
 def needs(config: ServeConfig, replicas: int) -> dict[str, float]:
@@ -185,22 +182,21 @@ class RayServe:
         if status.status == ApplicationStatus.DEPLOY_FAILED and not self._known:
             raise ConfigurationError(_why(status))
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
+    async def deploy(self, config: ServeConfig) -> int:
         """A rolling update by Serve, rolled back if no replica with these settings becomes ready."""
         assert self._config is not None, "it was opened"
-        last = max(self._known, key=lambda address: address.deployed)
-        changed = int(last.text.rpartition("; ")[2]) + weights
+        last = max(address.deployed for address in self._known)
         replicas = self._replicas if "-" in self._replicas else str(len(self._known))  # may have been scaled by hand
-        made = application(config, replicas, self._host, last.deployed + 1, changed)
+        made = application(config, replicas, self._host, last + 1)
         try:
             await asyncio.to_thread(self._run, made, True)
         except (RayError, RayServeException, RuntimeError):
             status = (await asyncio.to_thread(serve.status)).applications[APPLICATION]
-            before = application(self._config, replicas, self._host, last.deployed, changed - weights)
+            before = application(self._config, replicas, self._host, last)
             await asyncio.to_thread(self._run, before, False)
             raise ConfigurationError(_why(status)) from None
         self._config = config
-        return last.deployed + 1
+        return last + 1
 
     async def close(self) -> None:
         """Leave Ray; ends it if it was started here."""

@@ -51,11 +51,10 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A method of the cluster, and its arguments."""
+    """A method of the cluster, and its argument."""
 
     name: str
     config: ServeConfig | None = None
-    weights: bool | None = None
 
 
 class ClusterProcess:
@@ -82,7 +81,7 @@ class ClusterProcess:
         listener.bind(b"")  # an abstract name that the kernel chooses
         listener.listen()
         self._socket = listener.getsockname().decode()
-        self.process = started(__name__, [listener], str(listener.fileno()), *self._arguments)
+        self.process = started(__name__, listener, *self._arguments)
         await self._call("open", self._config)
 
     async def addresses(self) -> list[Address]:
@@ -106,8 +105,8 @@ class ClusterProcess:
             await self._end()  # for lack of any other use
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        deployed = await self._call("deploy", config, weights)
+    async def deploy(self, config: ServeConfig) -> int:
+        deployed = await self._call("deploy", config)
         self._config = config
         return int(deployed)
 
@@ -122,12 +121,12 @@ class ClusterProcess:
         if self.process is not None:
             await asyncio.to_thread(reap, self.process)
 
-    async def _call(self, name: str, config: ServeConfig | None = None, weights: bool | None = None) -> Any:
+    async def _call(self, name: str, config: ServeConfig | None = None) -> Any:
         """Call one of its methods; raises what that raises, or :class:`Gone`."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
             with contextlib.closing(writer):
-                writer.write(msgspec.msgpack.encode(Question(name, config, weights)))
+                writer.write(msgspec.msgpack.encode(Question(name, config)))
                 writer.write_eof()
                 body = await reader.read()
         except OSError:
@@ -176,7 +175,7 @@ async def _answered(cluster: Any, question: Question) -> Returned:
     try:
         if isinstance(cluster, ImportError):
             raise ConfigurationError(f"--replicas needs Ray Serve ({cluster}): pip install 'foresay[ray]'")
-        given = [each for each in (question.config, question.weights) if each is not None]
+        given = [] if question.config is None else [question.config]
         return Returned(await getattr(cluster, question.name)(*given))
     except ForesayError as error:
         return Returned(failed=Failed(str(error), usage=isinstance(error, ConfigurationError)))

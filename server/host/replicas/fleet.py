@@ -44,9 +44,8 @@ class Cluster(Protocol):
     async def addresses(self) -> list[Address]:
         """The replicas that take requests. :class:`ForesayError` if none ever will be."""
 
-    async def deploy(self, config: ServeConfig, weights: bool) -> int:
-        """Replace the replicas one by one with these settings; returns the deployment's number. weights: they may write
-        a different text."""
+    async def deploy(self, config: ServeConfig) -> int:
+        """Replace the replicas one by one with these settings; returns the deployment's number."""
 
     async def close(self) -> None:
         """Disconnect; this server uses no replica any more."""
@@ -127,7 +126,7 @@ class Fleet(Supervised):
     def _leave(self, replica: ReplicaClient) -> None:
         """It is to end: move all its requests."""
         del self._replicas[replica.address.name], self._serving[replica.address.name]
-        replica.in_flight.move(changed=False)
+        replica.in_flight.move()
         self._go_on(replica, "replaced")
         replica.close()
 
@@ -169,13 +168,13 @@ class Fleet(Supervised):
         """The state of each ready replica."""
         return [replica.report_entry for replica in self.ready]
 
-    async def replace(self, config: ServeConfig, progress: Progress, changed: bool) -> int:
+    async def replace(self, config: ServeConfig, progress: Progress) -> int:
         """Replace the replicas one by one with other settings; returns how many requests moved. progress: called with
-        the progress. changed: they may write a different text."""
+        the progress."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
-        deployed = await self._cluster.deploy(config, changed)
+        deployed = await self._cluster.deploy(config)
         while True:
             new = [replica for replica in self.ready if replica.address.deployed >= deployed]
             progress("replacing the replicas", len(new) / max(1, len(self._replicas)))
@@ -220,8 +219,8 @@ class Fleet(Supervised):
         ready, leader = self.ready, flight.request.fork_of
         with_leader = next((one for one in ready if leader is not None and leader in one.in_flight), None)
         if not ready:
-            self._stranded.take_over(flight, flight.text)
+            self._stranded.take_over(flight)
             return
         loads = {} if with_leader else {replica.address.name: replica.load for replica in ready}
         chosen = with_leader or self._replicas[self._router.choose(flight.request.prompt, flight.request.salt, loads)]
-        chosen.in_flight.take_over(flight, chosen.address.text)
+        chosen.in_flight.take_over(flight)

@@ -24,12 +24,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import platform
 import secrets
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -42,7 +40,7 @@ from foresay.server.host.frames import Channel, DownFrame, UpFrame, unpack_up
 from foresay.server.host.resumption import PROOF
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
-from foresay.spec.request import Delta, EngineInfo
+from foresay.spec.request import Delta
 
 NONCE_BYTES, PROOF_BYTES = 32, 32
 #: Limits of unauthenticated connections: how long they may take, and how many there may be at once.
@@ -140,15 +138,13 @@ MOST_UNREAD = 1 << 24
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where front doors reach a replica. deployed: number of the deployment it belongs to. text: replicas with equal
-    values write the same text."""
+    """Where front doors reach a replica. deployed: number of the deployment it belongs to."""
 
     name: str
     host: str
     port: int
     secret: bytes
     deployed: int
-    text: str
 
 
 class ServerConnection(Channel):
@@ -183,8 +179,8 @@ class ServerConnection(Channel):
 
 
 class Hosted(EngineClient):
-    """name: of the replica. host: the address it listens on. deployed, weights: how often settings, and weights among
-    them, have changed. spawn: starts its engine processes."""
+    """name: of the replica. host: the address it listens on. deployed: how often settings have changed. spawn:
+    starts its engine processes."""
 
     def __init__(
         self,
@@ -193,12 +189,10 @@ class Hosted(EngineClient):
         host: str,
         secret: bytes,
         deployed: int = 0,
-        weights: int = 0,
         spawn: Callable[[], Spawned] = spawn,
     ) -> None:
         super().__init__(config, spawn)
-        self._name, self._host, self._secret = name, host, secret
-        self._deployed, self._weights = deployed, weights
+        self._name, self._host, self._secret, self._deployed = name, host, secret, deployed
         self._listener = socket.create_server((host, 0), family=family(host), backlog=MOST_UNAUTHENTICATED)
         self._listener.setblocking(False)
         self._connections: dict[int, ServerConnection] = {}
@@ -224,10 +218,8 @@ class Hosted(EngineClient):
     @property
     def address(self) -> Address:
         """Where front doors find it, once it is open."""
-        assert self.info is not None, "it is open"
         port = int(self._listener.getsockname()[1])
-        text = f"{written_by(self.info)}; {self._weights}"
-        return Address(self._name, self._host, port, self._secret, self._deployed, text)
+        return Address(self._name, self._host, port, self._secret, self._deployed)
 
     @property
     def load(self) -> int:
@@ -335,13 +327,3 @@ class Hosted(EngineClient):
             own = None if among is None else [id.partition("/")[2] for id in among if id in connection.running]
             connection.send(frames.Failed(reason, running=own if suspects == {connection.number} else []))
             connection.close()
-
-
-def written_by(info: EngineInfo) -> str:
-    """What a text may depend on besides the weights, including the CPU model, on which rounding depends."""
-    machine = platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        machine = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    kept = f"{info.dtype} {info.quantization} {info.activations} {info.kv_dtype}"
-    return f"{info.target} {kept} {info.device} {info.exact} on {machine}"

@@ -174,7 +174,7 @@ class ReplicaClient(ChannelClient):
         match frame:
             case frames.Ready(info):
                 self.info, self.status = info, EngineStatus("ready")
-                self._in_flight.ready(len(info.draft_shape))
+                self._in_flight.ready(len(info.draft_shape), info.fingerprint)
                 self._on_ready()
             case frames.Failed():
                 self.failure = self.failure or frame  # the first is the engine's, which knows more than its replica

@@ -150,7 +150,9 @@ class Startup:
     def see(self, status: EngineStatus) -> None:
         """Record a new status of the engine."""
         now = self._clock()
-        self.count(status)
+        if status.cause is not None:
+            self.restarts[status.cause] += 1
+        self.resumed += status.resumed
         if status.starts != self._starts:
             self._starts, self._began, self._phase, self.seconds = status.starts, now, "", {}
         if self._phase:
@@ -159,12 +161,6 @@ class Startup:
             self.seconds["total"] = now - self._began
         self._phase = status.message.replace(" ", "_") if status.state == "loading" else ""
         self._phase_began = now
-
-    def count(self, status: EngineStatus) -> None:
-        """Record a new status of an engine that requests do not go to."""
-        if status.cause is not None:
-            self.restarts[status.cause] += 1
-        self.resumed += status.resumed
 
 
 class SelfCheckCounts(msgspec.Struct):

@@ -19,7 +19,7 @@ from functools import partial
 from types import MappingProxyType
 
 import foresay
-from foresay.server.engine.generation import StatusSource
+from foresay.server.engine.generation import EngineStatus, StatusSource
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.observe.telemetry import views
 from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
@@ -62,7 +62,7 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Telemetry:
-    """What one model's engine did and what clients got. engine: the one that requests go to. connections: of the whole
+    """What one model's engine did and what clients got. connections: of the whole
     server. draining: no more requests are taken. self_check: results of re-runs. arriving: requests that wait until the
     model is loaded. replicas: the state of each engine, if there are several.
     """
@@ -96,25 +96,20 @@ class Telemetry:
         if trace.sequences == 1 and trace.root_seconds:
             known = self._root_seconds or trace.root_seconds
             self._root_seconds = known + _MOVED * (trace.root_seconds - known)
-        self.count(trace)
-        if not trace.aside:
-            self._shared.step = trace
-
-    def count(self, trace: StepTrace) -> None:
-        """Count a step of an engine that requests do not go to: it does not affect the gauges."""
         for id, (read, cached) in trace.reading.items():
             self._recent.reads(id, read, cached, sum(trace.seconds.values()))
         if trace.aside:
             return
         shared = self._shared
+        shared.step = trace
         shared.delivered = now = shared.clock()
         shared.step_seconds = shared.history.at(now).step(trace)
 
-    def follow(self, engine: StatusSource, same_texts: bool) -> None:
-        """Requests go to another engine from now on. same_texts: it is like its predecessor."""
-        self.engine = engine
-        if not same_texts:
+    def see(self, status: EngineStatus) -> None:
+        """Record a new status of the engine. One that starts shares no step with the one before."""
+        if status.state == "loading":
             self._root_seconds, self._shared.step = 0.0, None
+        self.startup.see(status)
 
     @contextmanager
     def watching(

@@ -1,4 +1,4 @@
-"""``POST /admin/reload`` to another model while a real engine goes on: which model has a request, and how it ends."""
+"""``POST /admin/reload`` to another model under streams of a real engine: which model has a request, how it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from foresay.server.settings.resolved import BUNDLED
-from tests.server.live import LiveServer, steps
+from tests.server.live import LiveServer
 from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
@@ -44,12 +44,8 @@ class Setup(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where a file makes engines slow, or holds them."""
+        """Where a file makes engines slow."""
         return self.models[0].parent
-
-    @property
-    def url(self) -> str:
-        return self.server.wait_for_url()
 
     async def ask(self, body: dict[str, Any]) -> Any:
         """An answer."""
@@ -74,13 +70,6 @@ class Setup(NamedTuple):
             pass
         assert last["status"] == "replaced", last
         self.models.reverse()
-
-    async def engines(self, count: int) -> list[int]:
-        """Their process ids, once they are so many."""
-        async with asyncio.timeout(120):
-            while len(found := self.server.engine_processes()) != count:
-                await asyncio.sleep(0.01)
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +99,6 @@ async def setup(served: tuple[LiveServer, list[Path], dict[str, list[tuple[list[
     async with aiohttp.ClientSession(served[0].wait_for_url(), timeout=timeout) as client:
         setup = Setup(served[0], client, served[1], served[2])
         yield setup
-        (setup.folder / "held").unlink(missing_ok=True)
 
 
 async def read(response: aiohttp.ClientResponse, begun: asyncio.Event) -> tuple[list[str], Any]:
@@ -157,40 +145,30 @@ async def undisturbed(setup: Setup, *bodies: dict[str, Any]) -> list[tuple[list[
     return setup.texts[key]
 
 
-async def ended(setup: Setup, engine: int) -> None:
-    """Once an engine is gone, and another is left."""
-    assert engine not in await setup.engines(1)
-
-
 @pytest.mark.parametrize("killed", [False, True])
-async def test_new_requests_are_another_models_and_what_runs_ends_undisturbed(killed: bool, setup: Setup) -> None:
+async def test_what_runs_ends_undisturbed_and_new_requests_wait_for_the_other_model(killed: bool, setup: Setup) -> None:
     [(texts, _)] = await undisturbed(setup, LONG)
     bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
     right, short = await undisturbed(setup, *bodies), await setup.ask(SHORT)
     [before] = setup.server.engine_processes()
-    held = setup.folder / "held"
-    held.touch()
-    async with setup.reloading() as line:
-        await setup.engines(2)
-        assert (await setup.ask(SHORT))["choices"] == short["choices"], "no request waits for what loads"
-        async with streams(setup, *bodies, stopped=before) as reading:
-            held.unlink()
-            await setup.replaced(line)
-            other = await setup.ask(SHORT)
-            assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
-            assert not any(one.done() for one in reading), "the engine before has not written on"
-            counted = await steps(setup.url)
-            os.kill(before, signal.SIGKILL if killed else signal.SIGCONT)
-            assert await asyncio.gather(*reading) == right
-            assert await steps(setup.url) > counted + 100, "its steps count as ever"
-    await ended(setup, before)
-    assert (await setup.ask(SHORT))["choices"] == other["choices"]
+    async with streams(setup, *bodies, stopped=before) as reading, setup.reloading() as line:
+        while (await line())["phase"] != "running requests end first":
+            pass
+        waiting = asyncio.create_task(setup.ask(SHORT))
+        await asyncio.sleep(0.5)
+        assert not waiting.done() and not any(one.done() for one in reading)
+        os.kill(before, signal.SIGKILL if killed else signal.SIGCONT)
+        assert await asyncio.gather(*reading) == right
+        await setup.replaced(line)
+        other = await waiting
+    assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
+    assert len(setup.server.engine_processes()) == 1
     async with setup.client.get("/dashboard/state") as response:
         assert (await response.json())["snapshot"]["server"]["target"] == str(setup.models[0])
 
 
 async def test_what_does_not_get_ready_changes_nothing(setup: Setup, tmp_path: Path) -> None:
-    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
+    right = await undisturbed(setup, LONG)
     broken = shutil.copytree(setup.models[1], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-1000])
     async with streams(setup, LONG) as reading, setup.reloading(target=str(broken)) as line:
@@ -199,38 +177,19 @@ async def test_what_does_not_get_ready_changes_nothing(setup: Setup, tmp_path: P
         assert last["status"] == "error" and "model.safetensors" in last["error"]["message"], last
         assert await asyncio.gather(*reading) == right
     async with streams(setup, LONG) as reading:
-        assert await asyncio.gather(*reading) == right and setup.server.engine_processes() == [before]
+        assert await asyncio.gather(*reading) == right
 
 
-async def test_where_only_one_may_write_a_file_the_other_waits_until_the_one_before_is_empty(
-    setup: Setup, tmp_path: Path
-) -> None:
-    right, short, [before] = await undisturbed(setup, LONG), await setup.ask(SHORT), setup.server.engine_processes()
-    async with (
-        streams(setup, LONG, stopped=before) as reading,
-        setup.reloading(draft="suffix", draft_history=str(tmp_path / "history")) as line,
-    ):
-        await asyncio.sleep(2.0)  # until it has read what the other reads, which nothing shows
+async def test_a_server_that_ends_meanwhile_finishes_what_runs_and_refuses_what_waits(setup: Setup) -> None:
+    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
+    async with streams(setup, LONG, stopped=before) as reading, setup.reloading() as line:
+        while (await line())["phase"] != "running requests end first":
+            pass
         waiting = asyncio.create_task(setup.ask(SHORT))
         await asyncio.sleep(0.5)
-        assert setup.server.engine_processes() == [before] and not waiting.done()
+        setup.server.terminate()
+        assert (await waiting)["error"]["code"] == "draining"
         os.kill(before, signal.SIGCONT)
         assert await asyncio.gather(*reading) == right
-        await setup.replaced(line)
-        assert (await waiting)["choices"] != short["choices"]
-
-
-async def test_a_server_that_ends_with_both_finishes_what_runs_in_both(setup: Setup) -> None:
-    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
-    async with (
-        streams(setup, LONG, stopped=before) as reading,
-        setup.reloading(draft="none", draft_history=None) as line,
-    ):
-        await setup.replaced(line)
-        async with streams(setup, LONG) as others:
-            setup.server.terminate()
-            await asyncio.sleep(0.2)
-            os.kill(before, signal.SIGCONT)
-            assert await asyncio.gather(*reading) == right != await asyncio.gather(*others)
     assert await asyncio.to_thread(setup.server.process.wait, SECONDS) == 0
     assert "Traceback" not in setup.server.output
