@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,6 +168,17 @@ def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai_client(url) as client:
         yield client
+
+
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """What fails first is what .ci/run says last."""
+    place = os.environ.get("FIRST_FAILED")
+    if place and report.failed:
+        with contextlib.suppress(FileExistsError), open(place, "x", encoding="utf-8") as file:
+            file.write(report.nodeid)
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_collection_finish() -> None:
