@@ -172,7 +172,7 @@ REFUSED: dict[str, list[Refused]] = {
         Refused("min_tokens", {"max_tokens": 0, "echo": True, "min_tokens": 1}),
         Refused("n", {"prompt": ["a"] * 3, "n": 50}),
         Refused("prompt_logprobs", {"prompt": [[5] * 100] * 2, "n": 40, "prompt_logprobs": 20}),
-        Refused("logprobs", {"prompt": [5] * 200, "n": 100, "echo": True, "logprobs": 6}),
+        Refused("logprobs", {"prompt": [5] * 200, "n": 100, "echo": True, "logprobs": 5}),
     ],
     "/v1/chat/completions": [
         *OPTIONS,
