@@ -1,6 +1,7 @@
 # make serve      create .venv, install, fetch SmolLM2-135M-Instruct and serve it on 127.0.0.1:8000; TARGET=... serves another
 # make setup      create .venv, install what development needs
-# make test       the whole test suite        make quick   its spine, before each commit
+# make test       the test suite              make quick   its spine, before each commit
+# make outside    clients of others': coding agents, load generators, packages from npm, which it installs
 # make soak       what it tries in short, with more seeds, requests and time
 # make check      formatting, lint and types  make format  let ruff rewrite the files
 # make bench      measure this machine        ARGS="..."   is handed to the command
@@ -21,12 +22,12 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
-# What the tests run against the server besides Python packages that go with ours.
+# What make outside runs against the server: clients that are no Python packages, or do not go together with ours.
 CLIENTS := $(addprefix $(VENV)/.installed-,guidellm litellm aider llm npm)
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
 SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
 QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip says 170 lines about what went well; they are shown if anything did not.
 SAID := $(VENV)/install.log
@@ -35,7 +36,7 @@ define install
 		echo "==> pip failed; the lines above are in $(SAID) too" >&2; exit $$status; }
 endef
 
-.PHONY: serve setup bench test quick soak check openapi clients format clean
+.PHONY: serve setup bench test outside quick soak check openapi format clean
 .DELETE_ON_ERROR:
 
 # What cannot be fetched is no reason to serve nothing, unless it was asked for.
@@ -49,18 +50,23 @@ setup: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	@exec $(BIN)/foresay bench $(ARGS)
 
-test: $(VENV)/.installed-dev $(CLIENTS)
-	$(TEST) $(ARGS) || { [ $$? = 1 ] && [ "$$CI" = true ] && \
+define tests
+	$(PYTEST) $(1) || { [ $$? = 1 ] && [ "$$CI" = true ] && \
 		echo "==> once more, nothing beside them: the tests that failed" >&2 && \
-		$(TEST) $(ARGS) -n 0 --last-failed --last-failed-no-failures none; }
+		$(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures none; }
+endef
+
+test: $(VENV)/.installed-dev
+	$(call tests,$(ARGS))
+
+outside: $(VENV)/.installed-dev $(CLIENTS)
+	$(call tests,-m outside tests/clients $(ARGS))
 
 quick: $(VENV)/.installed-dev
-	$(TEST) -m "not slow and not soak" $(or $(ARGS),$(QUICK))
+	$(PYTEST) -m "not slow and not soak and not outside" $(or $(ARGS),$(QUICK))
 
 soak: $(VENV)/.installed-dev
-	$(TEST) -m soak $(ARGS)
-
-clients: $(CLIENTS)
+	$(PYTEST) -m soak $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

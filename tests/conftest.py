@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from foresay.verifier.ops.kernels.cpu import threads
+from tests.known_kernels import KNOWN
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 from tests.server.patched import CHECKING, patch_engines
@@ -35,6 +38,14 @@ def known_costs() -> Iterator[None]:
     """Engines measure nothing when they start: a moment in which the machine was busy would rule all they draft."""
     with pytest.MonkeyPatch.context() as patch:
         costs.give(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_kernels(known_costs: None) -> Iterator[None]:
+    """Kernels of a CPU that an earlier run of the same sources wrote are found."""
+    with pytest.MonkeyPatch.context() as patch:
+        KNOWN.give(patch)
         yield
 
 
@@ -158,6 +169,17 @@ def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai_client(url) as client:
         yield client
+
+
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """What fails first is what .ci/run says last."""
+    place = os.environ.get("FIRST_FAILED")
+    if place and report.failed:
+        with contextlib.suppress(FileExistsError), open(place, "x", encoding="utf-8") as file:
+            file.write(report.nodeid)
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_collection_finish() -> None:

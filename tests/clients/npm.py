@@ -1,4 +1,4 @@
-"""Clients from npm as their packages come: where ``make test`` puts them, their versions, and how they are run."""
+"""Clients from npm as their packages come: where ``make outside`` puts them, their versions, and how they are run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 240.0
 #: For tests that need them. Where CI is set they fail instead.
 needs_npm = pytest.mark.skipif(
     (shutil.which("node") is None or not (MODULES / ".package-lock.json").exists()) and not os.environ.get("CI"),
-    reason="make test installs clients from npm, where node and npm are there; see Makefile",
+    reason="make outside installs clients from npm, where node and npm are there",
 )
 
 

@@ -19,6 +19,8 @@ from tests.server.live import LiveServer
 from tests.server.saying import saying
 from tests.telemetry.scraping import scraped
 
+pytestmark = pytest.mark.outside
+
 #: Long enough that pages of it can be found again.
 QUESTION = "Is there a fox? " * 80
 
@@ -108,7 +110,7 @@ def ask(name: str, url: str, work: Path, question: str, again: bool) -> None:
 async def test_two_turns_stream_and_the_second_is_found_again(url, tmp_path, name):
     program = PROGRAMS["cn" if name == "continue" else name].split()[-1]
     if not Path(program).exists() and not os.environ.get("CI"):
-        pytest.skip("make test installs it where its registry has it; see Makefile")
+        pytest.skip("make outside installs it where its registry has it")
     work = tmp_path / "work"
     work.mkdir()
     counts = []

@@ -17,7 +17,7 @@ from tests.clients.launching import launched
 from tests.clients.npm import CLAUDE, CODEX, needs_npm, node
 from tests.routes.running import running
 
-pytestmark = needs_npm
+pytestmark = [pytest.mark.outside, needs_npm]
 
 WRONG, RIGHT = "print('helo')\n", "print('hello')\n"
 TASK = "Mend the word in hello.py"

@@ -105,9 +105,8 @@ def test_predicted_shape(url):
     assert "needs_confirmation_by_a_person=" in python(url, "predicted_shape.py")
 
 
-@pytest.mark.skipif(
-    not GUIDELLM.exists() and not os.environ.get("CI"), reason="make test installs GuideLLM; see Makefile"
-)
+@pytest.mark.outside
+@pytest.mark.skipif(not GUIDELLM.exists() and not os.environ.get("CI"), reason="make outside installs GuideLLM")
 def test_guidellm_as_one_user(url, tmp_path):
     """GuideLLM 0.8.1 stops reading as soon as the last answer is counted, so that on a busy machine its report may lack
     that one (a pause between its `receive_callback` and its `sync_put` shows it): how many were answered is read here.

@@ -16,12 +16,12 @@ from tests.routes.running import running
 PYTHON = Path(sys.prefix) / "litellm" / "bin" / "python"
 SCRIPT = Path(__file__).parent / "litellm_chat.py"
 
-needs_litellm = pytest.mark.skipif(
-    not PYTHON.exists() and not os.environ.get("CI"), reason="make test installs LiteLLM; see Makefile"
-)
+pytestmark = [
+    pytest.mark.outside,
+    pytest.mark.skipif(not PYTHON.exists() and not os.environ.get("CI"), reason="make outside installs LiteLLM"),
+]
 
 
-@needs_litellm
 def test_litellm_calls_tools_through_three_apis(agent):
     engine = AnsweringEngine(agent, lambda prompt: f"Let me look.{call('weather', city='Ulm')}")
     with running(engine, agent) as url:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from foresay.server.text.tokenizer import Tokenizer
 from tests.clients.answering import AnsweringEngine, call
 from tests.clients.npm import needs_npm, script
 from tests.routes.running import running
+
+pytestmark = [pytest.mark.outside, needs_npm]
 
 
 def weather(prompt: str) -> str:
@@ -23,7 +27,6 @@ def run(agent: Tokenizer, name: str, home: Path) -> Any:
         return script(name, url, home)
 
 
-@needs_npm
 def test_openai_for_node(agent, tmp_path):
     result = run(agent, "openai.mjs", tmp_path)
     for message in (result["whole"], result["streamed"]):
@@ -38,7 +41,6 @@ def test_openai_for_node(agent, tmp_path):
     assert [one["code"] for one in result["warnings"]] == ["tool_left_out"]
 
 
-@needs_npm
 def test_the_ai_sdk(agent, tmp_path):
     result = run(agent, "ai_sdk.mjs", tmp_path)
     for name, thought in (("chat", "Where?"), ("responses", "")):  # of responses it shows summaries only

@@ -26,18 +26,20 @@ def test_python_clients_are_of_these_versions(client):
         assert version(package) == table.pinned("PyPI", package)
 
 
+@pytest.mark.outside
 @pytest.mark.parametrize(
     "package", [package for one in table.CLIENTS if one.source == "Makefile" for package in one.packages]
 )
 def test_clients_with_an_environment_are_of_these_versions(package):
     python = Path(sys.prefix) / package.removesuffix("-chat") / "bin" / "python"
     if not python.exists() and not os.environ.get("CI"):
-        pytest.skip("make test installs it; see Makefile")
+        pytest.skip("make outside installs it")
     line = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == table.pinned("Makefile", package)
 
 
+@pytest.mark.outside
 @needs_npm
 def test_clients_from_npm_are_of_these_versions():
     assert {package: installed(package) for package in PINS} == PINS

@@ -91,8 +91,8 @@ async def test_a_prompt_is_changed_after_its_race(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_slow_answer_is_shown_while_it_is_written(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine(tokenizer.encode("the fox and the owl "), run=3, pause=0.3)
-    async with writing("", tokenizer, engine=engine) as visit:
+    engine = ScriptedEngine(tokenizer.encode("the fox and the owl "), run=3, pause=0.1)
+    async with writing("", tokenizer, engine=engine, pace={"SLOW": 0.4}) as visit:
         await visit.ask("compare", max_output_tokens=60)
         drafted, plain = [visit.page.locator(".lanes .answer").nth(place) for place in (0, 1)]
         for lane in (drafted, plain):

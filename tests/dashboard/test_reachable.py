@@ -38,7 +38,7 @@ async def violations(page: Page) -> list[str]:
 @pytest.mark.parametrize("theme", WIDTHS)
 async def test_the_playground_is_clean_at_every_width(tokenizer: Tokenizer, theme: str) -> None:
     found: dict[str, list[str]] = {}
-    async with writing(TEXT, tokenizer, color_scheme=theme) as visit:
+    async with writing(TEXT, tokenizer, color_scheme=theme, pace=None) as visit:  # a race as long as it is shown
         page = visit.page
 
         async def look(view: str) -> None:

@@ -1,65 +1,36 @@
-"""What follows a sample on a CPU: compiled kernels against the references, at once and recorded."""
+"""What follows a sample on a CPU: the same cases as on a GPU, at once and recorded."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 import torch
 from torch import Tensor
 
 from foresay.spec.sample import BROKEN
-from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
-from foresay.verifier.ops.records import AcceptedPaths
-from foresay.verifier.ops.trees import accept_paths, advance, move_paths
-from tests.kernels.on_device.test_accept import VOCAB, padded, samples
-from tests.spec.trees import random_tree
+from foresay.verifier.ops.trees import accept_paths, advance, move_paths, report
+from tests.kernels.on_device.test_accept import *  # noqa: F403
+from tests.kernels.on_device.test_accept import Executor, assert_same, some_trees
 
 pytestmark = pytest.mark.usefixtures("any_processor")
-NAMES = ("lengths", "paths", "emitted", "sources")
 
 
-def some_trees(seed: int, width: int) -> dict[str, Tensor]:
-    rng = random.Random(seed)
-    trees = [random_tree(rng, rng.randint(1, width), VOCAB) for _ in range(5)] + [random_tree(rng, width, VOCAB)]
-    inputs = padded(trees, width) | {"sampled": samples(rng, trees, width)}
-    slots = torch.randperm(1 << 20, generator=torch.Generator().manual_seed(width))[: 6 * width]
-    inputs["nodes"][seed % 5] = 0
-    return inputs | {"slots": slots.view(6, -1)}
-
-
-def assert_same(found: AcceptedPaths, inputs: dict[str, Tensor]) -> None:
-    with references():
-        wanted = accept_paths(**inputs)
-    for name in NAMES:
-        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
-
-
-@pytest.mark.parametrize("width", [1, 2, 7, 33, MAX_NODES])
-def test_accepted_paths_are_those_of_the_rule(width: int) -> None:
-    for seed in range(3 if width == MAX_NODES else 6):  # the reference is slow
-        inputs = some_trees(seed, width)
-        assert_same(accept_paths(**inputs), inputs)
+@pytest.fixture  # type: ignore[no-redef]
+def executor() -> Executor:
+    """The kernels of a CPU."""
+    return Executor(accept_paths, report, torch.device("cpu"))
 
 
 def test_a_recording_reads_other_trees_each_time() -> None:
-    inputs = {name: column.clone() for name, column in some_trees(0, 12).items()}
+    inputs = {name: column.clone() for name, column in some_trees(0, 12)[1].items()}
     with recording() as replay:
         found = accept_paths(**inputs)
     for seed in range(1, 5):
-        for name, column in some_trees(seed, 12).items():
+        for name, column in some_trees(seed, 12)[1].items():
             inputs[name].copy_(column)
         replay()
         assert_same(found, inputs)
-
-
-def test_a_whole_chain_of_64() -> None:
-    chain = DraftTree.chain(list(range(64)))
-    inputs = padded([chain], 64) | {"sampled": torch.arange(1, 65)[None], "slots": torch.arange(64)[None]}
-    found = accept_paths(**inputs)
-    assert (found.lengths.tolist(), found.emitted[0].tolist()) == ([64], list(range(1, 65)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -15,6 +15,14 @@ TOOL: dict[str, Any] = {
     "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA},
 }
 USER: Any = {"role": "user", "content": "Weather?"}
+#: A call, and what came of it.
+MADE: dict[str, Any] = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'},
+}
+CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [MADE]}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
 
 def engine_saying(tokenizer, text: str, run: int = 1) -> ScriptedEngine:

@@ -1,4 +1,4 @@
-"""Tools over HTTP with a scripted engine: what the model is shown, what the client gets, and what is refused."""
+"""Tools over HTTP with a scripted engine: what the model is shown, and what the client gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, official, prompt_of
+from tests.parsers.asking import (
+    CALLED,
+    RESULT,
+    SCHEMA,
+    TOOL,
+    USER,
+    ask,
+    chunks_of,
+    engine_saying,
+    official,
+    prompt_of,
+)
 from tests.server.scripted import served
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
@@ -19,13 +30,6 @@ ARGUMENTS = '{"city": "Paris", "days": 3}'
 TWO = f"Sure.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 THOUGHT = f"<think>\nHm.\n</think>\n\n{TWO}"
 OTHER: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
-MADE: dict[str, Any] = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'},
-}
-CALLED: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [MADE]}
-RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
 
 # -- what the client gets ------------------------------------------------------------------------------------------
@@ -245,65 +249,6 @@ async def test_the_effort_is_for_templates_that_know_it(tokenizer, family):
         assert prompt_of(engine, tokenizer).startswith("<|system|>effort high<|end|>")
     else:
         assert (status, body["error"]["param"]) == (400, "reasoning_effort")
-
-
-# -- what is refused -----------------------------------------------------------------------------------------------
-
-
-def with_call(**call) -> dict:
-    return {"role": "assistant", "tool_calls": [MADE | call]}
-
-
-def choosing(**choice) -> dict:
-    return {"tools": [TOOL], "tool_choice": choice}
-
-
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("tools", {"tools": {}}),
-    ("tools[0].type", {"tools": [{"type": 5}]}),
-    ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
-    ("tool_choice.type", {"tools": [TOOL, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
-    ("tools[0].function", {"tools": [{"type": "function"}]}),
-    ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
-    ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
-    ("tools[1].function.name", {"tools": [TOOL, TOOL]}),
-    ("tools[0].function.parameters", {"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": "any"}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": 1}),
-    ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice.type", choosing(type="custom")),
-    ("tool_choice.function", choosing(type="function")),
-    ("tool_choice.function.name", choosing(type="function", function={"name": "add"})),
-    ("tool_choice.allowed_tools.mode", choosing(type="allowed_tools", allowed_tools={"mode": "none", "tools": []})),
-    ("tool_choice.allowed_tools.tools", choosing(type="allowed_tools", allowed_tools={"mode": "auto", "tools": []})),
-    ("tool_choice.allowed_tools.tools[0].function.name", choosing(type="allowed_tools", allowed_tools={
-        "mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]})),
-    ("parallel_tool_calls", {"parallel_tool_calls": "no"}),
-    ("messages[0].role", {"messages": [{"role": "function", "name": "f", "content": "a"}]}),
-    ("messages[1].tool_calls[0].id", {"messages": [USER, with_call(id=None)]}),
-    ("messages[1].tool_calls[0].type", {"messages": [USER, with_call(type="custom")]}),
-    ("messages[1].tool_calls[0].function.name", {"messages": [USER, with_call(function={"arguments": ""})]}),
-    ("messages[1].tool_calls[0].function.arguments", {"messages": [USER, with_call(function={
-        "name": "f", "arguments": {}})]}),
-    ("messages[0].tool_calls", {"messages": [CALLED | {"role": "user", "content": "a"}]}),
-    ("messages[1].content", {"messages": [USER, {"role": "assistant", "tool_calls": []}]}),
-    ("messages[2].tool_call_id", {"messages": [USER, CALLED, {"role": "tool", "content": "a"}]}),
-    ("messages[2].tool_call_id", {"messages": [USER, CALLED, RESULT | {"tool_call_id": "other"}]}),
-    ("messages[1].tool_call_id", {"messages": [USER, RESULT]}),
-    ("messages[2].content", {"messages": [USER, CALLED, RESULT | {"content": None}]}),
-    ("functions", {"functions": [{"name": "f"}]}),
-    ("function_call", {"function_call": {"name": "f"}}),
-    ("messages[0].function_call", {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("param", "fields"), REFUSED)
-async def test_errors_name_the_field(tokenizer, param, fields):
-    engine = engine_saying(tokenizer, "ok")
-    async with served(engine, tokenizer) as client:
-        status, body = await ask(client, **({"messages": [USER]} | fields))
-    assert (status, body["error"]["param"]) == (400, param)
-    assert not engine.requests
 
 
 @pytest.mark.parametrize("family", ["plain"])

@@ -40,6 +40,7 @@ def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, para
 @given(text=outputs)
 @example(text='<tool_call>{"name": "f", <tool_call>')
 @example(text='{"name": "f"; {')
+@example(text='[TOOL_CALLS]f{a:<|"|>')
 def test_what_is_no_call_is_text_to_the_letter(family, text):
     parts = read(family, text)
     if not calls_of(parts):

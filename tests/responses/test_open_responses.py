@@ -7,7 +7,6 @@ tool unasked, so another fails with them: one that calls by construction is in t
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from msgspec import UNSET
 
 from foresay.server.api.responses.items import given_items, unfolded
 from foresay.server.api.responses.schemas import InputItem
+from tests.combinations import pairwise
 from tests.responses.open_responses import wrong
 from tests.server.live import LiveServer
 from tests.server.saying import saying
@@ -243,12 +243,11 @@ OTHERS: list[Json] = [
 ]
 
 
-@pytest.mark.parametrize("others", OTHERS, ids=["penalty", "logprobs", "instructions"])
-async def test_schemas(server, others):
-    for shape, tools in itertools.product(FORMATS, TOOLS):
-        requested = {"input": "Tell", **SHORT, **shape, **tools, **others}
-        streamed, (over_socket,) = await server.stream(**requested), await server.socket(requested)
-        for response in (await server.whole(**requested), valid(streamed), valid(over_socket)):
-            assert wrong("response", response) == []
-            for field in ("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"):
-                assert response[field] == requested.get(field, 0 if field.endswith("penalty") else None)
+@pytest.mark.parametrize(("shape", "tools", "others"), pairwise(FORMATS, TOOLS, OTHERS), ids=",".join)
+async def test_schemas(server, shape, tools, others):
+    requested = {"input": "Tell", **SHORT, **shape, **tools, **others}
+    streamed, (over_socket,) = await server.stream(**requested), await server.socket(requested)
+    for response in (await server.whole(**requested), valid(streamed), valid(over_socket)):
+        assert wrong("response", response) == []
+        for field in ("presence_penalty", "frequency_penalty", "safety_identifier", "prompt_cache_key"):
+            assert response[field] == requested.get(field, 0 if field.endswith("penalty") else None)

@@ -125,53 +125,6 @@ async def test_what_the_model_sees(tokenizer, script, fields, rendered):
         assert seen == rendered
 
 
-TURN = {"role": "user", "content": "Tell"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        (
-            {"messages": [TURN, {"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "messages[1].content[0]",
-        ),
-        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
-        (
-            {"messages": [TURN, {"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "messages[1].content[0]",
-        ),
-        (
-            {"messages": [TURN, {"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "messages[1].content[0]",
-        ),
-        ({"temperature": 1.5}, "temperature"),
-        ({"stop_sequences": "x"}, "stop_sequences"),
-        (
-            {
-                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
-                "tool_choice": {"type": "tool", "name": "web_search"},
-            },
-            "tool_choice.name",
-        ),
-        ({"tools": [{"name": "what?", "input_schema": {}}]}, "tools[0].name"),
-        ({"tools": [{"type": "mcp_toolset"}, {"input_schema": {}}]}, "tools[1].name"),
-        ({"tool_choice": {"type": "tool"}, "tools": []}, "tool_choice.name"),
-    ],
-)
-async def test_errors_are_anthropics_and_name_the_field(tokenizer, script, fields, named):
-    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
-        response = await plain.post("/v1/messages", json=ASK | {"system": "Be kind"} | fields)
-        body = await response.json()
-    assert response.status == 400
-    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert body["error"]["param"] == named
-    assert named in body["error"]["message"]
-
-
 async def test_errors_raise_what_anthropics_client_calls_them(tokenizer, script):
     engine = ScriptedEngine(script)
     async with clients(engine, tokenizer) as (client, _):

@@ -139,49 +139,6 @@ async def test_copilot_finds_the_model_and_what_it_can(agent):
     assert {"completion", "tools"} <= set(shown["capabilities"])
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"options": {"mirostat": 2}}, "options.mirostat"),
-        ({"options": {"typical_p": 0.5}}, "options.typical_p"),
-        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
-        ({"format": "xml"}, "format"),
-        ({"think": "hard"}, "think"),
-        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": "Tell"}, "messages"),
-        ({"model": None}, "model"),
-    ],
-)
-async def test_errors_are_a_sentence_that_names_the_field(tokenizer, script, fields, named):
-    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
-        response = await plain.post("/api/chat", json=CHATS | fields)
-        body = await response.json()
-    assert response.status == 400
-    assert set(body) == {"error"}
-    assert named in body["error"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"suffix": "x"}, "suffix"),
-        ({"template": "{{ .Prompt }}"}, "template"),
-        ({"context": [1, 2]}, "context"),
-        ({"raw": True, "system": "x"}, "system"),
-        ({"raw": True, "top_logprobs": 1}, "top_logprobs"),
-        ({"raw": True, "logprobs": True, "top_logprobs": 99}, "logprobs"),
-    ],
-)
-async def test_generate_refuses_what_it_does_not_do(tokenizer, script, fields, named):
-    async with clients(ScriptedEngine(script), tokenizer) as (_, plain):
-        response = await plain.post("/api/generate", json={"model": "toy", "prompt": "Tell"} | fields)
-        body = await response.json()
-    assert (response.status, named in body["error"]) == (400, True), body
-
-
 async def test_errors_raise_in_ollamas_client(tokenizer, script):
     async with clients(ScriptedEngine(script), tokenizer) as (client, _):
         with pytest.raises(ollama.ResponseError, match="was not found") as caught:

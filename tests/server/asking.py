@@ -1,4 +1,4 @@
-"""Requests with options: answered, streamed or refused."""
+"""Requests with options: answered or streamed."""
 
 from __future__ import annotations
 
@@ -38,14 +38,6 @@ async def chunks_of(client, path, **fields) -> list[dict[str, Any]]:
     *events, done = (await response.text()).split("\n\n")[:-1]
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: ")]
-
-
-async def refusal(client, path, **fields) -> dict[str, Any]:
-    for stream in (False, True):
-        response = await post(client, path, **fields, stream=stream)
-        body: dict[str, dict[str, Any]] = await response.json()
-        assert response.status == 400, body
-    return body["error"]
 
 
 def joined(chunks, index) -> dict[str, Any]:

@@ -7,35 +7,7 @@ import pytest
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.request import Delta
 from tests.server.scripted import END, ScriptedEngine, served
-from tests.server.wire import ASK, events, post
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "status", "param", "code"),
-    [
-        ("completions", {"prompt": "x", "temperature": 3}, 400, "temperature", None),
-        ("completions", {"prompt": "x", "best_of": 2}, 400, "best_of", None),
-        ("completions", {}, 400, "prompt", None),
-        ("completions", {"prompt": ""}, 400, "prompt", None),
-        ("completions", {"prompt": [40] * 512, "max_tokens": 1}, 400, "prompt", "context_length_exceeded"),
-        ("completions", {"prompt": "x", "model": "gpt-9"}, 404, "model", "model_not_found"),
-        ("chat/completions", {"messages": []}, 400, "messages", None),
-        ("chat/completions", ASK | {"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
-        ("chat/completions", ASK | {"model": "toy", "stop": [""]}, 400, "stop", None),
-    ],
-)
-async def test_errors_have_openais_body(tokenizer, path, fields, status, param, code):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        for stream in (False, True):
-            response = await post(client, path, **fields, stream=stream)
-            body = await response.json()
-            assert response.status == status
-            assert set(body) == {"error"}
-            assert set(body["error"]) == {"message", "type", "param", "code"}
-            assert (body["error"]["param"], body["error"]["code"]) == (param, code)
-            assert body["error"]["type"] == "invalid_request_error"
-    assert engine.requests == []
+from tests.server.wire import events, post
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sampling options on the wire: what reaches the engine, and what is refused."""
+"""Sampling options on the wire: what reaches the engine (tests/routes/test_refusals.py has what is refused)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from foresay.server.text.options import check_echoed
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.sampling import SamplingParams
-from tests.server.asking import PATHS, answer, refusal
+from tests.server.asking import PATHS, answer
 from tests.server.scripted import END, ScriptedEngine, served
-
-LONG = [{"role": "user", "content": "fox " * 90}]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -64,86 +62,6 @@ async def test_llama_cpps_names_of_what_an_answer_must_match(tokenizer, path, fi
     own, ours, none = (request.grammar for request in engine.requests)
     assert own is not None and ours is not None and own.text == ours.text and none is None
     assert own.param == field
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"presence_penalty": 2.1}, "presence_penalty"),
-        ({"frequency_penalty": -2.1}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"presence_penalty": "much"}, "presence_penalty"),
-        ({"logit_bias": {"17": 101}}, "logit_bias"),
-        ({"logit_bias": {"fox": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {"330": 1}}, "logit_bias"),
-        ({"logit_bias": {"²": 1}}, "logit_bias"),
-        ({"logit_bias": [17]}, "logit_bias[0]"),
-        ({"logit_bias": [[17, 101]]}, "logit_bias"),
-        ({"logit_bias": [[17, 60], [17, 60]]}, "logit_bias"),
-        ({"logit_bias": [[5, 1], [17, True]]}, "logit_bias[1]"),
-        ({"logit_bias": [[330, 1]]}, "logit_bias"),
-        ({"logit_bias": [[330, False]]}, "logit_bias"),
-        ({"logit_bias": [["x" * 8193, 1]]}, "logit_bias"),
-        ({"logit_bias": [[17, 1]] * 4097}, "logit_bias"),
-        ({"grammar": "no grammar"}, "grammar"),
-        ({"grammar": "start: /a/", "response_format": {"type": "json_object"}}, "grammar"),
-        ({"json_schema": {"type": "object"}, "grammar": "start: /a/"}, "grammar"),
-        ({"json_schema": {"type": "object"}, "min_tokens": 2}, "min_tokens"),
-        ({"json_schema": {"nullable": True}}, "json_schema"),
-        ({"bad_words": [""]}, "bad_words"),
-        ({"bad_words": ["  "]}, "bad_words"),
-        ({"bad_words": ["x"] * 257}, "bad_words"),
-        ({"bad_words": "fox"}, "bad_words"),
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"allowed_token_ids": [330]}, "allowed_token_ids"),
-        ({"allowed_token_ids": ["5"]}, "allowed_token_ids[0]"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 1.5}, "n"),
-        ({"n": 2, "best_of": 3}, "best_of"),
-        ({"best_of": 2}, "best_of"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
-        ({"stream_interval": 0}, "stream_interval"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"priority": 1}, "priority"),
-    ],
-)
-async def test_what_is_out_of_range_is_named(tokenizer, path, fields, param):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        error = await refusal(client, path, **fields)
-    assert error["param"] == param
-    assert param.partition("[")[0] in error["message"]
-    assert engine.requests == []
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        ("chat/completions", {"top_logprobs": 3}, "top_logprobs"),
-        ("chat/completions", {"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
-        ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ("chat/completions", {"logprobs": 3}, "logprobs"),
-        ("chat/completions", {"echo": True}, "echo"),
-        ("completions", {"logprobs": True}, "logprobs"),
-        ("completions", {"logprobs": 21}, "logprobs"),
-        ("completions", {"logprobs": -1}, "logprobs"),
-        ("completions", {"top_logprobs": 3}, "top_logprobs"),
-        ("completions", {"max_tokens": 0}, "max_tokens"),
-        ("completions", {"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
-        ("completions", {"prompt": ["a"] * 3, "n": 50}, "n"),
-        ("completions", {"prompt": [[5] * 100] * 2, "n": 40, "prompt_logprobs": 20}, "prompt_logprobs"),
-        ("completions", {"prompt": [5] * 200, "n": 100, "echo": True, "logprobs": 6}, "logprobs"),
-        ("chat/completions", {"messages": LONG, "n": 128, "prompt_logprobs": 19}, "prompt_logprobs"),
-    ],
-)
-async def test_each_api_has_its_own_idea_of_logprobs(tokenizer, path, fields, param):
-    async with served(ScriptedEngine([END]), tokenizer) as client:
-        assert (await refusal(client, path, **fields))["param"] == param
 
 
 async def test_prompts_are_repeated_within_bounds(tokenizer):

@@ -1,4 +1,4 @@
-"""``prediction`` at every route that has it: what is refused, what reaches the engine, what ``usage`` says of it."""
+"""``prediction`` at every route that has it: what reaches the engine, what ``usage`` says of it."""
 
 from __future__ import annotations
 
@@ -56,50 +56,6 @@ async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
         assert response.status == 200, await response.text()
     wanted = None if text is None else tokenizer.encode(text, False)
     assert [request.prediction for request in engine.requests] == [wanted] * (1 if "responses" in path else 2)
-
-
-@paths
-@pytest.mark.parametrize(
-    ("wrong", "param", "says"),
-    [
-        ({"prediction": "once"}, "prediction", "expected an object"),
-        ({"prediction": {"content": "once"}}, "prediction.type", "is required"),
-        ({"prediction": {"type": "content"}}, "prediction.content", "is required"),
-        ({"prediction": {"type": "tokens", "content": "once"}}, "prediction.type", "must be content, got 'tokens'"),
-        (of(5), "prediction.content", "got a whole number"),
-        (of(None), "prediction.content", "got null"),
-        (of(["once"]), "prediction.content[0]", "expected an object, got text"),
-        (of([{"type": "text"}]), "prediction.content[0].text", "is required"),
-        (
-            of([{"type": "text", "text": "a"}, {"type": "image_url", "text": "b"}]),
-            "prediction.content[1].type",
-            "must be text, got 'image_url'",
-        ),
-        (of("once ") | {"speculation": {"off": True}}, "prediction", "speculation.off cannot be combined"),
-        (of("too long " * 100), "prediction.content", "has more tokens than the answer may have (512)"),
-    ],
-)
-async def test_what_is_wrong_with_it_is_named(tokenizer, path, wrong, param, says):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        response = await client.post(path, json=ASKS[path] | wrong)
-        assert response.status == 400
-        error = (await response.json())["error"]
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert says in error["message"]
-    assert engine.requests == []
-
-
-@pytest.mark.parametrize(
-    ("besides", "says"),
-    [({"prompt": ["one", "two"]}, "holds 2 prompts"), ({"echo": True, "max_tokens": 0}, "no tokens are generated")],
-)
-async def test_it_is_of_one_answer_that_is_written(tokenizer, besides, says):
-    async with served(ScriptedEngine([END]), tokenizer) as client:
-        response = await client.post("/v1/completions", json={"prompt": "x"} | of("once") | besides)
-        error = (await response.json())["error"]
-    assert (response.status, error["param"]) == (400, "prediction")
-    assert says in error["message"]
 
 
 # -- what is counted ----------------------------------------------------------------------------------------------

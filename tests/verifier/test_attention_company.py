@@ -1,7 +1,10 @@
-"""Rows of batched attention have the bits that they have alone, over the ends of blocks and of spans."""
+"""Batched attention as it is compiled against its reference; its rows have the bits that they have alone, over the ends
+of blocks and of spans."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -65,15 +68,18 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 @everywhere
 def test_it_is_what_the_reference_says(processor, shape, stored, options) -> None:
-    """NaN stands wherever no row may read."""
+    """Of trees, of chunks, and of both in a pass. NaN stands wherever no row may read."""
     made = bench(shape)
-    laid_out = made.lay_out([made.sequence(*size) for size in SIZES], padding=3)
-    result = attended(laid_out, stored, **options)
-    with references():
-        wanted = attended(laid_out, stored, **options)
+    sequences = [made.sequence(*size) for size in SIZES]
+    trees, chunks, both = (made.lay_out(sequences, padding=3, chain=chain) for chain in (False, True, False))
+    both[3].is_prefill = torch.tensor([0, 1] * 3, dtype=torch.int32)
     close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
-    torch.testing.assert_close(result, wanted, atol=close, rtol=close)
-    assert not result[-3:].any()
+    for laid_out in (trees, chunks, both):
+        result = attended(laid_out, stored, **options)
+        with references():
+            wanted = attended(laid_out, stored, **options)
+        torch.testing.assert_close(result, wanted, atol=close, rtol=close)
+        assert not result[-3:].any()
 
 
 @everywhere
@@ -145,3 +151,27 @@ def test_a_text_s_rows_share_its_end_and_notice_nothing_behind_their_own(length,
         alone = attended(made.lay_out([sequence.compacted(row)], chain=True), **options)
         assert same(alone[0], together[row])
     assert together[:-1].isfinite().all() and not together[-1].isfinite().any()
+
+
+@pytest.mark.parametrize("computed", [nullcontext, references], ids=["compiled", "reference"])
+def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], AbstractContextManager[None]]) -> None:
+    """Two heads over three keys, every number written out; a row that sees no key gives zeros."""
+    width = 16
+    page, offsets = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
+    rows = AttentionMetadata(page[None], 4, page, offsets)
+    query = torch.tensor([[[9.0], [-9.0]]] * 3).repeat_interleave(width, dim=2)
+    keys, values = (
+        torch.tensor([*numbers, torch.nan])[:, None, None].repeat(1, 1, width)
+        for numbers in ((1.0, 0.5, -1.0), (1.0, 10.0, 100.0))
+    )
+    sinks = torch.tensor([1.5, -2.0])
+    scores = 2.0 * (torch.tensor([[6.0, 3.0, -6.0], [-6.0, -3.0, 6.0]]) / 2.0).tanh()
+    weights = torch.cat([scores, sinks[:, None]], dim=1).exp()
+    wanted = (weights[:, :3] * torch.tensor([1.0, 10.0, 100.0])).sum(dim=1) / weights.sum(dim=1)
+    scale = 6.0 / 9.0 / width
+    with computed():
+        found = tree_attention(query, keys, values, rows, scale, softcap=2.0, sinks=sinks)
+        rows.plan = None
+        late = tree_attention(query, keys, values, rows, scale, first=2, softcap=2.0, sinks=sinks)
+    torch.testing.assert_close(found[2], wanted[:, None].expand(-1, width), rtol=1e-6, atol=0)
+    assert late[2].all() and not late[:2].any()

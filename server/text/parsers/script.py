@@ -253,7 +253,7 @@ def _between(reader: Reader, closer: str, end: str, first: bool, mark: str) -> S
 def due(reader: Reader, mark: str = "") -> Script[None]:
     """Raise :class:`Broken` if no value can follow."""
     first = yield from reader.ahead()
-    if first in _NEVER or (len(first) > 1 and first != mark):
+    if first in _NEVER or (first == "<" and not mark) or (len(first) > 1 and first != mark):
         raise Broken
 
 

@@ -19,7 +19,6 @@ from tests.kernels.on_device.conftest import INTERPRETED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
 HEADS, GROUPS, DIM, WIDTH, TAPS, PAGES = 4, 2, 16, 32, 3 if INTERPRETED else 4, 8
-CHANNELS = 2 * GROUPS * DIM + HEADS * WIDTH
 FP32 = torch.float32
 #: Gated delta rules, Mamba-2, and short convolutions.
 of_each_kind = pytest.mark.parametrize("kind", ["delta", "scan", "short"])
@@ -35,25 +34,28 @@ def _many_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Case:
     """Texts and trees of one pass behind texts."""
 
-    def __init__(self, device: torch.device, kind: str) -> None:
+    def __init__(self, device: torch.device, kind: str, heads: int = HEADS, groups: int = GROUPS) -> None:
         self.short, self.device, self.random = kind == "short", device, random.Random(3)
-        self.generator, short = torch.Generator().manual_seed(3), self.short
-        heads = 0 if short else HEADS
-        record = 0 if short else GROUPS * DIM + HEADS * WIDTH + HEADS
-        sizes = (PAGES, heads, WIDTH // LANES, DIM, LANES), (PAGES, TAPS - 1, CHANNELS)
-        self.layer = LayerStates(*(self.noise(*size) for size in (*sizes, (2 * NODES, record), (2 * NODES, CHANNELS))))
-        decay = -self.noise(HEADS).abs()
-        given = self.noise(TAPS, CHANNELS), decay, self.noise(HEADS), self.noise(WIDTH), 1e-6
-        self.weights, self.rates = DeltaWeights(*given, tiled=True), 2 * HEADS
+        self.generator, self.width = torch.Generator().manual_seed(3), heads * WIDTH
+        self.channels = channels = 2 * groups * DIM + self.width
+        record = 0 if self.short else groups * DIM + self.width + heads
+        states = (PAGES, 0 if self.short else heads, WIDTH // LANES, DIM, LANES)
+        sizes = states, (PAGES, TAPS - 1, channels), (2 * NODES, record), (2 * NODES, channels)
+        self.layer = LayerStates(*(self.noise(*size) for size in sizes))
+        decay = -self.noise(heads).abs()
+        given = self.noise(TAPS, channels), decay, self.noise(heads), self.noise(WIDTH), 1e-6
+        self.weights, self.rates = DeltaWeights(*given, tiled=True), 2 * heads
         if kind == "scan":
-            scan, self.rates = Scan(self.noise(CHANNELS), self.noise(HEADS), 2), HEADS
-            self.weights = replace(self.weights, norm=self.noise(HEADS * WIDTH), tiled=False, scan=scan)
+            scan, self.rates = Scan(self.noise(channels), self.noise(heads), 2), heads
+            self.weights = replace(self.weights, norm=self.noise(self.width), tiled=False, scan=scan)
 
     def noise(self, *size: int) -> Tensor:
         return torch.randn(size, generator=self.generator).to(self.device)
 
     def inputs(self, rows: int) -> tuple[Tensor, Tensor]:
-        return self.noise(rows, 3 * CHANNELS if self.short else CHANNELS + HEADS * WIDTH), self.noise(rows, self.rates)
+        return self.noise(rows, 3 * self.channels if self.short else self.channels + self.width), self.noise(
+            rows, self.rates
+        )
 
     def rows(self, parts: list[list[int] | int], lengths: list[int], nodes: int = 0) -> StateRows:
         """parts: parents of a tree, or how many rows of a text, of which the last ``nodes`` leave records."""
@@ -144,7 +146,7 @@ def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(d
 
 
 def test_a_text_beside_a_tree_may_have_more_rows_than_a_tree_has_nodes(device) -> None:
-    case = Case(device, "delta")
+    case = Case(device, "delta", heads=1, groups=1)
     given, alone, beside = case.inputs(69), case.copy(), case.copy()
     found = case.run(given, case.rows([[-1, 0, 0], 66], [5, 0]), beside)
     plain = case.rows([66], [0])
