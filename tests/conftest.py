@@ -14,7 +14,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from foresay.verifier.ops.kernels.cpu import threads
-from tests.known_kernels import KNOWN
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 from tests.server.patched import CHECKING, patch_engines
@@ -38,14 +37,6 @@ def known_costs() -> Iterator[None]:
     """Engines measure nothing when they start: a moment in which the machine was busy would rule all they draft."""
     with pytest.MonkeyPatch.context() as patch:
         costs.give(patch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def known_kernels(known_costs: None) -> Iterator[None]:
-    """Kernels of a CPU that an earlier run of the same sources wrote are found."""
-    with pytest.MonkeyPatch.context() as patch:
-        KNOWN.give(patch)
         yield
 
 

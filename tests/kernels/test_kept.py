@@ -17,7 +17,6 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, Launcher
 from foresay.verifier.ops.kernels.cpu.walk import walker
-from tests.known_kernels import KNOWN
 from tests.verifier.gguf_files import read_only
 
 
@@ -25,7 +24,6 @@ from tests.verifier.gguf_files import read_only
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     walker()  # what every kernel needs is there already
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    KNOWN.take(monkeypatch)
     return tmp_path / "foresay" / "kernels"
 
 
