@@ -7,11 +7,9 @@
 
 A state page holds, for all recurrent layers, the state after some number of tokens of one text, and the rows that a
 convolution still needs. A shared one is never written to: the next state goes to a spare page, and the one before is
-unchanged. So a verify pass changes no committed state, rolling back a draft means not committing it, and a *checkpoint*
-is one more reference. A text keeps the state at its last page boundary as its mark; when its pages are published, the
-mark becomes a checkpoint of the pool page that ends there. A prefix is shared only up to a page with a checkpoint.
-
-A pass writes a record for each node (:class:`StateStore`); committing a path replays those of its nodes.
+unchanged. So rolling back a draft means not committing it, and a *checkpoint* is one more reference. A text keeps the
+state at its last page boundary as its mark, which becomes a checkpoint of the pool page that ends there once that is
+published. A pass writes a record for each node (:class:`StateStore`); committing a path replays those of its nodes.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ class StatePages(Store):
         self.checkpoints: OrderedDict[int, int] = OrderedDict()
         self.formers: OrderedDict[TextState, tuple[int, int]] = OrderedDict()
         self.filling: list[int] = []
-        self._references = [0] * self.num_pages
-        self._free = list(range(self.num_pages - 1, NONE, -1))
+        self._references, self._free = [0] * num_pages, list(range(num_pages - 1, NONE, -1))
 
     def allocate(self) -> int:
         """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses are evicted, then
