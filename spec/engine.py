@@ -300,8 +300,8 @@ class Engine:
         guard = None if self.scheduler.budget is None else self.scheduler.budget.guard
         measured = 0.0 if guard is None or prefills else guard.plain_seconds(len(batch))
         if not prefills:
-            cost.saw(rows, context, seconds, drafted > 0)
-            root_seconds = measured or cost.now(len(batch), context)
+            estimated = cost.saw(rows, len(batch), context, seconds)
+            root_seconds = measured or estimated
         return StepTrace(
             number=self.steps,
             rows=rows,

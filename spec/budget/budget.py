@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from foresay.spec.budget.chance import Claims
+from foresay.spec.budget.chance import LEAST, Claims
 from foresay.spec.budget.cost import CostModel, DraftCosts
 from foresay.spec.budget.guard import Guard
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
@@ -33,8 +33,12 @@ from foresay.spec.wall import Wall
 
 #: The share of the time that may be lost by drafting with each model in vain.
 PROBING = 0.003
+#: A try that took longer than so many times its estimate was delayed by something else.
+_MOST_OVER = 4.0
 #: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
 _FIRST_TRIES, _IN_A_TEXT = 8, 4
+#: A plan without drafts still holds if fewer than one in so many texts came or went.
+_ABOUT = 4
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
 
@@ -69,6 +73,7 @@ class Budget(Observer):
         self._beyond = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
         # As last weighed: the texts, their models' trees and chains, the costs, the plans by worth, and the best one.
         self._able: list[str] = []
+        self._running = set[str]()  # the texts last planned
         self._estimates: list[Estimate] = []
         self._costs = StepCosts((), {}, 0.0)
         self._ways: list[CandidatePlan] = []
@@ -108,6 +113,11 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
+        if self.why is not None and self.why.probe:
+            self._saved[self.why.ways[0].model] = 0.0
+            for case in self._cases.values():
+                case.explored += 1
+            self._weighing.begin()
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
@@ -132,9 +142,8 @@ class Budget(Observer):
         if self._weighing.now:
             self._weighing.took(chosen, total - chosen, 0.0, share)
         if why is not None and why.probe:  # what it took beyond its estimate is saved before the next
-            model, expected = why.ways[0].model, why.ways[0].seconds
-            self._saved[model] = self._saved.get(model, 0.0) - min(max(0.0, total - expected), expected / PROBING**0.5)
-            self._weighing.begin()
+            over, expected = total - why.ways[0].seconds, why.ways[0].seconds
+            self._saved[why.ways[0].model] -= min(max(0.0, over), _MOST_OVER * expected)
         seconds = trace.seconds.get("propose", 0.0)
         for name, member in self._models.items() if seconds else ():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
@@ -147,9 +156,10 @@ class Budget(Observer):
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
         self._cases.pop(sequence.id, None)
-        if len(self._able) < 2:  # with other texts running, a new one is looked at soon enough
+        if self._running == {sequence.id}:  # with other texts running, a new one is looked at soon enough
             self._looking.begin()
             self._weighing.begin()
+        self._running.discard(sequence.id)
 
     def dropped(self, error: Exception) -> None:
         """Draft nothing from now on: choosing without estimates would cost more than it brings."""
@@ -189,6 +199,7 @@ class Budget(Observer):
 
     def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         able = [sequence for sequence in sequences if sequence.drafts]
+        self._running = {sequence.id for sequence in able}
         if not able:
             self.why, self._weighing.now, self._looking.now = None, False, False
             return [NO_PLAN] * len(sequences)
@@ -202,21 +213,22 @@ class Budget(Observer):
             plans: Mapping[str, Plan] = self._beside(able, found)
         else:
             self.why, plans, self._beyond = self._standing, self._plans, 0.0
-        if self.looks and self.why is not None:
+        assert self.why is not None, "plans were weighed"
+        if self.looks:
             self.leader.see(self.why)
-            if model := self.why.ways[0].model:
-                self._unread = sum([self._models[model].behind(sequence) for sequence in able])
-        else:
-            self._unread = 0
-        return [plans.get(sequence.id, NO_PLAN) for sequence in sequences]
+        planned = [plans.get(sequence.id, NO_PLAN) if sequence.drafts else NO_PLAN for sequence in sequences]
+        if model := self.why.ways[0].model:
+            drafting = [s for s, plan in zip(sequences, planned, strict=True) if plan.drafts_with(model)]
+            self._unread = sum([self._models[model].behind(sequence) for sequence in drafting])
+        return planned
 
     def _lasts(self, able: Sequence[SequenceState]) -> bool:
         """Whether the standing plan still applies: drafts to the same sequences, which have room for them."""
         why, plans = self._standing, self._plans
         if why is None or self.guard.paused(why.ways[0].model):
             return False
-        if not why.ways[0].nodes:
-            return True
+        if not why.ways[0].model:
+            return _ABOUT * abs(len(able) - len(plans)) < len(plans)
         pairs = [(plans.get(sequence.id), sequence) for sequence in able]
         return len(able) == len(plans) and all(
             plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs
@@ -234,12 +246,15 @@ class Budget(Observer):
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(context, rows, self.timed)
         drafts = {name: self._models[name].costs.now(self.timed) for name in names}
-        pace = sum([case.pace(seconds[len(able)]) for case in cases]) if self.pinned is None else 0.0
-        self._costs = costs = StepCosts(seconds, drafts, pace, [name for name in names if self._models[name].checks])
+        pace, checks = (
+            sum([case.pace(seconds[len(able)]) for case in cases]),
+            [n for n in names if self._models[n].checks],
+        )
+        self._costs = costs = StepCosts(seconds, drafts, pace if self.pinned is None else 0.0, checks)
         self._able = [s.id for s in able]
         self._estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
         self._ways = ways = self._sorted(costs.alone(self._estimates))
-        chosen = self._explored(ways, cases)
+        chosen = self._explored(ways, cases, pace)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + self._since
         self._since = 0
@@ -253,22 +268,18 @@ class Budget(Observer):
         ways = [way for way in ways if not (way.model and any(way.found)) and not any(way.first)]
         return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
-    def _explored(self, ways: Sequence[CandidatePlan], cases: Sequence[SequenceStats]) -> CandidatePlan:
+    def _explored(self, ways: Sequence[CandidatePlan], cases: Sequence[SequenceStats], pace: float) -> CandidatePlan:
         """The best plan, or one to try instead: a model's first ones, and later as many as may be lost in vain. What a
-        try loses is saved beforehand, so the dearer it is, the rarer."""
+        try loses is saved beforehand, so the dearer it is, the rarer. pace: tokens a second."""
         best = ways[0]
         if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
             for way in ways:
                 if way.model and self._models[way.model].tries < _FIRST_TRIES:
-                    for case in cases:
-                        case.explored += 1
                     return way
         others = {way.model: way for way in reversed(ways[1:]) if way.model and way.chain == best.chain}
         for model, way in others.items():
             self._saved[model] = self._saved.get(model, 0.0) + PROBING * best.seconds * self._since
-            lost = max(way.seconds - best.seconds, (best.worth - way.worth) / (self._costs.pace or PROBING))
-            if self._saved[model] >= lost:
-                self._saved[model] = 0.0
+            if self._saved[model] >= max(way.seconds - best.seconds, (best.worth - way.worth) / pace):
                 return way
         return best
 
@@ -322,7 +333,7 @@ class Budget(Observer):
             if self.pinned is None and not way.chain:
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
                 shape = OPEN.limited(self._models[way.model].levels)
-                pace = self._costs.pace / max(PROBING, found.left)
+                pace = self._costs.pace / max(LEAST, found.left)
                 shape = replace(shape, price=self._costs.price(way, index, pace, shape.nodes))
             shape = shape.limited(sequence.most_levels)
             checked = min(way.first[index], shape.levels) if way.first else 0  # pages are reserved for the shape

@@ -178,14 +178,30 @@ class CostModel:
         points = list(accumulate(points, max))
         return [less * points[low] + more * points[high] for low, less, high, more in _table(self._rows, most)]
 
-    def saw(self, rows: int, context: int, phases: Mapping[str, float], drafted: bool) -> None:
-        """Learn from a step without a prompt. context: tokens of all. phases: its seconds, by phase."""
+    def saw(self, rows: int, sequences: int, context: int, phases: Mapping[str, float]) -> float:
+        """Learn from a step without a prompt. context: tokens of all. phases: its seconds, by phase. Returns what it
+        would have taken without drafts; 0 if unknown.
+
+        A delay would have delayed the plain step too, so that is this step's own time in the proportion of the two.
+        """
         own = sum(phases.values()) - phases.get("plan", 0.0) - phases.get("propose", 0.0)
+        if rows == sequences:
+            plain, self._timed = own, (self._clock(), self.pace.log)
+        elif self._timed[0] == -math.inf:
+            plain = 0.0
+        elif self._at(context)[0].seen:
+            plain = own * self.now(sequences, context) / self.now(rows, context)
+        else:  # only larger steps were corrected
+            plain = own * self.seconds(sequences) / self.seconds(rows)
         if own > 0.0:
             parts = self._at(context)
-            learn(self.pace, [(parts[point], weight) for point, weight in _weights(self._rows, rows)], own)
-        if not drafted:
-            self._timed = self._clock(), self.pace.log
+            amounts = [(parts[point], weight) for point, weight in _weights(self._rows, rows)]
+            if len(amounts) == 2 and amounts[0][0] is parts[0]:
+                # Costs may climb in stairs: what a plain step takes is not read off a line from it to larger ones.
+                (first, less), (second, more) = amounts
+                amounts = [(second, more + less * first.seconds / second.seconds)]
+            learn(self.pace, amounts, own)
+        return plain
 
     @property
     def doubt(self) -> str:

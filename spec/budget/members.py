@@ -179,7 +179,8 @@ class Found(NamedTuple):
         """A tree of so many of the likeliest nodes."""
         assert self.tree is not None, "nothing was found"
         if self.tree.is_chain:
-            return self.tree.beginning(nodes + 1, self.tree.chances[: nodes + 1])
+            chances, sources = self.tree.chances[: nodes + 1], self.tree.sources[: nodes + 1]
+            return self.tree.beginning(nodes + 1, chances, sources)
         return merge([self.tree], nodes + 1).tree
 
     def learn(self, emitted: Sequence[int]) -> None:

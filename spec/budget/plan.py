@@ -99,6 +99,10 @@ class Plan:
             left -= width
         return cls(tuple(shares), why, TreeShape(tuple(widths)))
 
+    def drafts_with(self, drafter: str) -> bool:
+        """Whether this drafter is called for it."""
+        return any(share.drafter == drafter and share.tree is None for share in self.shares)
+
     @property
     def likely_levels(self) -> int:
         """Levels that are expected to be drafted."""

@@ -93,7 +93,7 @@ def test_a_list_can_be_a_repeated_flag_or_a_toml_array(toml) -> None:
         ({"dtype": "fp32"}, "--dtype must be one of auto, bfloat16, float16, float32, got 'fp32'"),
         (
             {"draft_tree": "3,,1"},
-            "--draft-tree must be node counts such as \"3,2,1\", or a template (.json), got '3,,1'",
+            "--draft-tree must be node counts such as \"3,2,1\", got '3,,1'",
         ),
         (
             {"draft_tokens": -1},

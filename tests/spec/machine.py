@@ -136,7 +136,7 @@ class Machine:
         self.news += filter(None, [self.budget.news])
         self.chosen, self.spent = self.chosen + choosing, self.spent + choosing + drafting + forward
         phases = {"propose": self._noisy(drafting), "forward": self._noisy(forward)}
-        self.cost.saw(rows, 0, phases, rows > 1)
+        self.cost.saw(rows, 1, 0, phases)
         emitted = [FIRST] * (1 + accepted)
         self.one.tokens += emitted
         trace = StepTrace(

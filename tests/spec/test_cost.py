@@ -12,7 +12,7 @@ from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, Dr
 
 def saw(cost: CostModel, rows: int, seconds: float, times: int = 1, context: int = 0) -> None:
     for _ in range(times):
-        cost.saw(rows, context, {"forward": seconds}, drafted=rows > 1)
+        cost.saw(rows, 1, context, {"forward": seconds})
 
 
 def test_a_slower_machine_is_slower_at_all_rows_and_soon() -> None:
@@ -94,6 +94,14 @@ def test_a_delayed_size_makes_none_dear_that_was_seen_to_take_less() -> None:
     assert table[2:4] == pytest.approx([0.0024] * 2, rel=0.2) and table[8] > 0.003
 
 
+def test_what_a_plain_step_takes_is_not_read_off_larger_ones() -> None:
+    """Costs may climb in stairs: two rows take as much as four."""
+    cost = CostModel([1, 4], [0.01, 0.016])
+    saw(cost, 1, 0.01, 5)
+    saw(cost, 2, 0.016, 20)
+    assert cost.now(1) == pytest.approx(0.01, rel=0.15)
+
+
 def test_a_known_plain_step_is_no_cheaper_for_what_is_hoped_of_larger_ones() -> None:
     cost = CostModel([1, 8, 32], [0.01, 0.012, 0.02])
     for rows in (8, 32):
@@ -133,7 +141,7 @@ def test_what_a_whole_step_takes_beyond_its_pass_every_step_takes() -> None:
     assert [cost.now(1), cost.now(8)] == pytest.approx([0.011, 0.016])
     cost.begun(0.0)
     assert cost.now(1) == pytest.approx(0.011), "nobody measured it"
-    cost.saw(8, 0, {"plan": 9.0, "propose": 9.0, "forward": 0.015, "deliver": 0.001}, drafted=True)
+    cost.saw(8, 1, 0, {"plan": 9.0, "propose": 9.0, "forward": 0.015, "deliver": 0.001})
     assert cost.now(8) == pytest.approx(0.016)
 
 

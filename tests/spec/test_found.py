@@ -63,3 +63,13 @@ def test_what_two_found_is_one_tree_and_nothing_is_nothing() -> None:
     unlikely = Found.of([(one, DraftTree.chain([1, 3], "suffix", (1.0, 0.01)))])
     for none in (NOTHING, unlikely):
         assert (none.chances, none.names, none.left) == ([], (), 1.0)
+
+
+def test_what_two_found_alike_is_a_chain_whose_tokens_have_one_source_each() -> None:
+    one, other = Salts().claims(""), Salts().claims("")
+    one.run = other.run = 10**9
+    suffix = DraftTree.chain([1, 3], "suffix", (1.0, 0.6))
+    both = Found.of([(one, suffix), (other, DraftTree.chain([1, 3, 5], "ngram", (1.0, 0.5, 0.4)))])
+    assert both.tree is not None and both.tree.is_chain
+    assert both.best(2).sources == ("", "suffix", "ngram")
+    assert both.best(1).sources == ("", "suffix")

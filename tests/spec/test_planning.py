@@ -143,7 +143,7 @@ def test_a_model_at_rest_is_cheaper_where_the_machine_has_become_faster() -> Non
     one.limit = 1000
     for _ in range(300):
         (plan,) = budget.plan([one])
-        budget.cost.saw(1, 0, {"forward": 0.5}, drafted=False)
+        budget.cost.saw(1, 1, 0, {"forward": 0.5})
         budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.0, forward=0.5))
     assert member.costs.now().seconds(2) < 0.75 * member.cost.seconds(2)
 
@@ -266,7 +266,7 @@ def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(), timed=True), sequence()
     one.limit, whys = 10_000, []
     for _ in range(70):
-        budget.cost.saw(1, 0, {"forward": 1.0}, drafted=False)
+        budget.cost.saw(1, 1, 0, {"forward": 1.0})
         (plan,) = budget.plan([one])
         if budget.guard.now:  # this step is plain, to be measured
             budget.stepped(*came(one, plan, DraftTree.chain([one.tokens[-1]]), [3], 0, forward=1.0))
@@ -336,7 +336,7 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
     budget, one = Budget([member], CostModel([1, 64], [1.0, 4.0])), sequence()
     one.limit = 10_000
     for _ in range(40):  # as it was measured
-        budget.cost.saw(1, 0, {"forward": 1.0}, drafted=False)
+        budget.cost.saw(1, 1, 0, {"forward": 1.0})
         member.costs.saw(3, 0, False, 0.4)
         member.costs.saw(3, 0, True, 1.3)
     (plan,) = budget.plan([one])
@@ -345,7 +345,7 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
     assert budget.why is not None and [way.kind for way in budget.why.ways] == [("model", False), ("", False)]
     chain = DraftTree.chain([7, 3, 6], "model", (1.0, 0.8, 0.64))
     for _ in range(100):
-        budget.cost.saw(1, 0, {"forward": 1.0}, drafted=False)
+        budget.cost.saw(1, 1, 0, {"forward": 1.0})
         budget.stepped(*came(one, plan, chain, [3, 6, 1], 2, plan=0.0, propose=0.6, forward=1.0))
         (plan,) = budget.plan([one])
     assert member.costs.now().seconds(2, grown=False) == pytest.approx(0.6, rel=0.1)
