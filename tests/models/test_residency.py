@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -408,7 +409,11 @@ async def test_settings_that_do_not_load_change_nothing(moves):
         with pytest.raises(ConfigurationError, match="broken"):
             await world.reload("a", other, moves)
         await world.ask("a")
-    assert world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 40}
+        assert world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 40}
+        swap = AsyncMock(side_effect=AttributeError("a mistake of ours"))
+        with pytest.raises(AttributeError):
+            await world.residency.reload(world.residents["a"], swap, moves)
+        assert world.residents["a"].state == "out" and await world.ask("a") == "a", "it is loaded again"
 
 
 async def test_where_nothing_loads_any_more_the_next_request_tries_again():

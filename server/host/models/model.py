@@ -83,11 +83,12 @@ class Model(Resident):
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
         try:
             resumed = await self.engine.reload(config, reserved)
-        except ForesayError as error:
-            if self.engine.status.state == "ready":
+        except Exception as error:
+            known = isinstance(error, ForesayError)
+            if known and self.engine.status.state == "ready":
                 raise
             await self.engine.unload(str(error))
-            raise NotRestored(str(error)) from None
+            raise NotRestored(str(error)) if known else error from None
         self.service.config, self.service.text = config, text
         return resumed
 
