@@ -212,7 +212,7 @@ class EngineClient(Supervised, ChannelClient):
         """Stop the engine, start it with other settings, and resume what ran. If it does not get ready, the earlier
         settings are in force again, and what was wrong is raised. The next process imports before the engine stops."""
         if self.status.state == "unloaded":
-            self._config, self.footprint = config, None
+            self._config, self.info, self.footprint = config, None, None
             return Resumed(0, 0.0)
         with contextlib.suppress(OSError, TimeoutError):
             ahead = self._ahead = self._spawn()  # a crash meanwhile takes it

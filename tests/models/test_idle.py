@@ -6,17 +6,21 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import ollama
 import pytest
 
 from foresay.server.api.admin.routes import _changed
 from foresay.server.gateway.keys import KeyStore
+from foresay.server.host.models.model import Model
+from foresay.server.host.service import ServerState, Text
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import InvalidRequest
 from tests.models.serving import Serving, serving
+from tests.server.scripted import INFO
 
 FOX = "said the fox"
 TURN = {"role": "user", "content": "Who?"}
@@ -89,6 +93,21 @@ async def test_no_stream_moves_into_another_model_whether_it_is_loaded_or_not(to
             await _changed(server.models, entry, {"max_model_len": 2}, lambda *_: None)
         entry.state = "in"
     assert [call.args[2] for call in reload.call_args_list] == [False, True]
+
+
+async def test_what_was_read_of_the_settings_before_a_reload_is_not_kept(monkeypatch):
+    before, after = ServeConfig(max_model_len=64), ServeConfig(max_model_len=32)
+    model, old, new = Model.of(["a"], before, ServerState(), lambda status: None), Mock(), Mock()
+    await model.look()
+    model.engine.info = INFO
+
+    async def read(config: ServeConfig) -> Text:
+        await model.reload(after, new, {})
+        return old
+
+    monkeypatch.setattr(model, "read", read)
+    await model.prepare()
+    assert (model.service.text, model.longest, model.engine.info) == (new, 32, None)
 
 
 async def test_requests_without_an_answer_of_the_model_do_not_keep_it(tokenizer):

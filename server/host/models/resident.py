@@ -98,6 +98,8 @@ class Reload(NamedTuple):
             if not self.done.done():  # else cancelled
                 self.done.set_exception(error)
             return isinstance(error, ForesayError) and not isinstance(error, NotRestored)
+        one = self.resident
+        one.failure, one.delay, one.refused_until = None, 0.0, 0.0  # of the settings before
         if not self.done.done():
             self.done.set_result(resumed)
         return True
