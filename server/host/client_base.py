@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 
 class Resumed(NamedTuple):
-    """moved: requests that go on in the next engine. pause: seconds for which they had none."""
+    """moved: requests that go on in the next engine. pause: seconds for which they had none; None if they
+    were moved one by one."""
 
     moved: int
-    pause: float
+    pause: float | None
 
 
 class Observed:

@@ -54,13 +54,13 @@ class Reloading(msgspec.Struct, kw_only=True):
 
 class Reloaded(msgspec.Struct, kw_only=True):
     """The engine was replaced. moved: running requests that continue in the new one. seconds: until it was ready;
-    pause: those of them in which no engine ran."""
+    pause: those of them in which no engine ran; null with replicas, which are replaced one by one."""
 
     status: Literal["replaced"] = "replaced"
     model: str
     moved: int
     seconds: float
-    pause: float
+    pause: float | None
 
 
 class ReloadError(msgspec.Struct, kw_only=True):

@@ -100,7 +100,7 @@ class Model(Resident):
         assert not isinstance(self.engine, EngineClient), "one engine is stopped first"
         moved = await self.engine.replace(config, progress)
         self.service.config, self.service.text = config, text
-        return Resumed(moved, 0.0)
+        return Resumed(moved, None)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
