@@ -93,8 +93,8 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
                 stages(last["phase"], last["share"])
     if last.get("status") != "replaced":
         raise _refused(last)
-    went_on = f"{last['moved']} streams go on after a pause of {last['pause']:.1f} s"
-    print(f"{last['model']}: engine replaced after {last['seconds']:.1f} s; {went_on}")
+    pause = "" if last["pause"] is None else f" after a pause of {last['pause']:.1f} s"
+    print(f"{last['model']}: engine replaced after {last['seconds']:.1f} s; {last['moved']} streams go on{pause}")
     return 0
 
 

@@ -212,12 +212,12 @@ class EngineClient(Supervised, ChannelClient):
         """Stop the engine, start it with other settings, and resume what ran. If it does not get ready, the earlier
         settings are in force again, and what was wrong is raised. The next process imports before the engine stops."""
         if self.status.state == "unloaded":
-            self._config, self.footprint = config, None
+            self._config, self.info, self.footprint = config, None, None
             return Resumed(0, 0.0)
         with contextlib.suppress(OSError, TimeoutError):
-            self._ahead = self._spawn()
+            ahead = self._ahead = self._spawn()  # a crash meanwhile takes it
             async with asyncio.timeout(IMPORT_SECONDS):
-                while not child.has_imported(self._ahead.process):
+                while self._ahead is ahead and not child.has_imported(ahead.process):
                     await asyncio.sleep(0.01)
         self._earlier, self._config, self._refused = self._config, config, None
         if self.status.state == "ready":

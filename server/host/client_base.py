@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 
 class Resumed(NamedTuple):
-    """moved: requests that go on in the next engine. pause: seconds for which they had none."""
+    """moved: requests that go on in the next engine. pause: seconds for which they had none; None if they
+    were moved one by one."""
 
     moved: int
-    pause: float
+    pause: float | None
 
 
 class Observed:
@@ -71,6 +72,7 @@ class Supervised(Observed, ABC):
         self._changed = asyncio.Event()
         self._failure: frames.Failed | None = None
         self._broken = False  # the supervisor itself failed
+        self._served = False  # an engine was ready, perhaps of earlier settings
 
     @abstractmethod
     async def _supervise(self) -> None:
@@ -142,7 +144,7 @@ class Supervised(Observed, ABC):
             message = f"the supervision of the engine ended ({type(error).__name__}: {error})"
             self._set(EngineStatus("failed", message, starts=self.status.starts))
         self._fail(lambda: EngineFailed(f"{self.status.message}; {AGAIN}"))
-        if (self._broken or self.info is None) and not self._over.done():
+        if (self._broken or not self._served) and not self._over.done():
             self._over.set_exception(self._given_up())
             self._over.exception()  # marks it as retrieved: perhaps nothing awaits it
 
@@ -152,7 +154,7 @@ class Supervised(Observed, ABC):
         return (ConfigurationError if usage else ForesayError)(self.status.message)
 
     def _set(self, status: EngineStatus) -> None:
-        self.status = status
+        self.status, self._served = status, self._served or status.state == "ready"
         for observe in self.observe_status:
             self._notify(observe, status)
         self._changed.set()

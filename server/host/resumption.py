@@ -264,7 +264,7 @@ class InFlights:
         if flight is None:
             return
         flight.ends_at = at_token
-        if flight.deltas:
+        if flight.deltas and flight.state != "waiting":
             self.send(frames.Finish(id, at_token))
         else:  # all of it came from the previous engine
             self._close(flight)

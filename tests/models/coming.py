@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from foresay.server.host.client_base import Resumed
 from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
-from foresay.spec.errors import ForesayError
+from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import Footprint
 
 #: What there is room for on every device of these tests.
@@ -29,11 +29,11 @@ class Comer(Resident):
     happened: list[str]
     loaded: dict[str, int]
 
-    def __init__(self, name: str, size: int = 60, device: str = "cpu", known: bool = True) -> None:
+    def __init__(self, name: str, size: int = 60, device: str = "cpu", known: bool = True, wrong: str = "") -> None:
         super().__init__(name)
         self.size, self.device = size, device
         self.footprint = Footprint(size, CAPACITY, device) if known else None
-        self.wrong: ForesayError | None = None
+        self.wrong: ForesayError | None = ConfigurationError(wrong) if wrong else None
         self.unprepared: ForesayError | None = None
         self.seconds, self.there = 0.0, False
 

@@ -6,13 +6,21 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import ollama
 import pytest
 
+from foresay.server.api.admin.routes import _changed
 from foresay.server.gateway.keys import KeyStore
+from foresay.server.host.models.model import Model
+from foresay.server.host.service import ServerState, Text
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.settings.config import ServeConfig
+from foresay.server.settings.resolved import BUNDLED
+from foresay.spec.errors import InvalidRequest
 from tests.models.serving import Serving, serving
+from tests.server.scripted import INFO
 
 FOX = "said the fox"
 TURN = {"role": "user", "content": "Who?"}
@@ -71,6 +79,35 @@ async def test_a_reload_that_fails_is_reported_and_tried_again(tokenizer):
         server.by_name["fox"].wrong = ""
         server.models.find("fox").refused_until = 0.0
         assert (await server.json("/v1/completions", model="fox", prompt="x"))["choices"][0]["text"] == FOX
+
+
+@pytest.mark.parametrize("state", ["out", "coming", "in", "leaving"])
+async def test_no_stream_moves_into_another_model_whether_it_is_loaded_or_not(tokenizer, monkeypatch, state):
+    async with serving(tokenizer, {"fox": FOX}) as server:
+        entry, reload = server.models.find("fox"), AsyncMock()
+        monkeypatch.setattr(server.models, "reload", reload)
+        entry.state = state
+        for changes in ({"target": str(BUNDLED / "target")}, {"max_seqs": 2}):
+            await _changed(server.models, entry, changes, lambda *_: None)
+        with pytest.raises(InvalidRequest, match="can only grow"):
+            await _changed(server.models, entry, {"max_model_len": 2}, lambda *_: None)
+        entry.state = "in"
+    assert [call.args[2] for call in reload.call_args_list] == [False, True]
+
+
+async def test_what_was_read_of_the_settings_before_a_reload_is_not_kept(monkeypatch):
+    before, after = ServeConfig(max_model_len=64), ServeConfig(max_model_len=32)
+    model, old, new = Model.of(["a"], before, ServerState(), lambda status: None), Mock(), Mock()
+    await model.look()
+    model.engine.info = INFO
+
+    async def read(config: ServeConfig) -> Text:
+        await model.reload(after, new, {})
+        return old
+
+    monkeypatch.setattr(model, "read", read)
+    await model.prepare()
+    assert (model.service.text, model.longest) == (new, 32) and model.info is None
 
 
 async def test_requests_without_an_answer_of_the_model_do_not_keep_it(tokenizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -238,8 +239,7 @@ async def test_forgotten_it_leaves_at_once_but_not_under_somebodys_feet():
 
 
 async def test_one_that_cannot_be_loaded_is_an_error_and_the_others_go_on():
-    broken = Comer("b", 30)
-    broken.wrong = ConfigurationError("its weights are damaged")
+    broken = Comer("b", 30, wrong="its weights are damaged")
     world = World([Comer("a"), broken])
     async with world.running():
         await world.ask("a")
@@ -255,9 +255,7 @@ async def test_one_that_cannot_be_loaded_is_an_error_and_the_others_go_on():
 
 
 async def test_trials_that_fail_become_rarer():
-    broken = Comer("b")
-    broken.wrong = ConfigurationError("no")
-    world, pauses = World([broken]), []
+    world, pauses = World([Comer("b", wrong="no")]), []
     async with world.running():
         for _ in range(8):
             with pytest.raises(LoadFailed) as refused:
@@ -274,9 +272,8 @@ async def test_who_cannot_be_prepared_sends_nobody_away():
     async with world.running():
         await world.ask("a")
         refused = await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
-    assert [str(one) for one in refused] == [
-        "The model 'b' could not be loaded: /no/such/model: no such file or directory"
-    ] * 3
+    message = "The model 'b' could not be loaded: /no/such/model: no such file or directory"
+    assert [str(one) for one in refused] == [message] * 3
     assert world.happened == ["+a"]
 
 
@@ -346,9 +343,7 @@ def test_a_heartbeat_that_finds_no_client_ends_the_waiting():
 
 async def test_each_refusal_is_an_error_of_its_own():
     """One that is raised again and again would keep hold of everybody who raised it."""
-    broken = Comer("b")
-    broken.wrong = ConfigurationError("no")
-    world, refusals = World([broken]), []
+    world, refusals = World([Comer("b", wrong="no")]), []
     async with world.running():
         for _ in range(3):
             refusals += await asyncio.gather(*[world.ask("b") for _ in range(3)], return_exceptions=True)
@@ -391,8 +386,10 @@ async def test_another_model_comes_once_nobody_uses_the_one_before():
 
 
 async def test_one_that_is_out_is_loaded_with_its_other_settings_on_request():
-    world = World([Comer("a", 40)])
+    world = World([Comer("a", 40, wrong="mended by the reload")])
     async with world.running():
+        with pytest.raises(LoadFailed):
+            await world.ask("a")
         await world.reload("a", Comer("a", 70))
         assert world.happened == []
         await world.ask("a")
@@ -401,19 +398,21 @@ async def test_one_that_is_out_is_loaded_with_its_other_settings_on_request():
 
 @pytest.mark.parametrize("moves", [True, False])
 async def test_settings_that_do_not_load_change_nothing(moves):
-    world, other = World([Comer("a", 40)]), Comer("a", 60)
-    other.wrong = ConfigurationError("its files are broken")
+    world, other = World([Comer("a", 40)]), Comer("a", 60, wrong="its files are broken")
     async with world.running():
         await world.ask("a")
         with pytest.raises(ConfigurationError, match="broken"):
             await world.reload("a", other, moves)
         await world.ask("a")
-    assert world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 40}
+        assert world.happened == ["+a", "-a", "+a"] and world.loaded == {"cpu": 40}
+        swap = AsyncMock(side_effect=AttributeError("a mistake of ours"))
+        with pytest.raises(AttributeError):
+            await world.residency.reload(world.residents["a"], swap, moves)
+        assert world.residents["a"].state == "out" and await world.ask("a") == "a", "it is loaded again"
 
 
 async def test_where_nothing_loads_any_more_the_next_request_tries_again():
-    world, other = World([Comer("a", 40)]), Comer("a", 60)
-    other.wrong = ConfigurationError("its files are broken")
+    world, other = World([Comer("a", 40)]), Comer("a", 60, wrong="its files are broken")
     async with world.running():
         await world.ask("a")
         comer = world.comers["a"]

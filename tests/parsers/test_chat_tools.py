@@ -11,18 +11,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.parsers.asking import (
-    CALLED,
-    RESULT,
-    SCHEMA,
-    TOOL,
-    USER,
-    ask,
-    chunks_of,
-    engine_saying,
-    official,
-    prompt_of,
-)
+from tests.parsers.asking import CALLED, RESULT, SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, official, prompt_of
 from tests.server.scripted import served
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'

@@ -6,17 +6,7 @@ import pytest
 import torch
 
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import (
-    CHAINS,
-    DRAFTERS,
-    SELF,
-    TREES,
-    assert_same,
-    drafting,
-    expected,
-    jobs_of,
-    whole,
-)
+from tests.same_tokens.runs import CHAINS, DRAFTERS, SELF, TREES, assert_same, drafting, expected, jobs_of, whole
 from tests.same_tokens.witness import Text, run
 from tests.verifier.families import FAMILIES
 

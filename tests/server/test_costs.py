@@ -169,22 +169,8 @@ def test_a_second_engine_in_a_script_or_command_neither_probes_nor_measures(
     assert started() == (set(), text)
     work.clear()
     flags = [word for name, value in QUICK.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    assert (
-        main(
-            [
-                "generate",
-                str(tmp_path / "target"),
-                *flags,
-                "--prompt",
-                "The old king",
-                "--max-tokens",
-                "4",
-                "--seed",
-                "3",
-            ]
-        )
-        == 0
-    )
+    prompted = ["--prompt", "The old king", "--max-tokens", "4", "--seed", "3"]
+    assert main(["generate", str(tmp_path / "target"), *flags, *prompted]) == 0
     assert not work and "| exact |" in capsys.readouterr().err
     assert started(page_size=32) == (MEASURED, text), "other settings"
     os.utime(tmp_path / "target" / "model.safetensors")

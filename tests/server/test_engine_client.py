@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -93,6 +94,19 @@ def test_a_server_whose_supervision_ends_ends_too(monkeypatch, capsys, caplog):
     assert main(["serve", "--port", "0"]) == 1
     assert "the supervision of the engine ended (KeyError: 'lost')" in capsys.readouterr().err
     assert "the engine is no longer supervised" in caplog.text
+
+
+@pytest.mark.parametrize("down", [False, True])
+async def test_a_crash_while_the_next_process_imports_is_no_end(down, monkeypatch):
+    """down: the engine is gone already, and its supervisor waits to start it again."""
+    engine, spawned = EngineClient(ServeConfig(**QUICK), lambda: spawned.pop()), [Mock(), ahead := Mock()]
+    engine._set(EngineStatus("down" if down else "ready"))
+    monkeypatch.setattr(child, "has_imported", lambda process: setattr(engine, "_ahead", None))
+    monkeypatch.setattr(engine, "until_ready", AsyncMock())
+    monkeypatch.setattr(engine, "_supervise", AsyncMock())
+    async with asyncio.timeout(SECONDS):
+        await engine.reload(ServeConfig(**QUICK, page_size=32))
+    assert spawned != [ahead] and engine._config.page_size == 32
 
 
 class Breaking(Mailbox):

@@ -142,6 +142,13 @@ async def test_only_the_admin_key_opens_it(
         assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(("pause", "end"), [(None, "go on\n"), (0.46, "go on after a pause of 0.5 s\n")])
+def test_a_pause_is_named_if_there_was_one(pause: float | None, end: str, monkeypatch: Any, capsys: Any) -> None:
+    last = {"status": "replaced", "model": "a", "seconds": 1.0, "moved": 2, "pause": pause}
+    monkeypatch.setattr("foresay.server.cli.serve.answers", lambda *given: [last])
+    assert main(["reload", "--admin-key", KEY]) == 0 and capsys.readouterr().out.endswith(end)
+
+
 def test_a_server_of_somebody_else_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()

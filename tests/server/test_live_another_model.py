@@ -76,7 +76,7 @@ class Setup(NamedTuple):
 def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[LiveServer, list[Path], dict[str, list[tuple[list[str], Any]]]]]:
-    folder = tmp_path_factory.mktemp("successor")
+    folder = tmp_path_factory.mktemp("another_model")
     models = [shutil.copytree(BUNDLED / "target", folder / name) for name in ("one", "two")]
     config = json.loads((models[1] / "config.json").read_text())
     (models[1] / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))

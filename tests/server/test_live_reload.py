@@ -80,7 +80,7 @@ class Served:
         """Go on in an engine with another draft; returns how many requests do."""
         tell, config = self.told.append, replace(CONFIG, draft=draft)
         resumed = await self.models.reload(self.models.first, config, True, lambda phase, share: tell(phase))
-        assert (resumed.pause > 0) == self.models.first.loaded
+        assert bool(resumed.pause) == self.models.first.loaded
         return resumed.moved
 
 

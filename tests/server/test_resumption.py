@@ -320,26 +320,26 @@ def test_a_self_check_does_not_go_on() -> None:
     assert isinstance(bench.sinks["re-run"].error, EngineFailed)
 
 
-@pytest.mark.parametrize("when", ["before it dies", "while it is gone", "before it has anything of the next"])
+@pytest.mark.parametrize("when", ["before it dies", "while it goes", "while it is gone", "before anything of the next"])
 def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
     bench = Bench()
     bench.add("a", "b")
+    bench.flights.move() if when == "while it goes" else None
     bench.emits("a", 1, 2, 3, 4)
     if when == "before it dies":
         bench.flights.finish("a", 2)
         assert bench.sent[-1] == frames.Finish("a", 2)
-    bench.dies()
-    if when == "before it has anything of the next":
+    bench.dies() if when != "while it goes" else None
+    if when == "before anything of the next":
         bench.engine()
         assert ids(bench.added) == ["a"]
     if when != "before it dies":
         bench.flights.finish("a", 2)
     last = bench.sinks["a"].deltas[-1]
     assert (last.tokens, last.finish_reason, last.seed) == ([], "stop", 9)
-    assert last.statistics is not None
-    statistics = last.statistics
+    assert (statistics := last.statistics) is not None
     assert (statistics.completion_tokens, statistics.discarded, statistics.per_step_accepted) == (2, 2, [2])
-    if when == "before it has anything of the next":
+    if when == "before anything of the next":
         assert frames.Cancel("a") in bench.sent
     else:
         bench.engine()

@@ -27,7 +27,7 @@ from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import changed
-from foresay.server.settings.resolved import target_directory
+from foresay.server.settings.resolved import cached_target, target_directory
 from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 
@@ -54,13 +54,13 @@ class Reloading(msgspec.Struct, kw_only=True):
 
 class Reloaded(msgspec.Struct, kw_only=True):
     """The engine was replaced. moved: running requests that continue in the new one. seconds: until it was ready;
-    pause: those of them in which no engine ran."""
+    pause: those of them in which no engine ran; null with replicas, which are replaced one by one."""
 
     status: Literal["replaced"] = "replaced"
     model: str
     moved: int
     seconds: float
-    pause: float
+    pause: float | None
 
 
 class ReloadError(msgspec.Struct, kw_only=True):
@@ -139,18 +139,16 @@ async def _reload(models: Models, entry: Model, settings: Mapping[str, Any], pro
 
 async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], progress: Progress) -> Resumed:
     before = entry.service.config
-    config, same = changed(before, settings), True
-    if entry.loaded:
-        info = entry.info or await entry.arrived()
-        if config.target != before.target:
-            progress("checking the files", None)
-            same = await asyncio.to_thread(_the_same, before, config)
-        if same and config.max_model_len is not None and config.max_model_len < info.max_model_len:
-            message = (
-                f"max_model_len ({config.max_model_len}) can only grow: running requests may need "
-                f"{info.max_model_len} tokens"
-            )
-            raise InvalidRequest("max_model_len", message)
+    config = changed(before, settings)
+    info = entry.info or (await entry.arrived() if entry.loaded else None)
+    same = config.target == before.target
+    if not same:  # also of one that is not loaded: it may be before its turn to be reloaded
+        progress("checking the files", None)
+        same = await asyncio.to_thread(_the_same, before, config)
+    length, least = config.max_model_len, 0 if info is None else info.max_model_len
+    if same and length is not None and length < least:
+        message = f"max_model_len ({length}) can only grow: running requests may need {least} tokens"
+        raise InvalidRequest("max_model_len", message)
     if not same and config.replicas is not None:
         raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
     return await models.reload(entry, config, same, progress)
@@ -158,21 +156,17 @@ async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], pr
 
 def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
     """Whether two targets are the same model, possibly with other weights: equal shape and tokenizer."""
-    wanted = _what_it_is(after)
+    wanted, there = target_directory(after), cached_target(before)
     try:
-        return _what_it_is(before) == wanted
-    except ForesayError:  # its files no longer exist
+        return there is not None and _what_it_is(there) == _what_it_is(wanted)
+    except (OSError, ValueError):  # one is a GGUF file, or is gone
         return False
 
 
-def _what_it_is(config: ServeConfig) -> tuple[dict[str, Any], bytes]:
-    directory = Path(target_directory(config))
-    try:
-        fields = json.loads((directory / "config.json").read_bytes())
-        shape = {name: value for name, value in fields.items() if name not in _LOOSE}
-        return shape, (tokenizer_file(directory) or directory / "tokenizer.json").read_bytes()
-    except (OSError, ValueError) as error:
-        raise ForesayError(f"the target {directory} cannot be read: {error}") from None
+def _what_it_is(directory: Path) -> tuple[dict[str, Any], bytes]:
+    fields = json.loads((directory / "config.json").read_bytes())
+    shape = {name: value for name, value in fields.items() if name not in _LOOSE}
+    return shape, (tokenizer_file(directory) or directory / "tokenizer.json").read_bytes()
 
 
 def _field(message: str, settings: Mapping[str, Any]) -> str:

@@ -131,13 +131,7 @@ class NativeAnswer(msgspec.Struct, kw_only=True):
 FRAMING = msgspec.structs.replace(EVENTS, done=b"")
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 #: The client's names of fields that a completion request names differently.
-NAMES = FieldNames(
-    {
-        "max_tokens": "n_predict",
-        "logprobs": "n_probs",
-        "repetition_penalty": "repeat_penalty",
-    }
-)
+NAMES = FieldNames({"max_tokens": "n_predict", "logprobs": "n_probs", "repetition_penalty": "repeat_penalty"})
 _OWN = {"n_predict", "repeat_penalty", "n"}
 _SHARED = sorted({*GenerationRequest.__struct_fields__} - _OWN)
 

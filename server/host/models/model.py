@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
@@ -83,12 +83,16 @@ class Model(Resident):
         assert isinstance(self.engine, EngineClient), "replicas are replaced one by one"
         try:
             resumed = await self.engine.reload(config, reserved)
-        except ForesayError as error:
-            if self.engine.status.state == "ready":
+        except Exception as error:
+            known = isinstance(error, ForesayError)
+            if known and self.engine.status.state == "ready":
                 raise
             await self.engine.unload(str(error))
-            raise NotRestored(str(error)) from None
-        self.service.config, self.service.text = config, text
+            raise NotRestored(str(error)) if known else error from None
+        self.service.config, self.service.text, self._longest = config, text, None
+        if self.engine.info is None:
+            with contextlib.suppress(ForesayError):
+                await self.look()
         return resumed
 
     async def roll(self, config: ServeConfig, text: Text, progress: Progress) -> Resumed:
@@ -96,7 +100,7 @@ class Model(Resident):
         assert not isinstance(self.engine, EngineClient), "one engine is stopped first"
         moved = await self.engine.replace(config, progress)
         self.service.config, self.service.text = config, text
-        return Resumed(moved, 0.0)
+        return Resumed(moved, None)
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -106,8 +110,7 @@ class Model(Resident):
 
     async def prepare(self) -> None:
         """Download missing files, and read the tokenizer; only the first time."""
-        if self.service.text is None:
-            self.service.text = await self.read(self.service.config)
+        await self._have_text(self.read)
 
     async def read(self, config: ServeConfig) -> Text:
         """Check what can be checked of these settings without an engine, download what is missing, and read the
@@ -126,7 +129,14 @@ class Model(Resident):
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
         if self.service.text is None and await _in_thread(cached_target, self.service.config) is not None:
-            self.service.text = await self._read_text(self.service.config)
+            await self._have_text(self._read_text)
+
+    async def _have_text(self, read: Callable[[ServeConfig], Awaitable[Text]]) -> None:
+        """Read tokenizer and template unless they are there; again if the settings change meanwhile."""
+        while self.service.text is None:
+            text = await read(config := self.service.config)
+            if self.service.config is config:
+                self.service.text = text
 
     async def _read_text(self, config: ServeConfig) -> Text:
         async with self.service.server.reading:
@@ -140,12 +150,8 @@ class Model(Resident):
 
     async def arrived(self, starts: int | None = None) -> EngineInfo:
         """Wait for tokenizer and engine; the engine's info. starts: see :meth:`EngineClient.until_ready`."""
-        text, info = await asyncio.gather(self._text(), self.engine.until_ready(starts))
-        self.service.text = text
+        _, info = await asyncio.gather(self._have_text(self._read_text), self.engine.until_ready(starts))
         return info
-
-    async def _text(self) -> Text:
-        return self.service.text or await self._read_text(self.service.config)
 
     async def until_ended(self) -> NoReturn:
         """Wait until there will be no engine, and raise why."""

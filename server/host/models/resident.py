@@ -94,10 +94,12 @@ class Reload(NamedTuple):
         """Replace it; false if it is not loaded any more."""
         try:
             resumed = await self.swap(reserved)
-        except ForesayError as error:
+        except Exception as error:  # a bug of ours too must not end the residency
             if not self.done.done():  # else cancelled
                 self.done.set_exception(error)
-            return not isinstance(error, NotRestored)
+            return isinstance(error, ForesayError) and not isinstance(error, NotRestored)
+        one = self.resident
+        one.failure, one.delay, one.refused_until = None, 0.0, 0.0  # of the settings before
         if not self.done.done():
             self.done.set_result(resumed)
         return True
