@@ -54,8 +54,8 @@ def of_choices(budget: ModuleType) -> None:
 
 def of_steps(cost: ModuleType) -> None:
     saw = cost.CostModel.saw
-    cost.CostModel.saw = lambda self, rows, sequences, context, drafted, seconds, *more: saw(
-        self, rows, sequences, context, drafted, wrong(seconds), *more
+    cost.CostModel.saw = lambda self, rows, sequences, context, seconds: saw(
+        self, rows, sequences, context, wrong(seconds)
     )
 
 
