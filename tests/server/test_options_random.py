@@ -65,15 +65,7 @@ def plain(tokens: Sequence[int], stops: Sequence[str], most: int, tokenizer: Tok
     ids=some.booleans(),
 )
 async def test_text_tokens_logprobs_and_usage_are_cut_at_one_point(
-    runs: list[int],
-    stops: list[str],
-    most: int,
-    count: int,
-    seed: int,
-    top: int,
-    path: str,
-    interval: int,
-    ids: bool,
+    runs: list[int], stops: list[str], most: int, count: int, seed: int, top: int, path: str, interval: int, ids: bool
 ) -> None:
     script = [*TOKENIZER.encode(STORY), END]
     fields = {"max_tokens": most, "n": count, "seed": seed, "stop": stops, "return_token_ids": ids}
