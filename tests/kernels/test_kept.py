@@ -168,13 +168,13 @@ def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_what_cannot_be_locked_is_kept_under_a_name_of_its_own(folder, monkeypatch, number: int) -> None:
     """NFS, Lustre and others may have no locks."""
-    replace, parts = os.replace, list[str]()
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
-    monkeypatch.setattr(os, "replace", lambda part, path: (parts.append(part.name), replace(part, path)))
+    monkeypatch.setattr(os, "replace", replace := Mock(side_effect=os.replace))
     for _ in range(2):
         kept.keep("key", b"code")
     assert kept.find("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
-    assert len(set(parts)) == 2 and all(part.startswith(f"key.{os.getpid()}.") for part in parts)
+    parts = {call.args[0].name for call in replace.call_args_list}
+    assert len(parts) == 2 and all(part.startswith(f"key.{os.getpid()}.") for part in parts)
 
 
 def test_sources_are_the_same_in_a_container_that_starts_again(monkeypatch) -> None:

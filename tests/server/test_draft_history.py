@@ -164,8 +164,9 @@ def test_what_another_process_is_writing_is_written_later(file, caplog) -> None:
     with engine(file) as running, open(f"{file}.part", "wb") as other, caplog.at_level(logging.WARNING):
         fcntl.flock(other, fcntl.LOCK_EX)
         running.generate("Once upon a time", max_tokens=8)
-        for _ in range(2):
-            running._history.close()
+        for writer in (running._history, running._history):
+            assert writer is not None
+            writer.close()
         assert caplog.text.count("another process is writing it") == 1 and not os.path.exists(file)
     assert len(read(file, running.info.vocab_size)) > 0
 
