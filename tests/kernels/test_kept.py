@@ -16,6 +16,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from foresay.server.engine.costs import digest
+from foresay.server.settings.config import EngineConfig
 from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -167,7 +169,6 @@ def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_what_cannot_be_locked_is_kept_under_a_name_of_its_own(folder, monkeypatch, number: int) -> None:
-    """NFS, Lustre and others may have no locks."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     monkeypatch.setattr(os, "replace", replace := Mock(side_effect=os.replace))
     for _ in range(2):
@@ -183,11 +184,11 @@ def test_sources_are_the_same_in_a_container_that_starts_again(monkeypatch) -> N
     monkeypatch.setattr(Path, "stat", lambda path, **how: SimpleNamespace(
         **{name: getattr(found(path, **how), name) for name in names} | changed
     ))  # fmt: skip
-    before = kept.sources.__wrapped__()
+    before = [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])]
     changed.update(st_dev=1, st_ctime_ns=1)
-    assert kept.sources.__wrapped__() == before
+    assert [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])] == before
     changed.update(st_mtime_ns=1)
-    assert kept.sources.__wrapped__() != before
+    assert kept.sources.__wrapped__() != before[0]
 
 
 @pytest.mark.parametrize("most", [100, 1000])
