@@ -116,9 +116,8 @@ class DiskPages:
         most: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._news = deque[str]()
         self._folder, self._stores, self._pool, self._most = folder, stores, pool, most
-        self._room = 0
+        self._news, self._room = deque[str](), 0
         self._clock, self._pause, self._writes_from = clock, _PAUSE, -math.inf
         self._threads = BackgroundThreads(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None

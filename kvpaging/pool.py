@@ -44,10 +44,8 @@ class PagePool:
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
-        assert num_pages > 1
-        assert page_size > 0
-        self.num_pages = num_pages
-        self.page_size = page_size
+        assert num_pages > 1 and page_size > 0
+        self.num_pages, self.page_size = num_pages, page_size
         self.rows, self.stores = RowPages(num_pages, page_size), list[Store]()
         self._cache: Cache | None = None
         self._references = [0] * num_pages

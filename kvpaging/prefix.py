@@ -62,8 +62,7 @@ class PrefixIndex:
         self.fetched = 0
         self._unkept: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
         self._private: set[int] = set()  # pages of texts that may not be written to disk, and of no other
-        self._entries: dict[bytes, _Entry] = {}
-        self._digests: dict[int, bytes] = {}
+        self._entries, self._digests = dict[bytes, _Entry](), dict[int, bytes]()
         pool.attach_cache(self)
 
     def __len__(self) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from io import FileIO
+from io import BufferedRandom, FileIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 #: Suffix of files that are being written, and the ns after which one counts as abandoned.
 _PART, _ABANDONED = ".part", 600_000_000_000
@@ -42,14 +43,14 @@ def made(folder: Path) -> bool:
     return is_private(folder.stat())
 
 
-def opened(path: Path) -> FileIO:
+def opened(path: Path, mode: Literal["rb", "r+b"] = "rb", more: int = 0) -> FileIO:
     """A file to read. Raises OSError, also if other users can write to it or it is not a plain file."""
-    more = os.O_NOFOLLOW | os.O_NONBLOCK
-    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115
+    more |= os.O_NOFOLLOW | os.O_NONBLOCK
+    file = open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | more, 0o600))  # noqa: SIM115
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or not is_private(found):
         file.close()
-        raise OSError("other users may write to it, or it is not a plain file")
+        raise OSError(f"other users may write to {path}, or it is not a plain file")
     return file
 
 
@@ -63,12 +64,17 @@ def used(path: Path, when: int | None = None) -> bool:
     return True
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object], when: int | None = None, sync: bool = False) -> bool:
-    """Write a file, used at ``when``; False if another process is writing it. sync: wait until it is on disk. Raises
-    OSError, and what ``fill`` raises."""
-    part = path.with_name(path.name + _PART)
-    with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as file:
-        if not _locked(part, file):
+def write(
+    path: Path, fill: Callable[[BinaryIO], object], when: int | None = None, sync: bool = False, own: str = ""
+) -> bool:
+    """Write a file, used at ``when``; False if another process is writing it. sync: wait until it is on disk. own: part
+    of the other name where files cannot be locked. Raises OSError, as :func:`opened` does, and what ``fill`` raises."""
+    part = path.with_name(f"{path.name}{own}{_PART}")
+    with BufferedRandom(opened(part, "r+b", os.O_CREAT)) as file:
+        if (locked := _locked(part, file)) is None and not own:
+            part.unlink(missing_ok=True)
+            return write(path, fill, when, sync, f".{os.getpid()}.{secrets.token_hex(4)}")
+        if locked is False:
             return False
         try:
             file.truncate()
@@ -76,8 +82,7 @@ def write(path: Path, fill: Callable[[BinaryIO], object], when: int | None = Non
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-            if when is not None:
-                used(part, when)
+            used(part, when)
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -85,13 +90,15 @@ def write(path: Path, fill: Callable[[BinaryIO], object], when: int | None = Non
     return True
 
 
-def _locked(part: Path, file: BinaryIO) -> bool:
-    """Whether this process alone writes the file now, and no other one has finished or removed it meanwhile."""
+def _locked(part: Path, file: BinaryIO) -> bool | None:
+    """Whether this process alone writes the file, which no other one has finished or removed; None: it has no locks."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.stat(part), os.fstat(file.fileno()))
     except (BlockingIOError, FileNotFoundError):
         return False
+    except OSError:  # some network disks
+        return None
 
 
 def least_recent(folder: Path) -> list[SharedFile]:

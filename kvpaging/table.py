@@ -109,8 +109,7 @@ class PageTable:
         for mine, its in zip(self.states, other.states, strict=True):
             mine.fork(its)
         other._commit()
-        other.chain = list(self.chain)
-        other.full = dict(self.full)
+        other.chain, other.full = list(self.chain), dict(self.full)
         return other
 
     def release(self) -> None:

@@ -33,8 +33,7 @@ class TableState:
         knows of it. Raises OutOfPages with nothing changed."""
 
     def commit(self, length: int, count: int) -> None:
-        """``length`` tokens are committed now, and the table keeps only its first ``count`` pages: the others are still
-        listed."""
+        """``length`` tokens are committed now; the table keeps its first ``count`` pages, but still lists others."""
 
     def checkpoint(self, length: int, page: int) -> None:
         """Texts with the same first ``length`` tokens, whole pages, find ``page``: keep what they continue from."""

@@ -34,8 +34,7 @@ class WindowPages(RowPages):
     name = "window"
 
     def __init__(self, num_pages: int, window: int, pool_pages: int, page_size: int) -> None:
-        assert num_pages > 1
-        assert window > 0
+        assert num_pages > 1 and window > 0
         super().__init__(num_pages, page_size)
         self.window: int = window
         self.of = np.zeros(pool_pages, np.int32)

@@ -75,5 +75,5 @@ def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -
     """Hash of the engine's settings but the seed, which is for requests without one, of the models' files by size and
     time, and of ``others``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "seed"}
-    files = [(str(path), *kept.seen(path)) for directory in directories for path in sorted(directory.iterdir())]
+    files = [(str(path), *kept.seen(path)[:3]) for directory in directories for path in sorted(directory.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()

@@ -6,8 +6,7 @@
     16 bytes                      BLAKE2b hash of the rest
     MessagePack                   Stored: texts by salt, salts as hashes under a key that is the file's own
 
-It holds token ids: of answers, and of the last 16 prompt tokens before each. So only its owner may read it. A new
-version is written to another file, which then replaces the old one.
+It holds token ids: of answers, and of the last 16 prompt tokens before each. So only its owner may read it.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Stored(msgspec.Struct):
 def read(path: str, vocab_size: int) -> History:
     """The history in a file; an empty one if there is no file yet.
 
-    Raises ConfigurationError for a path that cannot be read or written, a file of another kind, a damaged one, or one
-    from a target with another vocabulary.
+    Raises ConfigurationError for a path that cannot be read or written, and a damaged file or one of another kind.
     """
     file = Path(path).expanduser()
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -73,10 +71,8 @@ def read(path: str, vocab_size: int) -> History:
             raise ValueError("the checksum differs")
         stored = msgspec.msgpack.decode(data[head:], type=Stored)
         texts = [(salt, [_unpacked(text, stored.vocab_size) for text in kept]) for salt, kept in stored.texts]
-    except ValueError as error:  # msgspec's are
-        raise ConfigurationError(
-            f"--draft-history {path}: is damaged ({error}); move it away to start afresh"
-        ) from None
+    except ValueError as why:  # msgspec's are
+        raise ConfigurationError(f"--draft-history {path}: is damaged ({why}); move it away to start afresh") from None
     if stored.vocab_size != vocab_size:
         raise ConfigurationError(
             f"--draft-history {path}: was written with a target of {stored.vocab_size} tokens, this one has "
@@ -88,12 +84,12 @@ def read(path: str, vocab_size: int) -> History:
     return history
 
 
-def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0) -> None:
-    """Write :meth:`History.texts`. rest: seconds to sleep between pieces, when called in a thread. Raises OSError."""
+def write(path: str, texts: Texts, key: bytes, vocab_size: int, rest: float = 0) -> bool:
+    """Write :meth:`History.texts`; False if another process does. rest: seconds between pieces. Raises OSError."""
     packed = [(salt, [_packed(text, rest) for text in kept]) for salt, kept in texts]
     body = msgspec.msgpack.encode(Stored(vocab_size, key, packed))
     whole = MAGIC + _digest(body) + body
-    shared_files.write(Path(path).expanduser(), lambda file: file.write(whole), sync=True)
+    return shared_files.write(Path(path).expanduser(), lambda file: file.write(whole), sync=True)
 
 
 def _packed(tokens: list[int], rest: float) -> bytes:
@@ -122,7 +118,7 @@ class HistoryWriter(Observer):
 
     def __init__(self, path: str, engine: Engine) -> None:
         suffix: Any = members_of(engine.drafter)[SUFFIX]
-        self._path, self._every = path, EVERY
+        self._path, self._every, self._said = path, EVERY, ""
         self._history: History = suffix.history
         self._history.stored = True
         self._vocab_size, self._written = engine.info.vocab_size, self._history.changes
@@ -140,9 +136,9 @@ class HistoryWriter(Observer):
         history = self._history
         due = time.monotonic() - self._at >= self._every and (self._thread is None or not self._thread.is_alive())
         if due and history.changes != self._written:
-            self._at, self._written = time.monotonic(), history.changes
+            self._at = time.monotonic()
             # The texts only grow, so the thread may read them.
-            given = (history.texts(), history.key, _REST)
+            given = (history.changes, history.texts(), history.key, _REST)
             self._thread = threading.Thread(target=self._write, args=given, name="draft history", daemon=True)
             self._thread.start()
 
@@ -151,11 +147,16 @@ class HistoryWriter(Observer):
         if self._thread is not None:
             self._thread.join()
         if self._history.changes != self._written:
-            self._write(self._history.texts(), self._history.key)
-            self._written = self._history.changes
+            self._write(self._history.changes, self._history.texts(), self._history.key)
 
-    def _write(self, texts: Texts, key: bytes, rest: float = 0.0) -> None:
+    def _write(self, changes: int, texts: Texts, key: bytes, rest: float = 0.0) -> None:
+        """Write the texts after so many changes, or say once why not."""
         try:
-            write(self._path, texts, key, self._vocab_size, rest)
+            why = "" if write(self._path, texts, key, self._vocab_size, rest) else "another process is writing it"
         except OSError as error:
-            log.warning("--draft-history %s: cannot be written (%s)", self._path, error.strerror)
+            why = error.strerror or str(error)
+        if not why:
+            self._written = changes
+        elif why != self._said:
+            log.warning("--draft-history %s: cannot be written (%s)", self._path, why)
+        self._said = why

@@ -47,10 +47,7 @@ def grown(
     length = len(s.tokens) - 1
     state.join([BatchSlot([], length, s.tokens, s.sampling, s.noise.seed)])
     calibration = calibration or uncalibrated()
-    tree, curves = (
-        TreeBuilder(s, shape, calibration, None, s.tokens[-1:], fixed=plan.levels),
-        Curves(1, _CPU),
-    )
+    tree, curves = (TreeBuilder(s, shape, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU))
     curves.write(calibration, [tree.kind])
     bars = None
     if shape.price is not None:

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foresay.drafters.calibration import (
-    GROUPS,
-    KINDS,
-    REFRESH,
-    Calibration,
-    Curves,
-    kind_of,
-)
+from foresay.drafters.calibration import GROUPS, KINDS, REFRESH, Calibration, Curves, kind_of
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import Above

@@ -48,12 +48,7 @@ def test_what_is_let_through_is_as_it_was_proposed() -> None:
     alone = let_through(DraftTree.chain([5]))
     assert (len(alone), alone.drafter) == (1, "")
     chain = let_through(DraftTree.chain([5, 1, 1], "x", (1.0, 0.5, 0.5)))
-    assert (chain.tokens, chain.is_chain, chain.drafter, chain.chances) == (
-        [5, 1, 1],
-        True,
-        "own",
-        (1, 0.5, 0.5),
-    )
+    assert (chain.tokens, chain.is_chain, chain.drafter, chain.chances) == ([5, 1, 1], True, "own", (1, 0.5, 0.5))
     tree = DraftTree.build([5, 1, 2, 1], [-1, 0, 0, 2])
     found = let_through(tree, TreeShape((3, 2)))
     for column in ("tokens", "parents", "depths", "ancestors"):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from foresay.server.engine.costs import digest
+from foresay.server.settings.config import EngineConfig
 from foresay.verifier.ops.kernels.cpu import kept
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -108,24 +114,15 @@ def test_another_processor_finds_none_of_it(folder, compilations, monkeypatch) -
     assert doubled() == 42 and len(compilations) == 2
 
 
-def cut_short(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def changed(file: Path) -> None:
-    code = bytearray(file.read_bytes())
-    code[200] ^= 1
-    file.write_bytes(bytes(code))
-
-
-def emptied(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [cut_short, changed, emptied])
-def test_a_damaged_file_is_made_anew(folder, compilations, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [lambda code: code[:-100], lambda code: code[:200] + bytes([code[200] ^ 1]) + code[201:], lambda code: b""],
+    ids=["cut short", "changed", "emptied"],
+)
+def test_a_damaged_file_is_made_anew(folder, compilations, damage: Callable[[bytes], bytes]) -> None:
     doubled()
-    damage(next(folder.iterdir()))
+    (file,) = folder.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
     assert doubled() == 42 and len(compilations) == 2
     assert doubled() == 42 and len(compilations) == 2
 
@@ -159,19 +156,39 @@ def test_without_xdg_it_is_below_home(tmp_path, monkeypatch) -> None:
         assert kept.directory() == tmp_path / "home" / ".cache" / "foresay" / "kernels"
 
 
-def looked_at(number: int) -> str:
-    """A name of those of which one in 256 makes room."""
-    return f"00{number}"
-
-
 def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
+    """Names that begin so make room, one in 256."""
     monkeypatch.setattr(kept, "_MOST", 3 * 4096)
     for number in range(3):
-        kept.keep(looked_at(number), b"code")
-        os.utime(folder / looked_at(number), (number, number))
-    assert kept.find(looked_at(0)) == b"code", "used just now"
-    kept.keep(looked_at(3), b"code")
-    assert sorted(path.name for path in folder.iterdir()) == [looked_at(number) for number in (0, 2, 3)]
+        kept.keep(f"00{number}", b"code")
+        os.utime(folder / f"00{number}", (number, number))
+    assert kept.find("000") == b"code", "used just now"
+    kept.keep("003", b"code")
+    assert sorted(path.name for path in folder.iterdir()) == ["000", "002", "003"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_what_cannot_be_locked_is_kept_under_a_name_of_its_own(folder, monkeypatch, number: int) -> None:
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    monkeypatch.setattr(os, "replace", replace := Mock(side_effect=os.replace))
+    for _ in range(2):
+        kept.keep("key", b"code")
+    assert kept.find("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
+    parts = {call.args[0].name for call in replace.call_args_list}
+    assert len(parts) == 2 and all(part.startswith(f"key.{os.getpid()}.") for part in parts)
+
+
+def test_sources_are_the_same_in_a_container_that_starts_again(monkeypatch) -> None:
+    found, changed = Path.stat, dict[str, int]()
+    names = ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
+    monkeypatch.setattr(Path, "stat", lambda path, **how: SimpleNamespace(
+        **{name: getattr(found(path, **how), name) for name in names} | changed
+    ))  # fmt: skip
+    before = [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])]
+    changed.update(st_dev=1, st_ctime_ns=1)
+    assert [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])] == before
+    changed.update(st_mtime_ns=1)
+    assert kept.sources.__wrapped__() != before[0]
 
 
 @pytest.mark.parametrize("most", [100, 1000])
@@ -188,7 +205,7 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
         return found(*path, **how)
 
     monkeypatch.setattr(os, "stat", counted)
-    names = [*(kept.key_of("new", str(number)) for number in range(300)), looked_at(0)]
+    names = [*(kept.key_of("new", str(number)) for number in range(300)), "000"]
     for name in names:
         kept.keep(name, b"code")
     monkeypatch.setattr(os, "stat", found)

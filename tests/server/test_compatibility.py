@@ -72,10 +72,7 @@ APIS: dict[str, Documented] = {
     ),
     "`POST /api/chat`": Documented(OllamaChatRequest, parameters(ollama.Client.chat), "/api/chat", CHAT),
     "`POST /api/generate`": Documented(
-        OllamaGenerateRequest,
-        parameters(ollama.Client.generate),
-        "/api/generate",
-        {"model": "toy", "prompt": "Tell"},
+        OllamaGenerateRequest, parameters(ollama.Client.generate), "/api/generate", {"model": "toy", "prompt": "Tell"}
     ),
     OPTIONS: Documented(OllamaOptions, set(ollama.Options.model_fields), "/api/chat", CHAT),
     "`POST /tokenize`": Documented(TokenizeRequest, set(), "/tokenize", {"messages": [TURN]}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import random
 import stat
 import urllib.request
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -138,11 +140,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path) -> None:
 def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch) -> None:
     save(file, filled(1))
     old = Path(file).read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "full")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         save(file, filled(2))
     assert Path(file).read_bytes() == old
@@ -160,6 +158,27 @@ def test_it_is_written_while_the_engine_runs(file) -> None:
         seen = len(read(file, running.info.vocab_size))
         running.generate("There was", max_tokens=8)
     assert 0 < seen < len(read(file, running.info.vocab_size))
+
+
+def test_what_another_process_is_writing_is_written_later(file, caplog) -> None:
+    with engine(file) as running, open(f"{file}.part", "wb") as other, caplog.at_level(logging.WARNING):
+        fcntl.flock(other, fcntl.LOCK_EX)
+        running.generate("Once upon a time", max_tokens=8)
+        for writer in (running._history, running._history):
+            assert writer is not None
+            writer.close()
+        assert caplog.text.count("another process is writing it") == 1 and not os.path.exists(file)
+    assert len(read(file, running.info.vocab_size)) > 0
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o620, stat.S_IFIFO | 0o600, 0])
+def test_a_file_that_others_made_to_be_written_is_refused(file, monkeypatch, mode: int) -> None:
+    os.mknod(f"{file}.part", mode or 0o600)
+    os.chmod(f"{file}.part", stat.S_IMODE(mode or 0o600))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + (mode == 0))
+    with pytest.raises(OSError, match="other users may write to"):
+        save(file, filled())
+    assert os.stat(f"{file}.part").st_size == 0 and not os.path.exists(file)
 
 
 def test_a_folder_that_is_gone_does_not_stop_the_engine(tmp_path, caplog) -> None:

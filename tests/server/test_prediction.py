@@ -102,11 +102,7 @@ async def test_accepted_and_rejected_tokens_are_counted(tokenizer, path, streame
     async with served(engine, tokenizer) as client:
         details = await details_of(client, path, streamed, **limit, **of("abc"))
         untold = await details_of(client, path, streamed, **limit)
-    assert details == {
-        "reasoning_tokens": 0,
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": 6,
-    }
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": 6}
     assert untold == ({"reasoning_tokens": 0} if "responses" in path else None)
 
 

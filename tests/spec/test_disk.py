@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from safetensors import safe_open
@@ -236,14 +237,11 @@ def test_files_are_for_their_owner_and_for_tools(
 def test_a_full_disk_is_tried_again_more_and_more_rarely(
     model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*paths: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     made, now = harness(model, tmp_path, "a"), [1000.0]
     assert made.prefix is not None and made.prefix.disk is not None
     made.prefix.disk._clock = lambda: now[0]
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
-        patched.setattr(os, "replace", full)
+        patched.setattr(os, "replace", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         for passed in (0.0, 59.0, 1.0, 119.0, 1.0):
             now[0] += passed
             made.answer(PROMPT, GREEDY)

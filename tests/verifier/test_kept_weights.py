@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,8 +84,7 @@ def test_every_bit_of_floats_and_of_what_is_made_of_them(dtype, how) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"),
-    alternating(["qwen2", "qwen3", "smollm"], [q4_k_m, *map(all_of, ("Q4_1", "Q8_0", "MXFP4"))]),
+    ("family", "kind"), alternating(["qwen2", "qwen3", "smollm"], [q4_k_m, *map(all_of, ("Q4_1", "Q8_0", "MXFP4"))])
 )
 def test_every_bit_of_a_gguf_file(tmp_path, family, kind) -> None:
     wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 4}
@@ -302,11 +302,7 @@ def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None
         patch.setattr(shared_files, "free", lambda folder: 1000)
         kept_weights.keep("that", packed)
     with monkeypatch.context() as patch:
-
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         kept_weights.keep("that", packed)
     monkeypatch.setattr(kept_weights, "LEAST_BYTES", kept_weights.MOST_BYTES)
     kept_weights.keep("that", packed)

@@ -39,8 +39,7 @@ class Entry:
 
     names: its drafters' names, also in ``--draft``. made: their class. looks: whether they use lookups or own code, at
     nearly no cost, instead of running a model. only_one: the word for kinds of which only one may draft; "" for any
-    number. cuts: whether it can draft fewer tokens
-    than it has (``--draft-vocab``).
+    number. cuts: whether it can draft fewer tokens than it has (``--draft-vocab``).
 
     option: the part of ``--draft`` that names it. location: the directory or hub id in that, "" if there is none.
     """
