@@ -127,7 +127,6 @@ class TreeDrafter(ABC):
     vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now, while levels of
     that kind are made or grown.
     staged: whether a CPU drafts in several calls, with the host in between.
-    chains_apart: whether a chain's level is cheaper than a tree's by more than its fewer rows explain.
     """
 
     free: bool = False
@@ -141,7 +140,6 @@ class TreeDrafter(ABC):
     whole: bool = True
     beyond: int = 0
     staged: bool = False
-    chains_apart: bool = False
     vocabulary: DraftVocabulary | None = None
     narrow: bool = False
 

@@ -68,7 +68,7 @@ class SelfDrafter(TreeDrafter):
     lookup: the drafter or the lookup that proposes chains for it, if any. shared: whether other drafters use that one
     too and notify it."""
 
-    chains_apart = staged = True
+    staged = True
 
     def __init__(
         self,

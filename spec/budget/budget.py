@@ -113,7 +113,7 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
-        if self.why is not None and self.why.probe:
+        if self.why is not None and self.why.probe and not self.guard.now:
             self._saved[self.why.ways[0].model] = 0.0
             for case in self._cases.values():
                 case.explored += 1
@@ -141,7 +141,9 @@ class Budget(Observer):
             self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond, share)
         if self._weighing.now:
             self._weighing.took(chosen, total - chosen, 0.0, share)
-        if why is not None and why.probe:  # what it took beyond its estimate is saved before the next
+        if (
+            why is not None and why.probe and not self.guard.now
+        ):  # what it took beyond its estimate is saved before the next
             over, expected = total - why.ways[0].seconds, why.ways[0].seconds
             self._saved[why.ways[0].model] -= min(max(0.0, over), _MOST_OVER * expected)
         seconds = trace.seconds.get("propose", 0.0)
@@ -246,10 +248,8 @@ class Budget(Observer):
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(context, rows, self.timed)
         drafts = {name: self._models[name].costs.now(self.timed) for name in names}
-        pace, checks = (
-            sum([case.pace(seconds[len(able)]) for case in cases]),
-            [n for n in names if self._models[n].checks],
-        )
+        pace = sum([case.pace(seconds[len(able)]) for case in cases])
+        checks = [name for name in names if self._models[name].checks]
         self._costs = costs = StepCosts(seconds, drafts, pace if self.pinned is None else 0.0, checks)
         self._able = [s.id for s in able]
         self._estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
