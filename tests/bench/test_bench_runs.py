@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import __main__, decode, drive, floor, record, texts
-from bench.drive import FROM_DIRECTORY, BadMode, Options, Run, engine_config, mode_of
+from bench.drive import BadMode, Options, Run, engine_config, mode_of
 from bench.experiment import Case, Sample, Taken
 from foresay.spec.trace import Statistics
 from foresay.verifier.ops.kernels.cpu import threads
@@ -72,12 +72,6 @@ def test_bad_modes(mode: str) -> None:
         engine_config(mode, Options("T", "D"))
 
 
-@pytest.mark.parametrize("name", FROM_DIRECTORY)
-def test_some_modes_need_a_directory(name: str) -> None:
-    with pytest.raises(BadMode, match=f"--{FROM_DIRECTORY[name]} DIR"):
-        engine_config(f"{name}:4", Options("T"))
-
-
 def test_summary() -> None:
     run = finished_run([5, 6, 7, 8, 9], [0, 1, 1], [0, 2, 1])
     got = decode.summary([Taken("draft_model:2", Case("", "p"), n, Sample({}, detail=run)) for n in range(2)])
@@ -87,14 +81,6 @@ def test_summary() -> None:
     assert got["ms of a step"]["forward"] == pytest.approx(1500.0)  # over the two steps after the prompt's
     assert got["counts by depth"] == {"drafted": [4, 2], "accepted": [4, 0]}
     assert got["accepted_cumulative"] == got["accepted_given_parent"] == [1.0, 0.0]
-
-
-def test_forced_draws_follow_the_trace(options: Options) -> None:
-    engine = drive.build("ngram:3", options)
-    output = [7, 8, 9, 7, 8, 9, 7, 8, 9, 7, 8, 9]
-    run = drive.run(engine, drive.request([4, 5, 6], len(output), temperature=1.0, forced=output))
-    assert run.tokens == output
-    assert run.statistics.accepted > 0
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.15])

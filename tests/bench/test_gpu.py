@@ -172,12 +172,6 @@ def test_a_step_of_many_rows_begins_at_the_same_text_again(rows: int, bench: Ben
     assert found["steps"] == 6 and found["emitted"] >= 1
 
 
-def test_every_drafter_has_a_proposer(bench: Bench) -> None:
-    assert bench.proposer("none", TreeShape()) is None
-    proposer = bench.proposer(PUBLISHED, TreeShape.chain(2))
-    assert proposer is not None and proposer.shape.nodes == 3
-
-
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
@@ -197,22 +191,6 @@ def test_a_product_and_the_librarys_are_compared_with_nothing_prefetched(monkeyp
     found = kernels.product(task, [Linear(torch.randn(8, 16))], torch.randn(1, 16))
     assert overlap == [False, True, True] and chain.PDL
     assert found["over_library"] == 1.0 and found["share"] == pytest.approx(8 * 16 * 4 / 1e6)
-
-
-def test_matrices_that_are_timed_know_of_no_other(bench: Bench) -> None:
-    """What is served may bring the weight of the product after it."""
-    (mine, *_), (served, *_) = kernels.matrices(bench, "output"), bench.target.decoder.layers
-    assert mine is not served.output and torch.equal(mine._packed.plain(), served.output._packed.plain())
-
-
-@pytest.mark.parametrize("kind", ["qkv", "gate_up"])
-def test_a_wrong_kernel_is_caught(kind: str, bench: Bench, monkeypatch) -> None:
-    matrix, x = kernels.matrices(bench, kind)[0], torch.randn(3, 288)
-    assert kernels.error_of(matrix, x) < 1e-5
-    right = Linear.unfinished
-    for wrong in (lambda found: found.roll(1), lambda found: found.fill_(torch.nan)):
-        monkeypatch.setattr(Linear, "unfinished", lambda self, x, wrong=wrong: wrong(right(self, x)))
-        assert not kernels.error_of(matrix, x) < kernels.WRONG
 
 
 def test_where_the_time_of_a_step_goes(monkeypatch) -> None:

@@ -59,16 +59,6 @@ def test_each_prompt_is_sent_once_and_at_one_temperature(tmp_path: Path) -> None
         peers.prompts_of(arguments(prompts=[("own", prompts.OWN), ("again", prompts.OWN)]), 2)
 
 
-def test_requests_at_once_need_a_prompt_each() -> None:
-    with pytest.raises(prompts.BadPrompts, match="asks for 33 prompts in 3 rounds"):
-        peers.at_once(arguments(at_once=[3, 8], rounds=3))
-
-
-def test_prompts_come_from_everywhere_in_a_file() -> None:
-    assert peers.evenly("abcdefgh", 3) == ["a", "c", "f"]
-    assert peers.evenly("ab", 3) == ["a", "b"]
-
-
 def test_prompts_for_code_are_a_users() -> None:
     drawn = peers.instructed("code", prompts.Prompt("HumanEval/0", "def once():", chat=False))
     assert drawn.chat and "def once():" in drawn.text and drawn.text.startswith("Complete")
