@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -26,15 +27,14 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
-from tests.same_tokens import options
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
+from tests.same_tokens.runs import assert_same, jobs_of, plain, whole
+from tests.same_tokens.situations import accepted_per_step, assert_same_in
 from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
-seeds = pytest.mark.parametrize("seed", [3, pytest.param(1, marks=pytest.mark.soak)])
 #: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16; and recurrent layers.
 families = pytest.mark.parametrize("family", ["llama2", "qwen3", "qwen3_5"])
 
@@ -127,49 +127,15 @@ def assert_mixed(engine: Engine) -> None:
 
 
 @families
-@seeds
-def test_alone(pair, family, seed) -> None:
-    models, lengths = pair(family), (9, 1, 17, 33, 5, 40)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 40), expected(models, lengths, 40)
-    engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
-    actual = run(engine, predicted(jobs, texts))
-    assert_same(texts, actual)
-    assert_mixed(engine)
-    statistics = [text.statistics for text in actual.values() if text.statistics]
-    assert sum(one.accepted for one in statistics) > 0.3 * sum(one.steps for one in statistics)
-
-
-@families
-@seeds
-def test_preemption(pair, family, seed) -> None:
-    models, lengths = pair(family), (30, 33, 31, 20)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 90), expected(models, lengths, 90)
-    actual = run(engine_with(models, whole(jobs, texts), seed, tokens=192), predicted(jobs, texts))
-    assert_same(texts, actual)
-    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
-
-
-@families
-@seeds
-def test_over_a_prefix_hit(pair, family, seed) -> None:
+@pytest.mark.parametrize("situation", ["alone", "preempted", "back", "with options"])
+def test_in_every_situation(pair, family, situation) -> None:
+    """Grammars, forks, penalties and all else, too few pages, and pages that one drafter filled and another did not."""
     models = pair(family)
-    first, later, texts = returning(models, 16)
-    jobs = [*first, *later]
-    actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), predicted(jobs, texts))
-    assert_same(texts, actual)
-    assert all(actual[job.id].cached_tokens > 0 for job in later)
-
-
-@families
-@seeds
-def test_in_a_batch_with_every_option(pair, family, seed) -> None:
-    """Grammars, forks, penalties and all else; prompts come in chunks."""
-    models = pair(family)
-    jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[::3])
-    wanted = plain(models.target, jobs)
-    texts = run(engine_with(models, whole(jobs, wanted), seed, chunk=11), jobs)
-    assert_same(wanted, texts)
-    assert any(text.statistics.forced for text in texts.values() if text.statistics)
+    change = predicted if situation != "with options" else lambda jobs, texts: list(jobs)
+    engine, texts = assert_same_in(situation, models, partial(engine_with, models, seed=3), change)
+    if situation == "alone":
+        assert_mixed(engine)
+        assert accepted_per_step(texts) > 0.3
 
 
 @families
@@ -181,5 +147,4 @@ def test_as_it_chooses_itself(pair, family) -> None:
     engine = engine_with(models, whole(jobs, texts), None, chunk=16)
     actual = run(engine, predicted(jobs, texts))
     assert_same(texts, actual)
-    statistics = [text.statistics for text in actual.values() if text.statistics]
-    assert sum(one.accepted for one in statistics) > 0.5 * sum(one.steps for one in statistics)
+    assert accepted_per_step(actual) > 0.5

@@ -1,31 +1,17 @@
-"""The same tokens where rows go to experts: in batches and chunks, behind reused prefixes, quantised; what would break
-that is seen.
-"""
+"""The same tokens where rows go to experts: in batches and chunks, behind reused prefixes, quantised."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from foresay.verifier.model import forward
-from foresay.verifier.ops.experts import route
-from tests.same_tokens import mutations
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import (
-    DRAFTERS,
-    ONE_OF_EACH,
-    assert_same,
-    drafting,
-    expected,
-    jobs_of,
-    plain,
-    returning,
-    whole,
-)
-from tests.same_tokens.test_mutations import compare
+from tests.same_tokens.runs import DRAFTERS, ONE_OF_EACH, assert_same, drafting, expected, jobs_of, plain, whole
+from tests.same_tokens.situations import assert_same_in
 from tests.same_tokens.witness import run
 from tests.verifier.mxfp4 import publish
 from tests.verifier.reading import load_decoder
@@ -40,9 +26,7 @@ FAMILIES = ("qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_5_moe", "deepseek_v3", "g
 @pytest.mark.parametrize("family", FAMILIES)
 def test_four_at_once_in_chunks_with_too_few_pages(pair, family, drafter) -> None:
     models = pair(family, torch.bfloat16)
-    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 30), expected(models, LENGTHS, 30)
-    engine = drafting(models, drafter, whole(jobs, wanted), page_size=8, chunk=16, prefix=True, tokens=200)
-    assert_same(wanted, run(engine, jobs))
+    assert_same_in("crowded", models, partial(drafting, models, drafter))
 
 
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8", "int4 rounded", "int8 rounded"])
@@ -82,16 +66,4 @@ def test_mxfp4_with_rounded_activations(published, drafter) -> None:
 @pytest.mark.parametrize("drafter", ["none", "truth"])
 def test_texts_that_come_back(pair, drafter) -> None:
     models = pair("glm4_moe")
-    first, later, texts = returning(models)
-    engine = drafting(models, drafter, whole([*first, *later], texts), page_size=8, prefix=True, tokens=2048)
-    found = run(engine, [*first, *later])
-    assert_same({job.id: texts[job.id] for job in [*first, *later]}, found)
-    assert sum(found[job.id].cached_tokens > 0 for job in later) >= 9
-
-
-@pytest.mark.parametrize("mutation", [mutations.experts_weighed_by_rows, mutations.experts_of_few_rows])
-def test_experts_that_see_other_rows_are_seen(pair, monkeypatch, mutation) -> None:
-    models = pair("qwen3_moe")
-    assert compare(models, "truth") == []
-    monkeypatch.setattr(forward, "route", mutation(route))
-    assert compare(models, "truth")
+    assert_same_in("back", models, partial(drafting, models, drafter), found=9, page_size=8, tokens=2048)

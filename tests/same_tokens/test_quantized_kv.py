@@ -4,7 +4,7 @@ row alone and move with it; of bf16 beside fp32."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 import pytest
@@ -18,33 +18,21 @@ from tests.combinations import alternating, pairwise
 from tests.same_tokens.captured import captured_engine, draft_model, run_freely
 from tests.same_tokens.heads import KINDS, SHAPES, head_drafter, head_of, target_of, whispered
 from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import (
-    DRAFTERS,
-    ONE_OF_EACH,
-    assert_same,
-    drafting,
-    jobs_of,
-    plain,
-    replace_params,
-    returning,
-    shape_of,
-    whole,
-)
+from tests.same_tokens.runs import DRAFTERS, ONE_OF_EACH, assert_same, drafting, jobs_of, plain, shape_of, whole
+from tests.same_tokens.situations import assert_same_in
 from tests.same_tokens.test_bundled_heads import jobs as bundled_jobs
 from tests.same_tokens.witness import Text, Witness, run
 from tests.verifier.reading import load_decoder
 
 LENGTHS = (9, 17, 33, 5)
 KV = [torch.int8, torch.float8_e4m3fn]
-kept = pytest.mark.parametrize("kv", [*KV, torch.bfloat16], ids=str)
 #: Drafters that are accepted at all depths, at some, and hardly ever.
 FEW = ("none", "truth", "8,8", "garbage")
-few = pytest.mark.parametrize("drafter", FEW)
 
 
 @cache
-def expected(pair: Pair, lengths: tuple[int, ...] = LENGTHS, max_tokens: int = 12) -> dict[str, Text]:
-    return plain(pair.target, jobs_of(pair.vocab_size, lengths, max_tokens), kv=pair.kv)
+def expected(pair: Pair) -> dict[str, Text]:
+    return plain(pair.target, jobs_of(pair.vocab_size, LENGTHS, 12), kv=pair.kv)
 
 
 def assert_same_tokens(pair: Pair, drafter: str) -> None:
@@ -53,23 +41,20 @@ def assert_same_tokens(pair: Pair, drafter: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "drafter"),
+    ("kv", "dtype", "drafter"),
     [
-        pytest.param(
-            kv, drafter, marks=() if drafter in (ONE_OF_EACH if kv is torch.int8 else FEW) else pytest.mark.soak
+        pytest.param(kv, dtype, drafter, marks=() if drafter in drafters else pytest.mark.soak)
+        for kv, dtype, drafters in (
+            (torch.int8, torch.bfloat16, ONE_OF_EACH),
+            (torch.float8_e4m3fn, torch.bfloat16, FEW),
+            (torch.bfloat16, torch.float32, ONE_OF_EACH),
         )
-        for kv in KV
         for drafter in DRAFTERS
     ],
     ids=str,
 )
-def test_every_drafter(pair, kv, drafter) -> None:
-    assert_same_tokens(replace(pair("qwen3", torch.bfloat16, layers=2), kv=kv), drafter)
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_on_bf16_beside_fp32(pair, drafter) -> None:
-    assert_same_tokens(replace(pair("qwen3", torch.float32, layers=2), kv=torch.bfloat16), drafter)
+def test_every_drafter(pair, kv, dtype, drafter) -> None:
+    assert_same_tokens(replace(pair("qwen3", dtype, layers=2), kv=kv), drafter)
 
 
 @pytest.mark.parametrize("family", ["llama2", "mistral", "qwen2_window", "gemma2", "gemma4", "qwen3_5"])
@@ -94,55 +79,18 @@ def test_heads(pair, kv, kind) -> None:
     assert_same(expected(models), run(engine_of(models.target, drafter, SHAPES["tree"], kv=kv), jobs))
 
 
-@kept
-@few
-def test_chunks_of_prompts_and_cancelled_texts(pair, kv, drafter) -> None:
-    models, lengths = replace(pair("llama2", layers=2), kv=kv), (3, 150, 20, 97, 65)
-    texts = expected(models, lengths)
-    jobs = [
-        replace(job, arrives=4 * index, cancelled=4 * index + 6 if index % 3 == 2 else None)
-        for index, job in enumerate(jobs_of(models.vocab_size, lengths, 12))
-    ]
-    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts), chunk=7), jobs))
-
-
-@kept
-@few
-def test_preemption(pair, kv, drafter) -> None:
-    models, lengths = replace(pair("llama2"), kv=kv), (30, 33, 31, 20)
-    to_the_end = {"ignore_eos": True, "min_tokens": 0}
-    jobs = [
-        replace(job, params=replace_params(job.params, **to_the_end)) for job in jobs_of(models.vocab_size, lengths, 40)
-    ]
-    texts = plain(models.target, jobs, kv=kv)
-    actual = run(drafting(models, drafter, whole(jobs, texts), tokens=192), jobs)
-    assert_same(texts, actual)
-    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
-
-
-@kept
-@few
-def test_over_a_prefix_hit(pair, kv, drafter) -> None:
-    models = replace(pair("llama2", layers=2), kv=kv)
-    first, later, texts = returning(models)
-    jobs = [*first, *later]
-    actual = run(drafting(models, drafter, whole(jobs, texts), prefix=True), jobs)
-    assert_same(texts, actual)
-    assert all(actual[job.id].cached_tokens > 0 for job in later)
-
-
-@kept
-@few
-def test_forks(pair, kv, drafter) -> None:
+@pytest.mark.parametrize(
+    ("kv", "drafter", "situation"),
+    pairwise([*KV, torch.bfloat16], FEW, ["in a batch", "preempted", "back", "forked"]),
+    ids=str,
+)
+def test_in_every_situation(pair, kv, drafter, situation) -> None:
     """Choices share the pages of their prompt; the one that is not whole is copied, with its scales."""
     models = replace(pair("llama2", layers=2), kv=kv)
-    (first,) = jobs_of(models.vocab_size, (27,), 12, ("warm",))
-    jobs = [first, *(replace(first, id=name, fork_of=first.id) for name in ("second", "third"))]
-    texts = plain(models.target, jobs, kv=kv)
-    assert_same(texts, run(drafting(models, drafter, whole(jobs, texts)), jobs))
+    assert_same_in(situation, models, partial(drafting, models, drafter))
 
 
-@kept
+@pytest.mark.parametrize("kv", [*KV, torch.bfloat16], ids=str)
 def test_captured_steps(pair, kv) -> None:
     models = replace(pair("llama3", torch.bfloat16, layers=2), kv=kv)
     for shape in ("chain4", "3,2,1"):

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-from foresay.kvpaging import LayerStates
-from foresay.kvpaging.states import TextState, recurrent_state
+from foresay.kvpaging.states import recurrent_state
 from foresay.spec.engine import Engine
-from foresay.spec.protocols import Rows
-from foresay.verifier import model_runner
-from foresay.verifier.forward_batch import ForwardBatch
-from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops import recurrence
 from tests.poison import parts_of
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import (
-    assert_same,
-    cut_short,
-    drafting,
-    expected,
-    jobs_of,
-    plain,
-    replace_params,
-    returning,
-    whole,
-)
+from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, replace_params, whole
+from tests.same_tokens.situations import assert_goes_on, assert_same_in
 from tests.same_tokens.witness import Job, run
 
-#: Prompts around the borders of pages, and where the convolution begins.
-LENGTHS = (9, 60, 17, 1, 33, 3)
 DRAFTED = ["none", "ngram", "suffix tree", "chain4", "8,8", "garbage", "truth"]
 
 
@@ -44,29 +27,21 @@ def models(pair, request) -> Pair:
 
 
 @pytest.mark.parametrize("drafter", DRAFTED)
-def test_every_drafter_with_four_at_once_and_too_few_pages(models, drafter) -> None:
-    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 40), expected(models, LENGTHS, 40)
-    engine = drafting(models, drafter, whole(jobs, wanted), page_size=8, chunk=16, prefix=True, tokens=176)
-    texts = run(engine, jobs)
-    assert_same(wanted, texts)
+def test_four_at_once_in_too_few_pages(models, drafter) -> None:
+    _, texts = assert_same_in("crowded", models, partial(drafting, models, drafter))
     assert sum(text.statistics.preemptions for text in texts.values() if text.statistics)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "truth"])
 def test_bf16(pair, drafter) -> None:
     models = pair("qwen3_5", torch.bfloat16)
-    jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 40), expected(models, LENGTHS, 40)
-    assert_same(wanted, run(drafting(models, drafter, whole(jobs, wanted), page_size=8, chunk=16), jobs))
+    assert_same_in("crowded", models, partial(drafting, models, drafter), tokens=1024)
 
 
 @pytest.mark.parametrize("drafter", ["none", "truth", "chain4"])
 def test_texts_that_come_back(models, drafter) -> None:
     """Prompts, and turns behind what was answered, are found where a checkpoint is."""
-    first, later, texts = returning(models)
-    engine = drafting(models, drafter, whole([*first, *later], texts), page_size=8, prefix=True, tokens=2048)
-    found = run(engine, [*first, *later])
-    assert_same({job.id: texts[job.id] for job in [*first, *later]}, found)
-    assert sum(found[job.id].cached_tokens > 0 for job in later) >= 9
+    assert_same_in("back", models, partial(drafting, models, drafter), found=9, page_size=8, tokens=2048)
 
 
 @pytest.mark.parametrize("length", [64, 62], ids=["ends read", "drafts on a held state"])
@@ -104,12 +79,7 @@ def test_other_choices_of_a_prompt(models) -> None:
 
 @pytest.mark.parametrize("cut", [1, 35])
 def test_a_text_cut_short_can_be_gone_on_with(models, cut) -> None:
-    """As a stop string does it, a token or many before what was written last."""
-    (job,) = jobs_of(models.vocab_size, (50,), 80, ["greedy"])
-    text = job.prompt + plain(models.target, [job])[job.id].tokens
-    engine = drafting(models, "truth", {job.id: text}, page_size=8, prefix=True)
-    rest = cut_short(engine, job, text, cut)
-    assert_same(plain(models.target, [rest]), run(engine, [rest]))
+    assert_goes_on(models, partial(drafting, models, "truth"), cut)
 
 
 def test_aborted_in_the_middle_of_a_prompt_and_sent_again(models) -> None:
@@ -142,117 +112,3 @@ def test_after_each_step_the_state_has_the_bits_of_plain_decoding(models, drafte
     for at, parts in seen.items():
         for mine, its in zip(parts, alone[at], strict=True):
             assert torch.equal(mine, its), f"after {at} tokens"
-
-
-# -- breaches, seen by: prompts in pieces, drafts, company, texts that come back ---------------------------------------
-
-
-def stale_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step goes on from the last page boundary's state, although the text is past it (vLLM #39273)."""
-    written = ForwardBatch._write_states
-
-    def stale(self: ForwardBatch, index: int, part: Rows, state: TextState) -> None:
-        written(self, index, part, state)
-        if state.mark[1]:
-            self._staged.arrays["states"][index, 0] = state.mark[1]
-
-    monkeypatch.setattr(ForwardBatch, "_write_states", stale)
-
-
-def trimmed_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are dropped from the end of a prefix, and the state at its end is kept (vLLM #53912)."""
-
-    def adopted(self: TextState, pages: Sequence[int], known: int) -> None:
-        if pages:
-            self.at = len(pages) * self.pages.page_size
-            self.page = self.pages.retain(next(iter(self.pages.checkpoints.values())))
-        self.branch = known
-
-    monkeypatch.setattr(TextState, "adopt", adopted)
-
-
-def window_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The convolution goes on from the last rows of the tree, accepted or not (vLLM #50272)."""
-    committed: Any = recurrence.replay
-
-    def replayed(layers: LayerStates, source: int, goal: int, fresh: bool, sequence: int, path: torch.Tensor) -> None:
-        committed(layers, source, goal, fresh, sequence, path)
-        layers.tails[:, goal, -1] = layers.rows[:, sequence * 64 + int(path[-1]) + 1]
-
-    monkeypatch.setattr(model_runner, "replay", replayed)
-
-
-def in_order_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first nodes are committed instead of the accepted ones."""
-    committed: Any = recurrence.replay
-
-    def replayed(*given: Any) -> None:
-        committed(*given[:-1], torch.arange(len(given[-1])))
-
-    monkeypatch.setattr(model_runner, "replay", replayed)
-
-
-def not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step behind one that accepted several goes on from before those."""
-    committed: Any = recurrence.replay
-
-    def replayed(*given: Any) -> None:
-        committed(*given[:-1], given[-1][:1])
-
-    monkeypatch.setattr(model_runner, "replay", replayed)
-
-
-def published_before_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is the page that the next pass is to write to (vLLM #56525)."""
-
-    def boundaries(self: TextState) -> list[tuple[int, int]]:
-        size = self.pages.page_size
-        return [(self.at // size * size, page) for page in self.spares[-1:]]
-
-    monkeypatch.setattr(TextState, "boundaries", property(boundaries))
-
-
-def written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state that others share is written to."""
-    writable = TextState._writable
-    in_place = lambda self: self.page if self.pages.is_shared(self.page) else writable(self)  # noqa: E731
-    monkeypatch.setattr(TextState, "_writable", in_place)
-
-
-def prompts_in_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass over several rows of a text leaves a state that is as exact, with other last bits than row by row."""
-    go_on = ModelRunner._go_on
-
-    def otherwise(self: ModelRunner, *given: Any) -> None:
-        store, table, state, path = given
-        rows = table.length - len(path) - state.at
-        go_on(self, *given)
-        if rows > 1:
-            for kept in store.layers[:2]:
-                kept[:, state.page] *= 1 + 2**-23
-
-    monkeypatch.setattr(ModelRunner, "_go_on", otherwise)
-
-
-MUTATIONS = [
-    stale_page, trimmed_prefix, window_not_rolled_back, in_order_of_slots, not_committed, published_before_it_ran,
-    written_in_place, prompts_in_another_form,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("mutation", [None, *MUTATIONS])
-def test_a_breach_is_seen(models, mutation, monkeypatch) -> None:
-    first, later, texts = returning(models)
-    # Three that come back right where a page begins: drafts hang on a state that others share.
-    (one,) = jobs_of(models.vocab_size, (49,), 20, ["warm"])
-    held = [replace(one, id=f"held {turn}", arrives=100 + 40 * turn) for turn in range(3)]
-    jobs, texts = [*first, *later, *held], texts | plain(models.target, held)
-    engine = drafting(models, "truth", whole(jobs, texts), page_size=8, chunk=20, prefix=True, tokens=2048)
-    if mutation is None:
-        assert_same({job.id: texts[job.id] for job in jobs}, run(engine, jobs))
-        return
-    mutation(monkeypatch)
-    if mutation is prompts_in_another_form:  # by itself it is right: it differs from others of the same text
-        texts = plain(models.target, [*first, *later, *held])
-    with pytest.raises(AssertionError):
-        assert_same({job.id: texts[job.id] for job in jobs}, run(engine, jobs))

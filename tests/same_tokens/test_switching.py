@@ -1,141 +1,132 @@
-"""The same tokens while drafters take turns within a sequence, and a rested one proposes as if it had never rested."""
+"""A drafter that rested, while others took their turns within a sequence, proposes as if it had never rested."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
-import torch
 
 from bench.drive import LOOKUPS
+from foresay.drafters.draft_model import DraftModelDrafter
+from foresay.drafters.eagle import EagleDrafter
+from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.parallel import MedusaDrafter
+from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import Engine
-from foresay.spec.protocols import Drafter
-from foresay.spec.tree import TreeShape
-from tests.same_tokens import options
-from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import assert_same, expected, jobs_of, plain, returning, whole
-from tests.same_tokens.switching import Compared, Switching, makers, switching
-from tests.same_tokens.test_heads import accepted_per_step
-from tests.same_tokens.witness import run
-
-#: The most that is drafted; each turn samples a shape within it.
-MOST = TreeShape.parse("4,6,4,2")
-seeds = pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
+from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
+from foresay.spec.sequence import SequenceState
+from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from tests.same_tokens.heads import head_of
+from tests.same_tokens.models import MakeDrafter, Pair, engine_of
+from tests.same_tokens.situations import assert_same_in
 
 
-def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int = 0, **changes: int | bool) -> Engine:
-    return engine_of(pair.target, switching(pair, texts, seed), MOST, **changes)  # type: ignore[arg-type]
+def makers(pair: Pair) -> dict[str, MakeDrafter]:
+    """Every kind of drafter, by name."""
+    made: dict[str, MakeDrafter] = {name: head_of(pair, name, "tree") for name in ("medusa", "eagle3", "eagle1")}
+    return made | {
+        "ngram": lambda pool: NgramDrafter(shortest=1),
+        "suffix": lambda pool: SuffixDrafter(slice_seconds=math.inf),
+        "draft_model": pair.draft_model,
+    }
 
 
-def assert_all_took_part(engine: Engine) -> None:
-    """Every member drafted, and something that each proposed was kept; in random texts nothing repeats itself."""
-    drafter = engine.drafter
-    assert isinstance(drafter, Switching)
-    assert all(drafter.requested[name] for name in drafter.members), drafter.requested
-    assert all(drafter.accepted[name] for name in drafter.members if name not in LOOKUPS), drafter.accepted
+class TakingTurns:
+    """Implements :class:`foresay.spec.protocols.Drafter`: a random member, or nobody, drafts a random shape, which the
+    state of the sequence decides; beside them others of the same kinds draft in every step, and must propose the same.
+
+    All are notified of what was committed; only the one that proposed learns which nodes of its tree were. requested,
+    accepted, compared: by member, how often it drafted, how many of its nodes were kept, and how many trees compared.
+    """
+
+    name = "switching"
+
+    def __init__(self, rested: dict[str, Drafter], restless: dict[str, Drafter]) -> None:
+        self.rested, self.restless = rested, restless
+        self.members = [*rested.values(), *restless.values()]
+        needs = [member.needs for member in self.members if member.needs is not None]
+        layers = sorted({layer for request in needs for layer in request.layers})
+        self.needs: FeatureRequest | None = FeatureRequest(any(request.final for request in needs), tuple(layers))
+        self.requested, self.accepted, self.compared = Counter[str](), Counter[str](), Counter[str]()
+        self._last: dict[str, str] = {}
+        for member in self.members:  # they see other trials, so nothing is calibrated
+            if isinstance(member, DraftModelDrafter | MedusaDrafter | EagleDrafter):
+                member.calibration.active = False
+            elif isinstance(member, SuffixDrafter):
+                member.learning = False
+
+    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
+        turns = [self._turn(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
+        requested = [shape if shape.levels else TreeShape.chain(1) for _, shape in turns]
+        wanted = {name: member.propose(sequences, requested) for name, member in self.restless.items()}
+        trees = [DraftTree.chain([sequence.tokens[-1]], self.name) for sequence in sequences]
+        for name, member in self.rested.items():
+            its = [index for index, (one, _) in enumerate(turns) if one == name]
+            if not its:
+                continue
+            self.requested[name] += len(its)
+            found = member.propose([sequences[index] for index in its], [turns[index][1] for index in its])
+            for index, tree in zip(its, found, strict=True):
+                trees[index], other = tree, wanted[name][index]
+                assert (tree.tokens, tree.parents) == (other.tokens, other.parents), f"{name}, {sequences[index].id}"
+                self.compared[name] += len(tree) > 1
+        self._last |= {sequence.id: name for sequence, (name, _) in zip(sequences, turns, strict=True)}
+        return trees
+
+    def _turn(self, sequence: SequenceState, most: TreeShape) -> tuple[str, TreeShape]:
+        """Whose turn it is, and what it may draft: nothing, a chain, or a tree no larger than ``most``."""
+        rng = random.Random(f"{sequence.id}/{len(sequence.tokens)}")
+        name, levels = rng.choice(["none", *self.rested]), rng.randint(0, most.levels)
+        if name == "none" or levels == 0:
+            return "none", ROOT_ONLY
+        if rng.random() < 0.3:
+            return name, TreeShape.chain(levels)
+        return name, TreeShape(tuple(rng.randint(1, width) for width in most.widths[:levels]))
+
+    def observe(self, sequence: SequenceState, features: Features) -> None:
+        for member in self.members:
+            reader = reader_of(member)
+            if reader is not None:
+                reader.observe(sequence, features)
+
+    def extend(self, sequence: SequenceState) -> None:
+        for member in self.members:
+            member.extend(sequence)
+
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        last = self._last.pop(sequence.id, "none")
+        self.accepted[last] += sum(node > 0 for node in path)
+        drafted = self.rested.get(last)
+        for member in self.members:  # to those who had proposed nothing, all but the root came from elsewhere
+            member.committed(sequence, path if member is drafted else [0, *(-1 for _ in path[1:])])
+
+    def finished(self, sequence: SequenceState) -> None:
+        self._last.pop(sequence.id, None)
+        for member in self.members:
+            member.finished(sequence)
 
 
-@seeds
-@pytest.mark.parametrize("family", ["llama2", pytest.param("qwen3", marks=pytest.mark.slow)])
-def test_alone(pair, family, seed) -> None:
-    """All samplings, temperature 0 and 1 among them."""
-    models, lengths = pair(family), (9, 1, 17, 33, 5, 40)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 40), expected(models, lengths, 40)
-    engine = engine_with(models, whole(jobs, texts), seed, max_seqs=1)
-    actual = run(engine, jobs)
-    assert_same(texts, actual)
-    assert accepted_per_step(actual) > 0.3
-    assert_all_took_part(engine)
-
-
-def test_bf16(pair) -> None:
-    models, lengths = pair("smollm", torch.bfloat16), (9, 1, 17, 33)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 30), expected(models, lengths, 30)
-    assert_same(texts, run(engine_with(models, whole(jobs, texts)), jobs))
-
-
-@seeds
-@pytest.mark.parametrize("chunk", [7, 48])
-def test_in_a_batch_with_prompts_in_chunks(pair, seed, chunk) -> None:
-    """Others come, and one in three is cancelled on its way."""
-    models, lengths = pair("llama2"), (3, 150, 20, 97, 65, 30)
-    texts = expected(models, lengths, 30)
-    jobs = [
-        replace(job, arrives=4 * index, cancelled=4 * index + 6 if index % 3 == 2 else None)
-        for index, job in enumerate(jobs_of(models.vocab_size, lengths, 30))
-    ]
-    assert_same(texts, run(engine_with(models, whole(jobs, texts), seed, chunk=chunk), jobs))
-
-
-@seeds
-def test_preemption(pair, seed) -> None:
-    models, lengths = pair("llama2"), (30, 33, 31, 20)
-    jobs, texts = jobs_of(models.vocab_size, lengths, 90), expected(models, lengths, 90)
-    engine = engine_with(models, whole(jobs, texts), seed, tokens=192)
-    actual = run(engine, jobs)
-    assert_same(texts, actual)
-    assert sum(text.statistics.preemptions for text in actual.values() if text.statistics) > 0
-    assert_all_took_part(engine)
-
-
-@seeds
-def test_over_a_prefix_hit(pair, seed) -> None:
-    """Pages that one drafter filled and another did not are shared."""
-    models = pair("llama2")
-    first, later, texts = returning(models, 16)
-    jobs = [*first, *later]
-    actual = run(engine_with(models, whole(jobs, texts), seed, prefix=True), jobs)
-    assert_same(texts, actual)
-    assert all(actual[job.id].cached_tokens > 0 for job in later)
-
-
-def test_every_option(pair) -> None:
-    """Grammars, forks, penalties and all else, in one batch."""
-    models = pair("llama2")
-    jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[::3])
-    wanted = plain(models.target, jobs)
-    texts = run(engine_with(models, whole(jobs, wanted), chunk=11), jobs)
-    assert_same(wanted, texts)
-    assert any(job.fork_of for job in jobs)
-    assert any(text.statistics.forced for text in texts.values() if text.statistics)
-
-
-#: Changes to the engine, and the tokens that each text has.
-CONDITIONS: dict[str, tuple[dict[str, int | bool], int]] = {
-    "alone": ({"max_seqs": 1}, 30),
-    "in a batch": ({"chunk": 7}, 30),
-    "preempted": ({"tokens": 192}, 90),
-    "with prefix hits": ({"prefix": True, "chunk": 48}, 0),
-}
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "in a batch",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in CONDITIONS if name != "in a batch"),
-    ],
-)
-def test_a_rested_drafter_has_caught_up(pair, condition) -> None:
+def engine_with(pair: Pair, texts: dict[str, list[int]], **changes: int | bool) -> Engine:
     """Nobody whispers here: what is proposed is the drafters' own."""
-    models, (changes, max_tokens) = pair("llama2"), CONDITIONS[condition]
-    lengths = (30, 33, 31, 20)
-    if max_tokens:
-        jobs, texts = jobs_of(models.vocab_size, lengths, max_tokens), expected(models, lengths, max_tokens)
-    else:
-        first, later, texts = returning(models, 16)
-        jobs = [*first, *later]
 
     def made(pool: PagePool) -> Drafter:
-        rested, restless = ({name: make(pool) for name, make in makers(models).items()} for _ in range(2))
-        return Compared(rested, restless)  # type: ignore[arg-type]
+        rested, restless = ({name: make(pool) for name, make in makers(pair).items()} for _ in range(2))
+        return TakingTurns(rested, restless)  # type: ignore[arg-type]
 
-    engine = engine_of(models.target, made, MOST, **changes)  # type: ignore[arg-type]
-    assert_same(texts, run(engine, jobs))
+    return engine_of(pair.target, made, TreeShape.parse("4,6,4,2"), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("situation", ["in a batch", "back", pytest.param("preempted", marks=pytest.mark.soak)])
+def test_a_rested_drafter_has_caught_up(pair, situation) -> None:
+    models = pair("llama2")
+    engine, _ = assert_same_in(situation, models, partial(engine_with, models))
     drafter = engine.drafter
-    assert isinstance(drafter, Compared)
+    assert isinstance(drafter, TakingTurns)
     assert all(drafter.compared[name] > 3 for name in makers(models) if name not in LOOKUPS), drafter.compared
     # A draft model that reads the text as it is agrees with most of the target's samples.
     assert drafter.accepted["draft_model"] > drafter.requested["draft_model"] / 2

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from foresay.spec.tree import TreeShape
 from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
-from tests.same_tokens.runs import (
-    SELF,
-    assert_same,
-    cut_short,
-    drafting,
-    expected,
-    jobs_of,
-    plain,
-    replace_params,
-    returning,
-    whole,
-)
+from tests.same_tokens.runs import SELF, assert_same, drafting, expected, jobs_of, whole
+from tests.same_tokens.situations import assert_goes_on, assert_same_in
 from tests.same_tokens.witness import run
 
 #: Prompts shorter and longer than the window of 24.
@@ -60,40 +51,27 @@ def test_few_window_pages(pair, family) -> None:
     assert sum(text.statistics.preemptions for text in texts.values() if text.statistics)
 
 
-@pytest.mark.parametrize(("windows", "least"), [(200, 9), (30, 5), (16, 1)])
+@pytest.mark.parametrize("windows", [200, 30, 16])
 @pytest.mark.parametrize("family", WINDOWED)
-def test_texts_that_come_back(pair, family, windows, least) -> None:
+def test_texts_that_come_back(pair, family, windows) -> None:
     """They are found where their ends are still there; where those had to go, they are computed again."""
     models = pair(family)
-    first, later, texts = returning(models)
-    engine = drafting(models, "3,2,1", whole([*first, *later], texts), page_size=8, prefix=True, windows=windows)
-    found = run(engine, [*first, *later])
-    assert_same({job.id: texts[job.id] for job in [*first, *later]}, found)
-    assert sum(found[job.id].cached_tokens > 0 for job in later) >= least
+    least = {200: 9, 30: 5, 16: 1}[windows]
+    assert_same_in("back", models, partial(drafting, models, "3,2,1"), found=least, page_size=8, windows=windows)
 
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_other_choices_of_a_prompt(pair, family) -> None:
-    """Forks take the prompt when it is computed, and much later, when what its end sees may be gone."""
     models = pair(family)
-    (first,) = jobs_of(models.vocab_size, (70,), 60, ["warm"])
-    forks = [replace(first, id=f"fork{arrives}", fork_of=first.id, arrives=arrives) for arrives in (0, 1, 12, 20)]
-    jobs = [first, *(replace(fork, params=replace_params(fork.params, seed=fork.arrives)) for fork in forks)]
-    engine = drafting(models, "4,4,2,2,1", {}, page_size=8, chunk=24, windows=30)
-    assert_same(plain(models.target, jobs), run(engine, jobs))
+    assert_same_in("forked", models, partial(drafting, models, "4,4,2,2,1"), windows=30)
 
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_text_cut_short_can_be_gone_on_with(pair, family) -> None:
-    """As a stop string does it, a token or many before what was written last."""
     models = pair(family)
-    (job,) = jobs_of(models.vocab_size, (50,), 80, ["greedy"])
-    text = job.prompt + plain(models.target, [job])[job.id].tokens
     for cut in (1, 35):
-        engine = drafting(models, "chain4", {}, page_size=8, prefix=True, windows=30)
-        rest = cut_short(engine, job, text, cut)
-        assert_same(plain(models.target, [rest]), found := run(engine, [rest]))
-        assert found["rest"].cached_tokens >= (len(rest.prompt) - 8 if cut == 1 else 0)
+        prompt, cached = assert_goes_on(models, partial(drafting, models, "chain4"), cut, windows=30)
+        assert cached >= (prompt - 8 if cut == 1 else 0)
 
 
 @pytest.mark.parametrize("drafter", [draft_model, copy])
