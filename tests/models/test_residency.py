@@ -14,66 +14,31 @@ from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
 from tests.provenance import clock
 
+#: Models (name, size, device), how many may be there, who is asked for one after the other, and what happens.
+#: A size with a question mark is known to nobody before it was loaded.
+ASKED: dict[str, tuple[str, int | None, str, str]] = {
+    "on request, and stays": ("a60 b40", None, "aaba", "+a +b"),
+    "the least recently used goes": ("a40 b40 c40", None, "abaca", "+a +b -b +c"),
+    "as many go as it takes": ("a40 b40 c90", None, "abc", "+a +b -a -b +c"),
+    "one says itself that it does not fit": ("a60? b60? c30?", None, "abc", "+a -a +b +c"),
+    "each device by itself": ("a90 b90g c90g", None, "abc", "+a +b -b +c"),
+    "the largest of all alone": (f"a10 b{CAPACITY + 1}", None, "ab", "+a -a +b"),
+    "a number instead of sizes": ("a90 b90 c1", 2, "abc", "+a +b -a +c"),
+}
 
-async def test_a_model_comes_on_request_and_stays():
-    world = World([Comer("a"), Comer("b", 40)])
+
+@pytest.mark.parametrize(("models", "most", "asked", "happened"), ASKED.values(), ids=ASKED)
+async def test_who_is_loaded_and_who_goes(models, most, asked, happened):
+    comers = []
+    for name, *size in models.split():
+        device = "cuda:0" if size[-1] == "g" else "cpu"
+        comers.append(Comer(name, int("".join(size).rstrip("g?")), device, known=size[-1] != "?"))
+    world = World(comers, most)
     async with world.running():
-        for name in ("a", "a", "b", "a"):
-            await world.ask(name)
-    assert world.happened == ["+a", "+b"]
-
-
-async def test_the_least_recently_used_goes_for_one_that_does_not_fit():
-    world = World([Comer("a", 40), Comer("b", 40), Comer("c", 40)])
-    async with world.running():
-        for name in ("a", "b", "a", "c", "a"):
+        for name in asked:
             world.now += 1
             await world.ask(name)
-    assert world.happened == ["+a", "+b", "-b", "+c"]
-
-
-async def test_as_many_go_as_it_takes():
-    world = World([Comer("a", 40), Comer("b", 40), Comer("c", 90)])
-    async with world.running():
-        for name in ("a", "b", "c"):
-            world.now += 1
-            await world.ask(name)
-    assert world.happened == ["+a", "+b", "-a", "-b", "+c"]
-
-
-async def test_one_whose_size_nobody_knows_says_that_it_does_not_fit():
-    world = World([Comer("a", known=False), Comer("b", known=False), Comer("c", 30, known=False)])
-    async with world.running():
-        for name in ("a", "b", "c"):
-            world.now += 1
-            await world.ask(name)
-    assert world.happened == ["+a", "-a", "+b", "+c"]
-
-
-async def test_models_of_different_devices_do_not_stand_in_each_others_way():
-    world = World([Comer("a", 90), Comer("b", 90, "cuda:0"), Comer("c", 90, "cuda:0")])
-    async with world.running():
-        for name in ("a", "b", "c"):
-            world.now += 1
-            await world.ask(name)
-    assert world.happened == ["+a", "+b", "-b", "+c"]
-
-
-async def test_the_largest_of_all_is_loaded_alone():
-    world = World([Comer("a", 10), Comer("b", CAPACITY + 1)])
-    async with world.running():
-        await world.ask("a")
-        await world.ask("b")
-    assert world.happened == ["+a", "-a", "+b"]
-
-
-async def test_a_number_of_models_counts_instead_of_their_sizes():
-    world = World([Comer("a", 90), Comer("b", 90), Comer("c", 1)], most=2)
-    async with world.running():
-        for name in ("a", "b", "c"):
-            world.now += 1
-            await world.ask(name)
-    assert world.happened == ["+a", "+b", "-a", "+c"]
+    assert " ".join(world.happened) == happened
 
 
 async def test_who_runs_finishes_and_who_comes_then_waits_its_turn():
