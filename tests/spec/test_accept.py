@@ -120,13 +120,3 @@ def test_any_tree_gives_the_tokens_of_plain_decoding(first: int) -> None:
         assert tokens == World(number).plain(12), f"world {number}"
         accepted += hits
     assert accepted > 40 * 2
-
-
-def test_noise_of_the_wrong_position_is_noticed() -> None:
-    """Drawing the whole tree with the noise of the root's position changes tokens in most worlds."""
-    changed = 0
-    for number in range(40):
-        world = World(number)
-        tokens, _ = world.speculative(12, lambda noise, position, depths: noise.rows([position] * len(depths)))
-        changed += tokens != World(number).plain(12) and not world.sampling.greedy
-    assert changed > 20

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from foresay.spec.adjust import Adjustment, _TokenCounts, edit_logits, paths_of
+from foresay.spec.adjust import Adjustment, edit_logits, paths_of
 from foresay.spec.sampling import SamplingParams
 from tests.combinations import alternating
 from tests.spec.harness import Harness
@@ -125,18 +125,6 @@ def test_the_same_tokens_with_any_drafter(name: str, drafted: tuple[tuple[int, .
 @pytest.mark.parametrize("name", ["penalties", "all"])
 def test_the_same_tokens_when_preempted(name: str) -> None:
     assert differing(name, (3, 2, 1), 0.9, pages=26, page_size=4, max_model_len=60) == []
-
-
-@pytest.mark.parametrize("name", ["repetition", "frequency", "all"])
-def test_counts_of_the_root_alone_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = _TokenCounts.on
-    monkeypatch.setattr(_TokenCounts, "on", lambda self, paths: on(self, [[]] * len(paths)))
-    assert differing(name, (1,) * 5, 1.0)
-
-
-def test_phrases_of_the_root_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresay.spec.logits.paths_of", lambda tokens, parents: [[]] * len(tokens))
-    assert differing("phrases", (1,) * 5, 1.0)
 
 
 @pytest.mark.parametrize("skill", [0.0, 1.0])

@@ -228,20 +228,6 @@ def test_masks_may_be_left_out_for_want_of_time(shape: tuple[int, ...]) -> None:
         assert [answer.plain] == _expected(model, [seed])
 
 
-@pytest.mark.parametrize("shape", [(1,) * 5, (3, 2, 1)])
-def test_masks_that_stay_at_the_root_are_noticed(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = Guarded.masks
-
-    def of_the_root(self: Guarded, tokens: list[int], parents: list[int]) -> Tensor | None:
-        root = masks(self, tokens[:1], parents[:1])
-        return None if root is None else root.expand(len(tokens), -1)
-
-    monkeypatch.setattr(Guarded, "masks", of_the_root)
-    model, seeds = TableModel(1), range(6)
-    answers = _run(Harness(model, Guesser(model, 1.0), shape, eos=[END]), seeds)
-    assert [answer.plain for answer in answers] != _expected(model, seeds)
-
-
 # -- trouble -------------------------------------------------------------------------------------------------------
 
 

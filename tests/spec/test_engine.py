@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from foresay.kvpaging import KVStore
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.request import Request
-from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from tests.spec.harness import Answer, Harness
 from tests.spec.tables import Guesser, Plain, TableModel, plain
@@ -90,27 +88,6 @@ def test_the_same_tokens_in_many_random_engines(first: int) -> None:
         requests = _requests(seed, 4)
         for answer, (prompt, sampling) in zip(_run(harness, requests), requests, strict=True):
             assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=72), f"harness {seed}"
-
-
-def _answer(sampling: SamplingParams) -> list[int]:
-    model = TableModel(3)
-    return Harness(model, Guesser(model, 0.8), (3, 2, 1)).answer([1, 2, 3], sampling).tokens
-
-
-def test_noise_of_the_wrong_position_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampling = SamplingParams(seed=9, max_tokens=40)
-    before = _answer(sampling)
-    rows = Noise.rows
-    monkeypatch.setattr(Noise, "rows", lambda self, positions: rows(self, [positions[0]] * len(positions)))
-    assert _answer(sampling) != before
-
-
-def test_rows_that_are_not_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampling = SamplingParams(seed=9, max_tokens=40)
-    _answer(sampling)
-    monkeypatch.setattr(KVStore, "move", lambda self, source, destination: None)
-    with pytest.raises(AssertionError, match="a row of another text"):
-        _answer(sampling)
 
 
 def test_a_request_without_seed_gets_one_that_can_be_used_again() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import foresay.spec.step
-from foresay.spec.logits import IMPOSSIBLE, logprobs_of, logprobs_of_run
+from foresay.spec.logits import IMPOSSIBLE, logprobs_of
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 from tests.spec.harness import Answer, Harness
@@ -78,19 +77,6 @@ def test_entries_are_those_of_the_final_text(temperature: float, shape: tuple[in
     for name, answer in answers.items():
         prompt = PROMPT[int(name) :]
         assert answer.logprobs == teacher_forced(model, [*prompt, *answer.tokens], len(prompt), int(name))
-
-
-def test_the_row_of_the_node_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logprobs taken one row too late along the path."""
-    monkeypatch.setattr(
-        foresay.spec.step,
-        "logprobs_of_run",
-        lambda sequence, logits, path, emitted: logprobs_of_run(sequence, logits.roll(-1, 0), path, emitted),
-    )
-    model = TableModel(1)
-    sampling = SamplingParams(temperature=0.0, seed=1, max_tokens=20, logprobs=2)
-    answer = Harness(model, Guesser(model, 1.0), (1,) * 4).answer(PROMPT, sampling)
-    assert answer.logprobs != teacher_forced(model, [*PROMPT, *answer.tokens], len(PROMPT), 2)
 
 
 def _scored(answer: Answer) -> list[TokenLogprobs | None]:

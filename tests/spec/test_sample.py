@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.logits import row_sum
-from foresay.spec.sample import BROKEN, Noise, gumbel_row, sample
+from foresay.spec.sample import BROKEN, sample
 from foresay.spec.sampling import SamplingParams, derive_seed
 from tests.spec.laws import ALPHA, chi_square_tail, gumbel, law, pair_tail, reference_draw
 
@@ -117,25 +117,6 @@ def test_neighbouring_seeds_and_choices_know_nothing_of_each_other() -> None:
     )
     assert pair_tail(first[::2], following[::2], expected) > ALPHA
     assert pair_tail(first, second_choice, expected) > ALPHA
-
-
-def _pair_tail_of_rows(noise: Noise, positions: int) -> tuple[float, float]:
-    """How likely the samples, and the pairs of neighbouring samples, are with the rows that a sequence really uses."""
-    logits = torch.tensor([1.0, 0.5, 0.0, 0.3])
-    expected = law(logits, SamplingParams())
-    samples = sample(logits.expand(positions, -1), SamplingParams(), noise.rows(range(positions)))
-    return chi_square_tail(torch.bincount(samples), expected), pair_tail(samples[::2], samples[1::2], expected)
-
-
-def test_noise_used_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows for two positions leave every single sample right; only the pairs show it."""
-    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
-    assert alone > ALPHA
-    assert pairs > ALPHA
-    monkeypatch.setattr(Noise, "row", lambda self, position: gumbel_row(self.seed, position // 2, self.vocab_size))
-    alone, pairs = _pair_tail_of_rows(Noise(8, 4), 2000)
-    assert alone > ALPHA
-    assert pairs < 1e-50
 
 
 @pytest.mark.parametrize("name", LARGE)
