@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,85 +138,6 @@ def test_logits_of_every_level_are_those_of_transformers(case, family, clustered
 @pytest.mark.parametrize("family", TARGETS)
 def test_where_layers_with_a_window_have_pages_of_their_own(case, family) -> None:
     assert farthest(case(family, windows=8), random_tokens(random.Random(1), 90, 300)) < 1e-4
-
-
-def position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token that has keys, instead of the root."""
-    own = AssistantDrafter._rows
-    monkeypatch.setattr(
-        AssistantDrafter,
-        "_rows",
-        lambda self, *given: replace(found := own(self, *given), positions=found.positions - 1),
-    )
-
-
-def depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level one further."""
-    own, calls = AssistantDrafter._rows, iter(range(9))
-    monkeypatch.setattr(
-        AssistantDrafter,
-        "_rows",
-        lambda self, *given: replace(found := own(self, *given), positions=found.positions + next(calls)),
-    )
-
-
-def window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One position more than the target's layers see."""
-    own = AssistantConfig.read.__func__  # type: ignore[attr-defined]
-
-    def read(cls: Any, *given: Any) -> AssistantConfig:
-        found: AssistantConfig = own(cls, *given)
-        windows = [one.window and one.window + 1 for one in found.model.stack.attentions]
-        return replace(found, model=found.model.with_windows(windows))
-
-    monkeypatch.setattr(AssistantConfig, "read", classmethod(read))
-
-
-def state_of_the_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the position before the last that was committed."""
-    inner = after
-
-    def other(reader: Reader, drafter: AssistantDrafter, tokens: Sequence[int], states: Tensor) -> Any:
-        found = inner(reader, drafter, tokens, states)
-        length = found[1].length
-        drafter.last.put(found[1].pages[(length - 1) // 8], length - 1, states[length - 2])
-        return found
-
-    monkeypatch.setattr("tests.heads.test_assistants.after", other)
-
-
-def state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows the state after the last norm, instead of what is projected back."""
-    own = AssistantHead.paged
-
-    def paged(self: AssistantHead, rows: Any, hidden: Tensor, store: Any) -> tuple[Tensor, Tensor]:
-        return own(self, rows, hidden, store)[0], hidden
-
-    monkeypatch.setattr(AssistantHead, "paged", paged)
-
-
-def source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first layer of each kind, instead of the last with keys of its own."""
-    own = AssistantConfig.read.__func__  # type: ignore[attr-defined]
-
-    def read(cls: Any, directory: Path, target: ModelConfig) -> AssistantConfig:
-        found: AssistantConfig = own(cls, directory, target)
-        kinds = [one.window is None for one in target.stack.attentions]
-        layers = [
-            replace(layer, mixer=replace(layer.attention, source=kinds.index(layer.attention.window is None)))
-            for layer in found.model.stack.layers
-        ]
-        return replace(found, model=replace(found.model, stack=replace(found.model.stack, layers=tuple(layers))))
-
-    monkeypatch.setattr(AssistantConfig, "read", classmethod(read))
-
-
-@pytest.mark.parametrize("mutation", [position, depth, window, state_of_the_token_before, state_is_kept, source])
-def test_a_wrong_wiring_is_seen(case, monkeypatch, mutation) -> None:
-    found, tokens = case("gemma4_unified"), random_tokens(random.Random(60), 60, 300)
-    assert farthest(found, tokens) < 1e-4
-    mutation(monkeypatch)
-    assert farthest(found, tokens) > 1e-2
 
 
 # -- what files say ---------------------------------------------------------------------------------------------------

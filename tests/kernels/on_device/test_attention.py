@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops import attention as op
@@ -307,32 +305,6 @@ def test_partials_are_merged_alike_however_many_are_loaded_at_once(device, monke
         monkeypatch.setattr(kernels, "DEPTH", depth)
         found.append(run(bench, sequences, padding=1))
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
-
-
-@triton.jit
-def backwards(word, length, positions):
-    """As tree_attention._path_indices, a row's path in the other direction."""
-    bits = tl.arange(0, 64)
-    taken = ((word >> bits.to(tl.int64)) & 1).to(tl.int32)
-    rank = tl.sum(taken, axis=0) - tl.cumsum(taken, axis=0)
-    mine = (taken == 1)[None, :] & (rank[None, :] == (positions - length)[:, None])
-    nodes = tl.sum(tl.where(mine, bits[None, :], 0), axis=1)
-    return tl.where(positions < length, positions, length + nodes)
-
-
-@pytest.mark.skipif(
-    not INTERPRETED, reason="bf16 may hide it, and a compiled kernel keeps the functions it was made of"
-)
-def test_keys_in_another_order_are_close_but_have_other_bits(device, monkeypatch) -> None:
-    """So the tests above do see an order that is not the path's."""
-    bench = Bench(1, 2, 64, 16, EXACT, device)
-    chain = bench.sequence(20, 12, reach=1)
-    in_order = run(bench, [chain])
-    monkeypatch.setattr(kernels, "_path_indices", backwards)
-    other = run(bench, [chain])
-    assert torch.equal(other[0], in_order[0]), "the root has no order"
-    assert torch.allclose(other, in_order, atol=1e-5)
-    assert not torch.equal(other[-1], in_order[-1])
 
 
 def test_a_row_has_the_same_bits_in_chunks_of_any_size(device) -> None:
