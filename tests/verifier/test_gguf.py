@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -355,26 +356,34 @@ def changed(directory: Path, change: Any, family: str = "qwen2", **tokens: Any) 
 UP = "blk.1.ffn_up.weight"
 
 
-def test_a_missing_tensor_is_named(tmp_path) -> None:
-    file = changed(tmp_path, lambda name, *given, **more: None if name == UP else (name, *given))
-    with pytest.raises(WeightsError, match=f"{UP} is missing from .*x.gguf"):
-        reader(resolve(file))
+def in_blocks(name: str, tensor: Any) -> Any:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return name, gguf.quants.quantize(tensor, kind), None, kind
 
 
-def test_a_tensor_too_much_is_named(tmp_path) -> None:
-    def renamed(name: str, *given: Any, **more: Any) -> Any:
-        return ("blk.1.ffn_other.weight" if name == UP else name, *given)
+#: A tensor, what is written in its place, and what is said of that.
+AMISS: dict[str, tuple[str, Callable[[str, Any], Any], str]] = {
+    "missing": (UP, lambda name, tensor: None, f"{UP} is missing from .*x.gguf"),
+    "unexpected": (
+        UP, lambda name, tensor: ("blk.1.ffn_other.weight", tensor), r"blk\.1\.ffn_other\.weight in .* is unexpected",
+    ),
+    "another shape": (
+        UP, lambda name, tensor: (name, tensor[:-1]), rf"{UP} in .* has shape \[511, 256\], expected \[512, 256\]",
+    ),
+    **{
+        vector: (vector, in_blocks, rf"{vector} in .*x.gguf has type Q8_0; supported: BF16, F16, F32")
+        for vector in ("output_norm.weight", "blk.1.attn_norm.weight", "blk.0.attn_k.bias")
+    },
+}  # fmt: skip
 
-    with pytest.raises(WeightsError, match=r"blk\.1\.ffn_other\.weight in .* is unexpected"):
-        reader(resolve(changed(tmp_path, renamed)))
 
+@pytest.mark.parametrize(("tensor", "change", "words"), AMISS.values(), ids=AMISS)
+def test_a_tensor_that_is_amiss_is_named(tmp_path, tensor, change, words) -> None:
+    def written(name: str, given: Any, **more: Any) -> Any:
+        return change(name, given) if name == tensor else (name, given)
 
-def test_a_wrong_shape_is_named(tmp_path) -> None:
-    def cut(name: str, tensor: Any, **more: Any) -> Any:
-        return name, tensor[:-1] if name == UP else tensor
-
-    with pytest.raises(WeightsError, match=rf"{UP} in .* has shape \[511, 256\], expected \[512, 256\]"):
-        reader(resolve(changed(tmp_path, cut)))
+    with pytest.raises(WeightsError, match=words):
+        reader(resolve(changed(tmp_path, written)))
 
 
 def test_another_type_is_named(tmp_path) -> None:
@@ -385,17 +394,6 @@ def test_another_type_is_named(tmp_path) -> None:
     write(writer)
     with pytest.raises(WeightsError, match=rf"{UP} has type Q3_K.*supported: F32, F16, Q4_0"):
         resolve(tmp_path / "x.gguf")
-
-
-@pytest.mark.parametrize("vector", ["output_norm.weight", "blk.1.attn_norm.weight", "blk.0.attn_k.bias"])
-def test_a_vector_in_blocks_is_named(tmp_path, vector) -> None:
-    def in_blocks(name: str, tensor: Any, **more: Any) -> Any:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        return (name, gguf.quants.quantize(tensor, kind), None, kind) if name == vector else (name, tensor)
-
-    file = changed(tmp_path, in_blocks)
-    with pytest.raises(WeightsError, match=rf"{vector} in .*x.gguf has type Q8_0; supported: BF16, F16, F32"):
-        reader(resolve(file))
 
 
 def test_another_architecture_is_named(tmp_path) -> None:

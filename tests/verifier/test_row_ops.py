@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -282,18 +282,6 @@ def test_heads_are_gated(processor, width, dtype, count) -> None:
     assert torch.equal(gate_heads(both[3:, :width].contiguous(), partials), wanted)
 
 
-def test_a_recording_gates_as_many_rows_as_there_are() -> None:
-    x, gate, given, count = noise(8, 100), noise(8, 101)[:, 1:].contiguous(), torch.empty(8, 100), torch.tensor([0])
-    expected = gate_heads(x.clone(), gate)
-    with recording() as replay:
-        gate_heads(given, gate, count)
-    for rows in (3, 8):
-        given.copy_(x)
-        count.fill_(rows)
-        replay()
-        assert torch.equal(given[:rows], expected[:rows]) and torch.equal(given[rows:], x[rows:])
-
-
 #: Q, G, D; the dtype; norms of heads, with weights of that dtype or of fp32; and whether queries have a factor.
 ROTATIONS = [
     *product(
@@ -443,19 +431,6 @@ def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) 
         assert_rows_are_independent(lambda part: finish_logits(part.clone(), scale, cap), x)
 
 
-def test_a_recording_finishes_as_many_logits_as_there_are() -> None:
-    x, given, count = noise(ROWS, 100), torch.empty(ROWS, 100), torch.zeros(1, dtype=torch.int64)
-    with recording() as recorded:
-        finish_logits(given, 1.0, None)
-        finish_logits(given, 2.0, 30.0, count)
-    for rows in (3, 0, ROWS):
-        given.copy_(x)
-        count.fill_(rows)
-        recorded()
-        assert torch.equal(given[:rows], finish_logits(x[:rows].clone(), 2.0, 30.0))
-        assert torch.equal(given[rows:], x[rows:])
-
-
 @pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("kind", "factor"), [("each", ""), ("whole", ""), ("after", ""), ("", "factor")])
 def test_what_is_quantised_is_what_would_be_stored(processor, kind, factor, stored) -> None:
@@ -473,19 +448,36 @@ def test_what_is_quantised_is_what_would_be_stored(processor, kind, factor, stor
         assert torch.equal(as_bytes(mine), as_bytes(numbers)) and torch.equal(scales[:, number], own)
 
 
-@pytest.mark.parametrize("kind", ["each", "whole", "after"])
-def test_a_recorded_rotation_works_on_the_rows_there_are_when_it_runs(kind) -> None:
-    queries, groups, dim = heads = (9, 3, 16)
-    norms, slots = norms_of(kind, heads, torch.float32), torch.arange(8)
-    qkv, rotation = noise(8, (queries + 2 * groups) * dim), rotation_of(8, dim, torch.float32, factor=True)
-    kept, wanted = ([torch.zeros(8, groups, dim) for _ in range(2)] for _ in range(2))
-    expected = rotate_and_store(qkv, rotation, (wanted[0], wanted[1], None), slots, norms)
-    later, count = torch.full_like(qkv, torch.nan), torch.tensor([0])
+def recorded_rotation(kind: str) -> Callable[[Tensor, Tensor | None], Sequence[Tensor]]:
+    heads, rotation, slots = (9, 3, 16), rotation_of(8, 16, torch.float32, factor=True), torch.arange(8)
+    norms, keys, values = norms_of(kind, heads, torch.float32), torch.zeros(8, 3, 16), torch.zeros(8, 3, 16)
+    return lambda x, count: (
+        rotate_and_store(x, rotation, (keys, values, None), slots, norms, count), keys, values,
+    )  # fmt: skip
+
+
+GATE = noise(8, 241)[:, 1:].contiguous()
+#: Each gives what it writes. All take a row of 240 numbers; logits twice.
+RECORDED: dict[str, Callable[[Tensor, Tensor | None], Sequence[Tensor]]] = {
+    "gates": lambda x, count: [gate_heads(x, GATE, count)],
+    "logits": lambda x, count: [finish_logits(finish_logits(x, 1.0, None, count), 2.0, 30.0, count)],
+    **{f"rotation, norms {kind}": recorded_rotation(kind) for kind in ("each", "whole", "after")},
+}
+
+
+@pytest.mark.parametrize("op", RECORDED.values(), ids=RECORDED)
+def test_what_is_recorded_works_on_the_rows_there_are_when_it_runs(op) -> None:
+    x, given, count = noise(8, 240), torch.empty(8, 240), torch.zeros(1, dtype=torch.int64)
+    begun = op(x.clone(), None)
+    expected = [each.clone() for each in begun]
+    for each in begun:  # some are where the next ones will be
+        each.zero_()
     with recording() as replay:
-        query = rotate_and_store(later, rotation, (kept[0], kept[1], None), slots, norms, count)
-    for rows in (5, 8):
-        later.copy_(qkv)
+        found = op(given, count)
+    for rows in (5, 0, 8):
+        given.copy_(x)
+        before = [each.clone() for each in found]
         count.fill_(rows)
         replay()
-        assert torch.equal(query[:rows], expected[:rows]) and torch.equal(kept[0][:rows], wanted[0][:rows])
-        assert not kept[0][rows:].any()
+        for mine, its, old in zip(found, expected, before, strict=True):
+            assert torch.equal(mine[:rows], its[:rows]) and torch.equal(mine[rows:], old[rows:])
