@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from copy import deepcopy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,50 +110,63 @@ def in_order_of(weight: Tensor, symmetric: bool) -> tuple[dict[str, Tensor], Ten
     return {**tensors, "weight_packed": packed, "weight_g_idx": order.int() // GROUP}, meant[:, order]
 
 
-def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
-    """By the package that writes such files."""
+def by_package(layout: str, given: dict[str, Tensor], args: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """What the package that writes such files makes of a weight and its scales, and what it reads of that."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
 
-    group = GROUP if bits == 4 else None
-    strategy: dict[str, Any] = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
-    args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, **strategy)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    grouped = weight.unflatten(1, (-1, group or weight.shape[1]))
-    scales, zeros = calculate_qparams(grouped.amin(2), grouped.amax(2), args)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
     compressor = BaseCompressor.get_value_from_registry(layout)
-    given = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
     tensors = compressor.compress(given, scheme)
     return tensors, compressor.decompress(tensors, scheme)["weight"].float()
 
 
+def integers(bits: int, symmetric: bool) -> dict[str, Any]:
+    strategy: dict[str, Any] = {"strategy": "group", "group_size": GROUP} if bits == 4 else {"strategy": "channel"}
+    return {"num_bits": bits, "type": "int", "symmetric": symmetric, **strategy}
+
+
+def compressed_of(weight: Tensor, bits: int, symmetric: bool, layout: str) -> tuple[dict[str, Tensor], Tensor]:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = integers(bits, symmetric)
+    grouped = weight.unflatten(1, (-1, args.get("group_size", weight.shape[1])))
+    scales, zeros = calculate_qparams(grouped.amin(2), grouped.amax(2), QuantizationArgs(**args))
+    given = {"weight": weight, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    return by_package(layout, given, args)
+
+
 def floats_of(weight: Tensor, strategy: str) -> tuple[dict[str, Tensor], Tensor]:
     """The same of e4m3."""
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, **FLOATS8[strategy])
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
     whole = weight.shape[1]
     sizes = {"channel": (1, whole), "group": (1, GROUP), "block": (32, GROUP), "tensor": (len(weight), whole)}
     rows, group = sizes[strategy]
     scales = weight.unflatten(1, (-1, group)).unflatten(0, (-1, rows)).abs().amax((1, 3)) / 448
     scales = scales.flatten() if strategy == "tensor" else scales
-    compressor = BaseCompressor.get_value_from_registry("float-quantized")
-    tensors = compressor.compress({"weight": weight, "weight_scale": scales}, scheme)
-    meant = compressor.decompress(tensors, scheme)["weight"].float()
+    given = {"weight": weight, "weight_scale": scales}
+    tensors, meant = by_package("float-quantized", given, FLOATS8[strategy])
     return {**tensors, "input_scale": torch.ones(1)} if strategy == "tensor" else tensors, meant
 
 
 FLOATS8: dict[str, dict[str, Any]] = {
-    "channel": {"strategy": "channel"},
-    "group": {"strategy": "group", "group_size": GROUP},
-    "block": {"strategy": "block", "block_structure": [32, GROUP]},
-    "tensor": {"strategy": "tensor"},
-}
+    strategy: {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, **more}
+    for strategy, more in (
+        ("channel", {}), ("group", {"group_size": GROUP}), ("block", {"block_structure": [32, GROUP]}), ("tensor", {}),
+    )
+}  # fmt: skip
+
+
+def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a configuration says of such a format."""
+    about = {"targets": ["Linear"], "weights": weights} | ({"input_activations": inputs} if inputs else {})
+    return {
+        "quant_method": "compressed-tensors", "format": layout, "config_groups": {"a": about}, "ignore": ["lm_head"],
+    }  # fmt: skip
+
+
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}, lambda w: gptq_of(w, False, 1)),
     "gptq sym": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, lambda w: gptq_of(w, True, 1)),
@@ -184,73 +197,33 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, awq_of),
 }
 for bits_, symmetric_, layout_ in (
-    (4, True, "pack-quantized"),
-    (4, False, "pack-quantized"),
-    (8, True, "pack-quantized"),
-    (8, True, "int-quantized"),
-    (8, False, "int-quantized"),
-):
-    strategy_: dict[str, Any] = {"strategy": "group", "group_size": GROUP} if bits_ == 4 else {"strategy": "channel"}
-    about_ = {"num_bits": bits_, "type": "int", "symmetric": symmetric_, **strategy_}
+    (4, True, "pack-quantized"), (4, False, "pack-quantized"), (8, True, "pack-quantized"),
+    (8, True, "int-quantized"), (8, False, "int-quantized"),
+):  # fmt: skip
     FORMATS[f"{layout_} {bits_}{'' if symmetric_ else ' zeros'}"] = (
-        {
-            "quant_method": "compressed-tensors",
-            "format": layout_,
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": about_}},
-            "ignore": ["lm_head"],
-        },
+        compressed(layout_, integers(bits_, symmetric_)),
         lambda w, of=(bits_, symmetric_, layout_): compressed_of(w, *of),
     )
-
+WHOLE8 = {"num_bits": 8, "type": "int", "strategy": "tensor"}
 FORMATS["int-quantized tensor"] = (  # W8A8
-    {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "int", "strategy": "tensor"},
-                "input_activations": {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"},
-            }
-        },
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-    },
+    compressed("int-quantized", WHOLE8, WHOLE8 | {"dynamic": False})
+    | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}},
     lambda w: int8_of(w),
 )
 FORMATS["pack-quantized 4 order"] = (
-    deepcopy(FORMATS["pack-quantized 4"][0]),
+    compressed("pack-quantized", integers(4, True) | {"actorder": "group"}),
     lambda w: in_order_of(w, True),
 )
-FORMATS["pack-quantized 4 order"][0]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
-
 for kind_, weights_ in FLOATS8.items():
     FORMATS[f"float-quantized {kind_}"] = (
-        {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": {"num_bits": 8, "type": "float", "symmetric": True, **weights_},
-                    "input_activations": {"num_bits": 8, "type": "float", "dynamic": kind_ != "tensor"},
-                }
-            },
-            "ignore": ["lm_head"],
-        },
+        compressed("float-quantized", weights_, {"num_bits": 8, "type": "float", "dynamic": kind_ != "tensor"}),
         lambda w, of=kind_: floats_of(w, of),
     )
 
 
 def floats4_of(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]:
     """4-bit floats by the package, under ModelOpt's names too; their meaning by the formats' words, in bf16."""
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
     layout = "nvfp4-pack-quantized" if kind == "modelopt" else kind
-    args = QuantizationArgs(**FLOATS4[layout], num_bits=4, type="float", symmetric=True)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
     most = weight.unflatten(1, (-1, FLOATS4[layout]["group_size"])).abs().amax(2)
     scales, step = (most / 6).log2().ceil().exp2(), torch.ones(1)
     given = {"weight": weight, "weight_scale": scales}
@@ -258,13 +231,11 @@ def floats4_of(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]:
         step = 448 * 6 / weight.abs().max()[None]
         scales = (most / 6 * step).clamp_min(2.0**-6).to(torch.float8_e4m3fn).float()
         given = {"weight": weight, "weight_scale": scales, "weight_global_scale": step}
-    compressor = BaseCompressor.get_value_from_registry(layout)
-    tensors = compressor.compress(given, scheme)
+    tensors, theirs = by_package(layout, given, FLOATS4[layout])
     codes = torch.stack((tensors["weight_packed"] & 15, tensors["weight_packed"] >> 4), -1).flatten(1).int()
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * (1 - 2 * (codes >> 3))
     spread = (scales * (1 / step)).repeat_interleave(weight.shape[1] // scales.shape[1], 1)
     meant = (values * spread).bfloat16().float()
-    theirs = compressor.decompress(tensors, scheme)["weight"].float()
     assert torch.allclose(meant, theirs, rtol=2.0**-6), "it rounds scales to bf16 first"
     if kind == "modelopt":
         tensors = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
@@ -273,15 +244,11 @@ def floats4_of(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]:
 
 
 FLOATS4: dict[str, dict[str, Any]] = {
-    "mxfp4-pack-quantized": {"strategy": "group", "group_size": 32},
-    "nvfp4-pack-quantized": {"strategy": "tensor_group", "group_size": 16},
+    layout: {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
+    for layout, strategy, group in (("mxfp4-pack-quantized", "group", 32), ("nvfp4-pack-quantized", "tensor_group", 16))
 }
 for kind_, weights_ in FLOATS4.items():
-    about_ = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "symmetric": True, **weights_}}
-    FORMATS[kind_] = (
-        {"quant_method": "compressed-tensors", "format": kind_, "config_groups": {"a": about_}, "ignore": ["lm_head"]},
-        lambda w, of=kind_: floats4_of(w, of),
-    )
+    FORMATS[kind_] = compressed(kind_, weights_), lambda w, of=kind_: floats4_of(w, of)
 FORMATS["modelopt"] = (
     {
         "quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"},
@@ -294,14 +261,9 @@ FORMATS["modelopt"] = (
 
 def int8_of(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """By the package: one scale for all numbers."""
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=8, strategy="tensor"))
-    compressor = BaseCompressor.get_value_from_registry("int-quantized")
-    tensors = compressor.compress({"weight": weight, "weight_scale": weight.abs().max()[None] / 127}, scheme)
-    return {**tensors, "input_scale": torch.ones(1)}, compressor.decompress(tensors, scheme)["weight"].float()
+    given = {"weight": weight, "weight_scale": weight.abs().max()[None] / 127}
+    tensors, meant = by_package("int-quantized", given, {"num_bits": 8, "strategy": "tensor"})
+    return {**tensors, "input_scale": torch.ones(1)}, meant
 
 
 #: Whole groups of numbers in all rows; one of these matrices is of several heads, and in few bits as a whole.
@@ -450,65 +412,57 @@ def test_each_module_of_modelopts_may_have_its_own_kind(tmp_path, family) -> Non
     assert (logits - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
 
 
-BROKEN: dict[str, Any] = {
-    "scales are missing": ("gptq", "down_proj.scales", lambda t: None),
-    "scales are of another shape": ("gptq", "down_proj.scales", lambda t: t[:, :-1]),
-    "numbers are of another type": ("gptq", "down_proj.qweight", lambda t: t.float()),
-    "groups are in another order": ("gptq", "down_proj.g_idx", lambda t: t.flip(0)),
-    "the order is missing": ("gptq order", "down_proj.g_idx", lambda t: None),
-    "the scale of all is missing": ("float-quantized tensor", "up_proj.weight_scale", lambda t: None),
-    "there is one scale too many": ("float-quantized tensor", "up_proj.weight_scale", lambda t: t.repeat(2)),
-    "scales of blocks are missing": ("fp8 blocks", "gate_proj.weight_scale_inv", lambda t: None),
-    "words are missing": ("pack-quantized 4", "down_proj.weight_packed", lambda t: t[:, 1:]),
-}
+def ending_in(byte: int) -> Callable[[Tensor], Tensor]:
+    def changed(tensor: Tensor) -> Tensor:
+        tensor.flatten().view(torch.uint8)[-4:] = byte
+        return tensor
+
+    return changed
+
+
+#: The format, a tensor of the second layer, what becomes of it, and what is said of that besides its name.
+BROKEN: dict[str, tuple[str, str, Callable[[Tensor], Tensor | None], str]] = {
+    "scales are missing": ("gptq", "mlp.down_proj.scales", lambda t: None, ""),
+    "scales are of another shape": ("gptq", "mlp.down_proj.scales", lambda t: t[:, :-1], ""),
+    "numbers are of another type": ("gptq", "mlp.down_proj.qweight", lambda t: t.float(), ""),
+    "groups are in another order": ("gptq", "mlp.down_proj.g_idx", lambda t: t.flip(0), ""),
+    "the order is missing": ("gptq order", "mlp.down_proj.g_idx", lambda t: None, ""),
+    "the order fills no groups": (
+        "gptq order", "mlp.down_proj.g_idx", torch.zeros_like, " .*does not give each of 5 groups 32 numbers",
+    ),
+    "what is multiplied alike has two orders": (
+        "gptq order", "mlp.up_proj.g_idx", lambda t: t.flip(0), " .*a different order of groups",
+    ),
+    "the scale of all is missing": ("float-quantized tensor", "mlp.up_proj.weight_scale", lambda t: None, ""),
+    "there is one scale too many": ("float-quantized tensor", "mlp.up_proj.weight_scale", lambda t: t.repeat(2), ""),
+    "scales of blocks are missing": ("fp8 blocks", "mlp.gate_proj.weight_scale_inv", lambda t: None, ""),
+    "words are missing": ("pack-quantized 4", "mlp.down_proj.weight_packed", lambda t: t[:, 1:], ""),
+    "numbers are NaN": ("fp8 blocks", "self_attn.k_proj.weight", ending_in(0x7F), " has numbers that are NaN"),
+    "scales are NaN": ("modelopt", "self_attn.k_proj.weight_scale", ending_in(0x7F), " has scales that are NaN"),
+    "scales are huge": (
+        "modelopt", "self_attn.k_proj.weight_scale_2", ending_in(0x7E), " is 8.4.*, with which weights may be infinite",
+    ),
+    "the scale of all is NaN": (
+        "nvfp4-pack-quantized", "self_attn.k_proj.weight_global_scale", ending_in(0xFF),
+        " is nan, which is not a positive number",
+    ),
+    "the scale of all is tiny": (
+        "nvfp4-pack-quantized", "self_attn.k_proj.weight_global_scale", ending_in(0x01),
+        " is 2.3.*, with which weights may be infinite",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_amiss_is_named(tmp_path, case) -> None:
-    kind, part, change = BROKEN[case]
+    kind, part, change, words = BROKEN[case]
     published(tmp_path, kind)
-    name = f"model.layers.1.mlp.{part}"
+    name = f"model.layers.1.{part}"
     tensors = load_file(tmp_path / "quantized" / SINGLE)
     changed = change(tensors.pop(name))
-    save(
-        tmp_path / "quantized",
-        tensors | ({} if changed is None else {name: changed}),
-        config_of(tmp_path / "quantized"),
-    )
-    with pytest.raises(WeightsError, match=name):
-        reader(tmp_path / "quantized")
-
-
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [("mlp.down_proj", "does not give each of 5 groups 32 numbers"), ("mlp.up_proj", "a different order of groups")],
-)
-def test_an_order_that_cannot_be_is_refused(tmp_path, part, words) -> None:
-    """One that fills no groups; one of a matrix that another order is multiplied with."""
-    published(tmp_path, "gptq order")
-    tensors, name = load_file(tmp_path / "quantized" / SINGLE), f"model.layers.0.{part}.g_idx"
-    tensors[name] = tensors[name].flip(0) if "up" in part else torch.zeros_like(tensors[name])
+    tensors |= {} if changed is None else {name: changed}
     save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
-    with pytest.raises(WeightsError, match=f"{name} .*{words}"):
-        reader(tmp_path / "quantized")
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "byte", "words"),
-    [
-        ("fp8 blocks", "weight", 0x7F, "has numbers that are NaN"),
-        ("modelopt", "weight_scale", 0x7F, "has scales that are NaN"),
-        ("modelopt", "weight_scale_2", 0x7E, "is 8.4.*, with which weights may be infinite"),
-        ("nvfp4-pack-quantized", "weight_global_scale", 0xFF, "is nan, which is not a positive number"),
-        ("nvfp4-pack-quantized", "weight_global_scale", 0x01, "is 2.3.*, with which weights may be infinite"),
-    ],
-)
-def test_numbers_that_are_none_are_refused(tmp_path, kind, part, byte, words) -> None:
-    published(tmp_path, kind)
-    tensors, name = load_file(tmp_path / "quantized" / SINGLE), f"model.layers.0.self_attn.k_proj.{part}"
-    tensors[name].flatten().view(torch.uint8)[-4:] = byte
-    save(tmp_path / "quantized", tensors, config_of(tmp_path / "quantized"))
-    with pytest.raises(WeightsError, match=f"{name} {words}"):
+    with pytest.raises(WeightsError, match=name + words):
         reader(tmp_path / "quantized")
 
 
