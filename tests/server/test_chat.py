@@ -427,19 +427,6 @@ def test_an_error_ends_an_answer_and_not_the_conversation(said: Said, monkeypatc
     assert [message["content"] for message in talk.asked[-1]][::2] == [QUESTION, "And 4?"]
 
 
-def test_a_whole_conversation_on_a_terminal(
-    keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    keyboard.send_text(f"/provenance\r{QUESTION}\r/compare\r/bye\r")
-    flags = ["--draft", "ngram", "--draft-tokens", "2", "--max-model-len", "256", "--dtype", "float32"]
-    assert main(["chat", "--seed", "1", "--max-tokens", "12", *flags]) == 0
-    captured = capsys.readouterr()
-    assert "the model's own " in captured.out
-    assert captured.err.splitlines()[-1] == "the same text"
-
-
 def test_the_answer_to_one_prompt_ends_its_lines_between_words_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

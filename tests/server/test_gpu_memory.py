@@ -246,35 +246,30 @@ def typed_in(hint: str) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-CASES: dict[str, tuple[Device, dict[str, Any]]] = {
-    "context": (RTX_4090, {}),
-    "kv tokens": (RTX_4090, {"max_model_len": 8192, "kv_tokens": 100_000}),
-    "both": (RTX_4090, {"max_model_len": 90_000, "kv_tokens": 100_000}),
-    "share": (RTX_4090, {"max_model_len": 8192, "gpu_memory_utilization": 0.5}),
-    "dtype": (RTX_4090, {"max_model_len": 8192, "dtype": "float32"}),
-    "dtype and context": (RTX_4090, {"dtype": "float32"}),
-    "no bf16": (T4, {"dtype": "float32", "max_model_len": 2048, "shape": LLAMA_1B, "gpu_memory_utilization": 0.3}),
-    "crowded": (replace(H200, free=20 * GIB), {}),
-}
-WORDS = {
-    "context": ["--max-model-len"],
-    "kv tokens": ["--kv-tokens"],
-    "both": ["--max-model-len --kv-tokens"],
-    "share": ["--gpu-memory-utilization"],
-    "dtype": ["--dtype"],
-    "dtype and context": ["--dtype --max-model-len"],
-    "no bf16": ["--gpu-memory-utilization", "--dtype"],
-    "crowded": ["--max-model-len"],
-}
+#: A device, settings, and the flags of each remedy.
+CASES: dict[str, tuple[Device, dict[str, Any], list[str]]] = {
+    "context": (RTX_4090, {}, ["--max-model-len"]),
+    "kv tokens": (RTX_4090, {"max_model_len": 8192, "kv_tokens": 100_000}, ["--kv-tokens"]),
+    "both": (RTX_4090, {"max_model_len": 90_000, "kv_tokens": 100_000}, ["--max-model-len --kv-tokens"]),
+    "share": (RTX_4090, {"max_model_len": 8192, "gpu_memory_utilization": 0.5}, ["--gpu-memory-utilization"]),
+    "dtype": (RTX_4090, {"max_model_len": 8192, "dtype": "float32"}, ["--dtype"]),
+    "dtype and context": (RTX_4090, {"dtype": "float32"}, ["--dtype --max-model-len"]),
+    "no bf16": (
+        T4, {"dtype": "float32", "max_model_len": 2048, "shape": LLAMA_1B, "gpu_memory_utilization": 0.3},
+        ["--gpu-memory-utilization", "--dtype"],
+    ),
+    "crowded": (replace(H200, free=20 * GIB), {}, ["--max-model-len"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_refusal_names_fits(case) -> None:
     """Each remedy is typed in as it stands: it is enough, and in numbers of tokens nothing is given away."""
-    device, settings = CASES[case][0], dict(CASES[case][1])
+    device, given, flags = CASES[case]
+    settings = dict(given)
     model, dtype = llama(settings.pop("shape", LLAMA_8B)), settings.pop("dtype", "bfloat16")
     found = remedies(refused(device, model, dtype=dtype, **settings))
-    assert [" ".join(word for word in hint.split() if word.startswith("--")) for hint in found] == WORDS[case]
+    assert [" ".join(word for word in hint.split() if word.startswith("--")) for hint in found] == flags
     for hint in found:
         typed = typed_in(hint)
         assert planned(device, model, **{"dtype": dtype, **settings, **typed}).total <= (device.free or 0)
