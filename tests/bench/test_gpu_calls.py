@@ -55,8 +55,13 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
             {f"compile {step}" for step in ("8B steps", "1B passes", "1B steps", "ablation 1", "ablation 2")}
             | {"1B passes", "1B steps"},
         ),
-        ("B", {"generate auto", "built", "bench"}),  # done elsewhere
-        ("C", {"8B int4", "stack Qwen3-30B-A3B"} | {step.name for step in plan.STEPS["C"] if step.background}),
+        ("B", {"generate auto", "built", "bench", "hybrid latents", "hybrid Mamba-2"}),  # done elsewhere
+        (
+            "C",
+            {step.name for step in plan.STEPS["C"] if step.background or step.name.startswith("stack")}
+            - {"stack Qwen3.5-9B"}
+            | {"8B int4"},
+        ),
         *(pytest.param(call, set(), marks=pytest.mark.soak) for call in "ABC"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from foresay.server.cli.main import COMMANDS
+from tests.combinations import alternating
 from tests.server import forked
 from tests.server.live import ROOT
 from tests.verifier.families import make
@@ -154,18 +155,17 @@ sys.meta_path.insert(0, Presses())
 SCRIPT: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["foresay"]
 
 
-@pytest.mark.parametrize("module", ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.endings"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-m", "foresay.server.cli.main"],
-        ["-m", "foresay.server.cli"],
-        ["-c", f"from {SCRIPT.replace(':', ' import ')} as run; run()"],
-    ],
-    ids=["module", "package", "script"],
-)
-def test_ctrl_c_while_commands_are_imported(tmp_path: Path, words: list[str], module: str) -> None:
+WAYS = {
+    "module": ["-m", "foresay.server.cli.main"],
+    "package": ["-m", "foresay.server.cli"],
+    "script": ["-c", f"from {SCRIPT.replace(':', ' import ')} as run; run()"],
+}
+MODULES = ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.endings"]
+
+
+@pytest.mark.parametrize(("way", "module"), alternating(list(WAYS), MODULES))
+def test_ctrl_c_while_commands_are_imported(tmp_path: Path, way: str, module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(PRESSES)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PRESSED_AT": module}
-    done = subprocess.run([sys.executable, *words, "version"], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *WAYS[way], "version"], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
