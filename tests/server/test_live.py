@@ -49,6 +49,18 @@ async def test_a_stop_string_inside_the_text(client):
         assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
 
 
+async def test_the_text_is_the_same_however_it_is_drafted(client):
+    """And no draft is deeper than requested; auto may choose (tests/same_tokens has all)."""
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time there was", "max_tokens": 40, "seed": 4}
+    texts, depths = set(), []
+    for speculation in ({"off": True}, {}, {"method": "draft_model"}, {"method": "draft_model", "max_tokens": 2}):
+        more = {"speculation": speculation, "provenance": True, "spec_decode_metrics": "detailed"}
+        answer = await client.completions.create(**ask, temperature=1, extra_body=more)
+        texts.add(answer.choices[0].text)
+        depths.append(max(token["depth"] for token in answer.choices[0].provenance["tokens"]))
+    assert len(texts) == 1 and depths[0] == 0 < depths[3] <= 2 < depths[1], depths
+
+
 async def test_a_client_that_leaves_stops_the_work(url):
     """The engine is spared more than half of all the choices."""
     body = {"prompt": "x", "n": 9, "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": True}

@@ -52,6 +52,11 @@ class Setup(NamedTuple):
         async with self.client.post("/v1/completions", json=body) as response:
             return await response.json()
 
+    async def config(self) -> Any:
+        """The settings that it has now."""
+        async with self.client.get("/server_info") as response:
+            return (await response.json())["config"]
+
     @asynccontextmanager
     async def reloading(self, **settings: Any) -> AsyncIterator[Callable[[], Any]]:
         """A change to the other model; the next line about it."""
@@ -165,6 +170,25 @@ async def test_what_runs_ends_undisturbed_and_new_requests_wait_for_the_other_mo
     assert len(setup.server.engine_processes()) == 1
     async with setup.client.get("/dashboard/state") as response:
         assert (await response.json())["snapshot"]["server"]["target"] == str(setup.models[0])
+
+
+@pytest.mark.parametrize("moment", ["checking the files", "packing the target's weights"])
+async def test_a_reload_whose_client_leaves_is_finished_all_the_same(moment: str, setup: Setup) -> None:
+    """Settings, weights and fingerprint are those of one model."""
+    right = await setup.ask(SHORT)
+    async with setup.reloading() as line:
+        while moment != "checking the files" and (await line())["phase"] != moment:
+            pass
+    setup.models.reverse()
+    async with asyncio.timeout(SECONDS):
+        while (await setup.config())["target"] != str(setup.models[0]):
+            await asyncio.sleep(0.05)
+    other = await setup.ask(SHORT)
+    assert other["choices"] != right["choices"] and other["system_fingerprint"] != right["system_fingerprint"]
+    async with setup.reloading() as line:
+        await setup.replaced(line)
+    assert (await setup.ask(SHORT))["choices"] == right["choices"]
+    assert "Task was destroyed" not in setup.server.output and "Traceback" not in setup.server.output
 
 
 async def test_what_does_not_get_ready_changes_nothing(setup: Setup, tmp_path: Path) -> None:

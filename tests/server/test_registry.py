@@ -50,11 +50,6 @@ def test_no_other_module_distinguishes_their_classes() -> None:
     assert {path: names for path, names in found.items() if names} == _OF_OTHERS
 
 
-def test_what_asks_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("isinstance(x, A | EagleDrafter) or isinstance(y, (B, MedusaDrafter))")
-    assert told_apart(tmp_path / "a.py") == ["EagleDrafter", "MedusaDrafter"]
-
-
 def test_models_draft_before_lookups_and_each_as_named() -> None:
     eagle, medusa, model, ngram, suffix = (
         next(entry for entry in ENTRIES if name in entry.names)(name)
