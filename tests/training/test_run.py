@@ -50,7 +50,7 @@ def test_a_trained_head_is_found_and_drafts(target, teacher, settings, tmp_path,
     """Held-out loss falls with more steps; the folder loads by its own config; text stays what it was."""
     settings = of_kind(settings, kind)
     short = begun(replace(settings, steps=1), teacher, tmp_path / "short")().depths
-    judged = begun(replace(settings, steps=60), teacher, tmp_path / "head")()
+    judged = begun(replace(settings, steps=24), teacher, tmp_path / "head")()
     depths = judged.depths
     assert judged.texts == 2 and 0 < judged.tokens <= 2 * 24
     assert len(depths) == 3
@@ -85,7 +85,7 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])
 def test_a_head_of_few_tokens_drafts_those(target, teacher, settings, tmp_path, kind) -> None:
-    few = replace(of_kind(settings, kind), vocabulary=60)
+    few = replace(of_kind(settings, kind), vocabulary=60, steps=2)
     run = begun(few, teacher, tmp_path / "head")
     wrote = {token for text in run.texts() for token in text.tokens[text.start :].tolist()}
     run()
