@@ -32,14 +32,3 @@ async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(t
         assert server.loads == {"fox": 0, "org/owl&1.5:q": 1}
         assert visit.complaints == []
         assert visit.tried == []
-
-
-async def test_one_model_alone_is_not_to_be_chosen(tokenizer):
-    fox = {"fox": "said the fox"}
-    async with serving(tokenizer, fox) as server, visiting(str(server.client.make_url("")).rstrip("/")) as visit:
-        await visit.go()
-        await visit.ready()
-        await expect(visit.page.locator("#models")).to_be_hidden()
-        await visit.run()
-        await expect(visit.page.locator(".answer .markdown")).to_contain_text("said the fox")
-        assert visit.complaints == []

@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Origin
-from tests.dashboard.browsing import SEND, STOP, STORY, needs_chromium
+from tests.dashboard.browsing import SEND, STORY, needs_chromium
 from tests.dashboard.showing import sent, writing
 from tests.server.scripted import ScriptedEngine
 
@@ -104,23 +104,6 @@ async def test_the_drafter_that_is_chosen_drafts(tokenizer: Tokenizer) -> None:
         assert "speculation" not in frames[-1]
 
 
-async def test_the_answer_says_the_same_as_the_list(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer) as visit:
-        page = visit.page
-        await visit.run(max_output_tokens=60, seed=6)
-        said = dict(
-            zip(
-                await page.locator(".figures dt").all_inner_texts(),
-                await page.locator(".figures dd").all_inner_texts(),
-                strict=True,
-            )
-        )
-        cells = page.locator("#requests tr[data-id]").first.locator("td")
-        await expect(cells.nth(3)).to_have_text(await page.locator(".answer .counts b").first.inner_text())
-        for place, name in enumerate(("first token after", "tokens per second", "tokens per pass", "drafts right"), 4):
-            await expect(cells.nth(place)).to_have_text(said[name])
-
-
 @pytest.mark.parametrize(
     ("defaults", "used", "said"),
     [
@@ -163,18 +146,6 @@ async def test_enter_sends_and_shift_enter_breaks_the_line(tokenizer: Tokenizer)
         await expect(prompt).to_be_focused()
         await page.keyboard.press("Enter")
         await expect(page.locator(".turn")).to_have_count(1)
-
-
-async def test_an_answer_that_is_stopped_stays(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine(tokenizer.encode("fox "), hold_after=40)
-    async with writing("", tokenizer, engine=engine) as visit:
-        await visit.ask(max_output_tokens=400)
-        await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
-        await visit.page.click(STOP)
-        await expect(visit.page.locator("#playground > .outcome")).to_have_text("Stopped.")
-        await expect(visit.page.locator(SEND)).to_be_visible()
-        await expect(visit.page.locator(STOP)).to_be_hidden()
-        await expect(visit.page.locator(".answer .markdown")).to_contain_text("fox")
 
 
 async def test_an_answer_is_shown_as_the_model_means_it_or_by_token(tokenizer: Tokenizer) -> None:

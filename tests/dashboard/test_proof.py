@@ -55,6 +55,9 @@ async def test_of_an_answer_that_was_stopped_what_was_written_is_proved(tokenize
         await visit.ask("on", max_output_tokens=60, seed=3)
         await expect(page.locator(".answer .counts")).to_contain_text("22 tokens")
         await page.click(STOP)
+        await expect(page.locator("#playground > .outcome")).to_have_text("Stopped.")
+        await expect(page.locator(SEND)).to_be_visible()
+        await expect(page.locator(".answer .markdown")).to_contain_text("fox")
         await page.get_by_role("button", name="Prove it").click()
         await expect(page.locator(".proof")).to_contain_text("Proved: the same 22 tokens without drafts.")
 

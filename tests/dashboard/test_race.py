@@ -12,12 +12,11 @@ from playwright.async_api import expect
 from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
-from tests.dashboard.browsing import STOP, STORY, Visit, needs_chromium, visiting
+from tests.dashboard.browsing import STORY, Visit, needs_chromium, visiting
 from tests.dashboard.showing import sent, shown, step, writing
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-TIME = re.compile(r"^[\d.]+ m?s$")
 
 
 async def finished(visit: Visit) -> None:
@@ -124,44 +123,6 @@ async def test_both_ways_take_turns_and_neither_profits_from_the_other(tokenizer
         assert [drafted["seed"] for _, drafted, _, _ in rounds] == [40, 40, 40]
         assert [drafted["max_output_tokens"] for _, drafted, _, _ in rounds] == [8, 20, 20]
         assert {one["input"][0]["content"] for one in frames} == {STORY}
-
-
-async def test_the_lanes_are_side_by_side_on_a_phone_too(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer, viewport={"width": 390, "height": 900}) as visit:
-        await visit.ask("compare", max_output_tokens=24, seed=5)
-        lanes = visit.page.locator(".lanes .answer")
-        await expect(lanes).to_have_count(2)
-        left, right = await lanes.evaluate_all("all => all.map(lane => lane.getBoundingClientRect().toJSON())")
-        assert left["top"] == right["top"]
-        assert left["right"] <= right["left"]
-        await finished(visit)
-        for place in (0, 1):
-            await expect(lanes.nth(place).locator(".clock")).to_have_text(TIME)
-        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
-
-
-class Halting(ScriptedEngine):
-    """Answers as many requests; the next one waits until it is cancelled."""
-
-    def __init__(self, tokens: list[int], most: int) -> None:
-        super().__init__(tokens, run=3)
-        self.most = most
-
-    def add(self, request: Request, sink: Sink) -> None:
-        self.pause = 3600.0 if len(self.requests) >= self.most else 0.0
-        super().add(request, sink)
-
-
-async def test_a_race_that_is_stopped_before_it_was_shown_leaves_the_prompt(tokenizer: Tokenizer) -> None:
-    engine = Halting(tokenizer.encode("the fox and the owl "), most=5)
-    async with writing("", tokenizer, engine=engine) as visit:
-        await visit.ask("compare", max_output_tokens=400)
-        await expect(visit.page.locator(".race .outcome b")).to_have_text("Measuring: with drafts")
-        await visit.page.click(STOP)
-        await finished(visit)
-        await expect(visit.page.locator(".turn")).to_have_count(0)
-        await expect(visit.page.locator("#playground > .outcome")).to_have_text("Stopped.")
-        await expect(visit.page.locator("#prompt")).to_have_value(STORY)
 
 
 class Forgetful(ScriptedEngine):
@@ -272,16 +233,6 @@ VERDICTS = [
         "",
     ),
 ]
-
-
-async def test_a_verdict_on_time_says_how_far_the_passes_bear_it_out(tokenizer: Tokenizer) -> None:
-    async with writing("", tokenizer) as visit:
-        script = "async races => (await import('/dashboard/static/compare.js')).verdict(races)"
-        for races, begins, kind in VERDICTS:
-            sentence, found = await visit.page.evaluate(script, races)
-            assert (sentence[: len(begins)], found) == (begins, kind), sentence
-
-
 DOUBTS = [
     ([race(0.3, 0.6)], 1.6, ""),
     ([race(0.3, 0.6)], 0.8, "the races on this page say between 2.00 and 2.00 times as fast"),
@@ -292,9 +243,12 @@ DOUBTS = [
 ]
 
 
-async def test_an_estimate_is_doubtful_where_races_do_not_bear_it_out(tokenizer: Tokenizer) -> None:
+async def test_verdicts_and_doubts_go_no_further_than_the_passes_bear_out(tokenizer: Tokenizer) -> None:
     async with writing("", tokenizer) as visit:
-        script = "async ([races, one]) => (await import('/dashboard/static/compare.js')).doubted(races, one)"
+        script = "async ([name, ...given]) => (await import('/dashboard/static/compare.js'))[name](...given)"
+        for races, begins, kind in VERDICTS:
+            sentence, found = await visit.page.evaluate(script, ["verdict", races])
+            assert (sentence[: len(begins)], found) == (begins, kind), sentence
         for races, estimate, begins in DOUBTS:
-            found = await visit.page.evaluate(script, [races, estimate])
-            assert found.startswith(begins) and bool(found) == bool(begins), (found, begins)
+            doubt = await visit.page.evaluate(script, ["doubted", races, estimate])
+            assert doubt.startswith(begins) and bool(doubt) == bool(begins), (doubt, begins)

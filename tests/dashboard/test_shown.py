@@ -14,7 +14,6 @@ from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.budget.cost import CHANGED
-from foresay.spec.request import Request
 from foresay.spec.trace import SequenceTrace, Statistics
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import posted, shown, step
@@ -39,22 +38,6 @@ async def test_a_speed_up_that_rests_on_little_is_unsure(tokenizer: Tokenizer) -
         await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*estimated speed-up\?"))
         assert await visit.page.title() == "2.70× · Foresay: toy"
         assert await speed.locator("b").evaluate("one => getComputedStyle(one).color") != grey
-
-
-async def test_depths_beyond_eight_are_one(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5], run=14), tokenizer) as (_, visit):
-        page = visit.page
-        await posted(visit)
-        labels = page.locator("#by-depth .below")
-        await expect(labels).to_have_text(["1", "2", "3", "4", "5", "6", "7", "8", "9+"])
-        await page.locator("#by-depth svg").press("End")
-        when = page.locator("#by-depth .when")
-        await expect(when).to_have_text(re.compile(r"^token 9\+: right in \d+ % of the drafts, \d+ % of those"))
-        await expect(page.locator("#tree .node")).to_have_count(10)
-        await page.locator("#tree svg").press("End")
-        await expect(page.locator("#tree .readout")).to_have_text(
-            re.compile(r"^token 9\+: drafted \d+ times, right in")
-        )
 
 
 async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Tokenizer) -> None:
@@ -105,20 +88,6 @@ async def test_the_page_says_that_something_else_keeps_the_machine_busy(tokenize
             service.telemetry.step(msgspec.structs.replace(step(), crowded=0.5))
         busy = re.compile("^Other programs keep this machine busy: the engine spends 50 % of its time")
         await expect(visit.page.locator("#notice")).to_have_text(busy)
-
-
-@pytest.mark.parametrize("width", [1280, 1501, 1920])
-async def test_no_column_is_clipped(tokenizer: Tokenizer, width: int) -> None:
-    async with shown(ScriptedEngine([5], run=3), tokenizer, viewport={"width": width, "height": 900}) as (_, visit):
-        page = visit.page
-        await posted(visit, prompt="a prompt that is much longer than any column of a table " * 4, seed=2**31 - 1)
-        row = page.locator("#requests tr[data-id]")
-        await expect(row.locator("small")).to_have_text(f"drafts by script, temperature 1, seed {2**31 - 1}")
-        await expect(row.locator(".words")).to_have_text(re.compile("^a prompt that is much longer"))
-        await expect(page.locator("#drafters tbody th")).to_have_text("script")
-        clipped = "all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.ariaLabel)"
-        assert await page.locator(".scroll").evaluate_all(clipped) == []
-        assert await page.evaluate("document.documentElement.scrollWidth") == width
 
 
 async def test_a_request_says_what_was_reused_and_where_its_prompt_differs(tokenizer: Tokenizer) -> None:
@@ -251,26 +220,3 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
         why = await page.locator("#speed .why").text_content() or ""
         tokens, drafted, plain = (float(found) for found in re.findall(r"[\d.]+(?= (?:tokens|ms))", why))
         assert tokens * plain / drafted == pytest.approx(2.7, rel=0.01), "the speed-up follows from what explains it"
-
-
-class Even(ScriptedEngine):
-    """Each step is of three tokens: the seconds in which an answer was written are alike."""
-
-    def run_length(self, request: Request, emitted: int) -> int:
-        return 3
-
-
-async def test_what_the_table_of_a_chart_says_is_what_the_chart_shows(tokenizer: Tokenizer) -> None:
-    async with shown(Even([5], run=3), tokenizer) as (_, visit):
-        page = visit.page
-        await posted(visit, max_tokens=39)
-        rows = {"tokens-per-step": "tokens per pass", "by-depth": "token of the draft", "tree": "token"}
-        for chart, head in rows.items():
-            await page.locator(f"#{chart} summary").click()
-            await expect(page.locator(f"#{chart} thead th").filter(has_text=head).first).to_be_visible()
-            await expect(page.locator(f"#{chart} tbody tr")).not_to_have_count(0)
-        per_pass = set(await page.locator("#tokens-per-step tbody td").all_inner_texts())
-        assert per_pass == {"3.00"} == {await Shown(page).tile("Tokens per pass")}
-        await page.locator("#by-depth svg").press("Home")
-        first = await page.locator("#by-depth tbody tr").first.locator("td").first.inner_text()
-        await expect(page.locator("#by-depth .when")).to_have_text(re.compile(f"^token 1: right in {first} of"))
