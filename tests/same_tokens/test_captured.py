@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from tests.same_tokens.witness import Job, Text
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 SHAPES = {
+    "": ROOT_ONLY,
     "chain1": TreeShape.chain(1),
+    "chain4": TreeShape.chain(4),
     "chain5": TreeShape.chain(5),
     "3,2,1": TreeShape.parse("3,2,1"),
     "1,3,3": TreeShape.parse("1,3,3"),
@@ -47,38 +50,39 @@ def accepted(texts: dict[str, Text]) -> int:
     return sum(text.statistics.accepted for text in texts.values() if text.statistics is not None)
 
 
-@pytest.mark.parametrize(
-    ("family", "shape", "max_seqs", "careful"),
-    [
-        ("llama3", "chain1", 3, False),
-        ("qwen2_window", "chain5", 1, True),
-        ("llama3", "3,2,1", 3, True),
-        ("qwen2_window", "1,3,3", 3, True),
-        ("llama3", "largest", 1, False),
-    ],
-)
-def test_a_draft_model_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
-    made = pair(family, layers=2)
-    runner, texts = check(made, draft_model(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
-    assert isinstance(runner, GraphStepRunner)
-    assert runner.counts["launched"] >= 5
-    assert accepted(texts) > 10
+def nobody(pair: Pair):
+    return lambda pool: None
 
 
-@pytest.mark.parametrize(
-    ("family", "shape", "max_seqs", "careful"),
-    [("llama3", "chain5", 3, True), ("qwen2_window", "3,2,1", 3, True), ("llama3", "largest", 1, False)],
-)
-def test_the_target_itself_in_every_shape(pair, family, shape, max_seqs, careful) -> None:
-    made = pair(family, layers=2)
-    runner, texts = check(made, copy(made), SHAPES[shape], careful, max_seqs=max_seqs, max_tokens=24)
-    assert isinstance(runner, GraphStepRunner) and runner.counts["launched"] >= 5
-    assert accepted(texts) > 10
+#: Who drafts, for which target, in which shape, and what the engine is like. In few pages sequences are preempted and
+#: come back; steps do without running ahead where there is no page for it.
+CASES: list[tuple[Any, str, str, dict[str, Any]]] = [
+    (draft_model, "llama3", "chain1", {"max_seqs": 3}),
+    (draft_model, "qwen2_window", "chain5", {"max_seqs": 1, "careful": True}),
+    (draft_model, "llama3", "3,2,1", {"max_seqs": 3, "careful": True}),
+    (draft_model, "qwen2_window", "1,3,3", {"max_seqs": 3, "careful": True}),
+    (draft_model, "llama3", "largest", {"max_seqs": 1}),
+    (copy, "llama3", "chain5", {"max_seqs": 3, "careful": True}),
+    (copy, "qwen2_window", "3,2,1", {"max_seqs": 3, "careful": True}),
+    (copy, "llama3", "largest", {"max_seqs": 1}),
+    (nobody, "llama3", "", {"max_seqs": 1}),
+    (nobody, "llama3", "", {"max_seqs": 4}),
+    (draft_model, "llama3", "chain4", {"graphs": False}),
+    (draft_model, "llama3 in bf16", "chain4", {}),
+    (draft_model, "llama3", "3,2,1", {"page_size": 8}),
+    (draft_model, "llama3", "3,2,1", {"page_size": 32}),
+    (draft_model, "llama3", "chain4", {"tokens": 176, "page_size": 8, "prefix": True}),
+    (copy, "llama3", "chain4", {"tokens": 176, "page_size": 8, "prefix": True}),
+]
 
 
-@pytest.mark.parametrize("max_seqs", [1, 4])
-def test_plain(pair, max_seqs) -> None:
-    check(pair("llama3", layers=2), lambda pool: None, ROOT_ONLY, max_seqs=max_seqs)
+@pytest.mark.parametrize(("drafter", "target", "shape", "how"), CASES, ids=str)
+def test_every_shape_in_every_engine(pair, drafter, target, shape, how) -> None:
+    family, _, narrow = target.partition(" in ")
+    made = pair(family, torch.bfloat16 if narrow else torch.float32, layers=2)
+    runner, texts = check(made, drafter(made), SHAPES[shape], max_tokens=24, **how)
+    assert how.get("graphs") is False or runner.counts["launched"] >= (1 if "tokens" in how else 5)
+    assert drafter is nobody or accepted(texts) > 10
 
 
 @pytest.mark.parametrize("shape", ["chain4", "3,2,1"])
@@ -92,38 +96,8 @@ def test_a_draft_model_of_another_vocabulary(pair, shape, right) -> None:
     def translated(pool: PagePool) -> Drafter:
         return DraftModelDrafter(paged(made.draft, pool), read=ids, token_ids=own)
 
-    _, texts = check(made, translated, TreeShape.chain(4) if shape == "chain4" else TreeShape.parse(shape))
+    _, texts = check(made, translated, SHAPES[shape])
     assert (accepted(texts) > 10) == right
-
-
-def test_op_by_op(pair) -> None:
-    made = pair("llama3", layers=2)
-    check(made, draft_model(made), TreeShape.chain(4), graphs=False)
-
-
-def test_bf16(pair) -> None:
-    made = pair("llama3", torch.bfloat16, layers=2)
-    check(made, draft_model(made), TreeShape.chain(4))
-
-
-@pytest.mark.parametrize("page_size", [8, 32])
-def test_page_sizes(pair, page_size) -> None:
-    made = pair("llama3", layers=2)
-    check(made, draft_model(made), TreeShape.parse("3,2,1"), page_size=page_size, max_tokens=30)
-
-
-@pytest.mark.parametrize("drafter", [draft_model, copy])
-def test_few_pages(pair, drafter) -> None:
-    """Sequences are preempted and come back; steps do without running ahead where there is no page for it."""
-    made = pair("llama3", layers=2)
-    runner, _ = check(made, drafter(made), TreeShape.chain(4), tokens=176, page_size=8, prefix=True, max_tokens=30)
-    assert runner.counts["launched"]
-
-
-def test_plain_steps_between(pair) -> None:
-    made = pair("llama3", layers=2)
-    _, texts = check(made, draft_model(made), TreeShape.chain(4), max_tokens=30)
-    assert accepted(texts) > 10
 
 
 def test_a_step_runs_ahead_and_few_are_dropped(pair) -> None:
@@ -176,13 +150,12 @@ def jobs_and_texts(pair: Pair) -> tuple[list[Job], dict[str, Text]]:
 
 @pytest.mark.parametrize(
     ("shape", "drafter", "max_seqs"),
-    [("none", draft_model, 3), ("chain4", draft_model, 1), ("3,2,1", copy, 1)],
+    [("", nobody, 3), ("chain4", draft_model, 1), ("3,2,1", copy, 1)],
 )
 def test_what_requests_ask_of_logits(pair, shape, drafter, max_seqs) -> None:
     """The host edits them, and reads them, between the two parts of a step: of one text, and of several plain ones."""
     made = pair("llama3", layers=2)
-    tree = ROOT_ONLY if shape == "none" else {"chain4": TreeShape.chain(4)}.get(shape) or TreeShape.parse(shape)
-    engine = captured_engine(made, drafter(made) if tree.levels else lambda pool: None, tree, max_seqs=max_seqs)
+    engine = captured_engine(made, drafter(made), SHAPES[shape], max_seqs=max_seqs)
     jobs, wanted = jobs_and_texts(made)
     assert_same(wanted, run_freely(engine, jobs))
     assert isinstance(engine.runner, GraphStepRunner)
