@@ -36,7 +36,7 @@ def requests(pair: Pair, situation: str) -> tuple[list[Job], dict[str, Text]]:
         return [*first, *later], texts
     if "options" in situation:
         groups = list(options.jobs(pair.vocab_size, 24).values())
-        jobs = options.arriving(groups["other" in situation :: 3])
+        jobs = options.arriving(groups["other" in situation :: 2])
     elif situation == "forked":  # when the prompt is computed, and later, when what its end sees may be gone
         (first_job,) = jobs_of(pair.vocab_size, (70,), 40, ["warm"])
         forks = [replace(first_job, id=f"fork{at}", fork_of=first_job.id, arrives=at) for at in (0, 1, 12, 20)]
