@@ -207,19 +207,20 @@ def turning(bench: Bench, rows: int, segments: int) -> tuple[Tensor | SplitKSums
 TREES, SMALL_TREES = [(0, 1), (61, 9), (20, 0), (570, 12)], [(0, 1), (62, 5), (20, 0), (126, 3)]
 
 
-@pytest.mark.parametrize(
-    ("groups", "group", "width", "segments", "texts", "options"),
-    [
-        (1, 3, 64, 0, [(70, 64)], {}),
-        (1, 4, 128, 2, TREES, {"whole_splits": True}),
-        (2, 1, 64, 3, TREES, {"window": 50, "softcap": 1.5, "sinks": True}),
-        (1, 66, 32, 4, SMALL_TREES, {"whole_splits": False}),
-        (2, 2, 16, 2, TREES, {"first": 0}),
-    ],
-)
-@pytest.mark.parametrize("once", [False, True])
-def test_partials_that_rotate_give_the_same_bits(groups, group, width, segments, texts, options, once, device) -> None:
+#: Groups and heads of each, their width, segments of the product, texts, and options.
+ROTATED: list[tuple[int, int, int, int, list[tuple[int, int]], dict[str, Any]]] = [
+    (1, 3, 64, 0, [(70, 64)], {}),
+    (1, 4, 128, 2, TREES, {"whole_splits": True}),
+    (2, 1, 64, 3, TREES, {"window": 50, "softcap": 1.5, "sinks": True}),
+    (1, 66, 32, 4, SMALL_TREES, {"whole_splits": False}),
+    (2, 2, 16, 2, TREES, {"first": 0}),
+]
+
+
+@pytest.mark.parametrize(("case", "once"), alternating(ROTATED, [False, True]))
+def test_partials_that_rotate_give_the_same_bits(case, once, device) -> None:
     """And leave the same keys and values; of trees in which paths cross a block's end, and a chain of 64."""
+    groups, group, width, segments, texts, options = case
     bench = Bench(groups, group, width, 16, EXACT, device)
     trees = [bench.sequence(length, nodes, reach=1 if nodes == 64 else 4) for length, nodes in texts]
     query, keys, values, rows = bench.lay_out(trees)
