@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars, kind_of
-from foresay.drafters.combined import own_path, united
+from foresay.drafters.combined import united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
 from foresay.drafters.hidden_states import HiddenStateDrafter
@@ -243,7 +243,7 @@ class Together:
         self.needs, self.reach, self.readers = drafts.needs, drafts.reach, drafts.readers
         nodes, deep = found.shape.nodes + drafts.shape.nodes - 2, max(found.shape.levels, drafts.shape.levels)
         self.shape = TreeShape((1 + nodes - deep,) + (1,) * (deep - 1))
-        self._own: dict[str, tuple[DraftTree, dict[int, int]]] = {}
+        self._own: dict[str, DraftTree] = {}
 
     def propose(self, state: StepState) -> DeviceTree:
         """Grow the tree and merge both."""
@@ -284,7 +284,7 @@ class Together:
         own = [-1, *(node_of[parents[number]] for number in mine[1:])]
         grown = DraftTree.build([tokens[number] for number in mine], own, self.name)
         grown = self.drafts.arrived(sequence, index, grown, looked)
-        self._own[sequence.id] = grown, node_of
+        self._own[sequence.id] = grown
         theirs = found.sources or ("", *(found.drafter for _ in found.tokens[1:]))
         chances = [*found.chances, *[0.0] * (len(tree) - len(found.chances))]
         for number, chance in zip(mine, grown.chances, strict=True):
@@ -298,9 +298,9 @@ class Together:
         )
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Passed to the drafter, in its own numbers."""
-        grown, node_of = self._own.pop(sequence.id)
-        self.drafts.collected(sequence, grown, own_path(path, node_of))
+        """Passed to the drafter, as the path through its own tree."""
+        grown = self._own.pop(sequence.id)
+        self.drafts.collected(sequence, grown, grown.path_of(sequence.tokens[-len(path) :]))
 
 
 class ReadAlong:

@@ -97,13 +97,14 @@ class GraphStepRunner(StepRunner):
         """Commit the rows of a prompt. first: the sample after it; None if more of it follows: then drafters compute
         their own rows of it while the step still runs."""
         sequence, readers = prompt.sequence, launched.step.proposer.readers
-        tree, verified = (None, None) if first is None else (DraftTree.chain(sequence.tokens[-1:]), ([first], [0]))
+        root = DraftTree.chain(sequence.tokens[-1:])
+        tree, verified = (None, None) if first is None else (root, ([first], [0]))
 
         def stored(path: list[int]) -> None:
             for reader in readers:
                 reader.stored(sequence, prompt.prefill + len(path))
 
-        return self._commit(prompt, tree, verified, _BROKEN, stored)
+        return self._commit(prompt, root, tree, verified, _BROKEN, stored)
 
     def _arrived(self, launched: Launched, batch: list[ScheduledSequence], outcome: Outcome) -> list[VerifyResult]:
         """Commit a step's outcome."""
