@@ -64,7 +64,7 @@ def adjusted(
 
 
 #: The log probability of a chain's only candidate.
-_UNKNOWN = np.array([[np.nan]])
+_UNKNOWN = np.array([np.nan])
 _NONE = -math.inf
 
 
@@ -74,8 +74,9 @@ class TreeBuilder:
     or none is worth it.
 
     tokens, parents, scores: of the candidates (:mod:`foresay.drafters.growth`), the root first. front: those that are
-    expanded next. rows: the row of each expanded one. looked: for each level the expanded ones, and the tokens and
-    uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
+    expanded next. rows: the row of each expanded one. looked: for each level of a tree the expanded ones, and the
+    tokens and uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of
+    the tree. depth: how many levels it has.
     """
 
     sequence: SequenceState
@@ -90,17 +91,13 @@ class TreeBuilder:
     looked: list[tuple[list[int], NDArray[np.int64], Floats]] = field(default_factory=list)
     kept: list[int] = field(default_factory=lambda: [0])
     fixed: tuple[LevelLayout, ...] = ()
+    depth: int = 0
     over: bool = False
 
     @property
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
         return kind_of(self.sequence.sampling)
-
-    @property
-    def depth(self) -> int:
-        """How many levels it has."""
-        return len(self.looked)
 
     @property
     def bars(self) -> list[Bar]:
@@ -119,7 +116,8 @@ class TreeBuilder:
         assert level.children is not None and level.chances is not None, "a tree's level has them"
         # Copies, since the next tree grows in the same memory.
         found = level.children[index].numpy().copy(), level.chances[index].numpy().astype(np.float64)
-        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist(), *found)
+        self.looked.append((self.front, *found))
+        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist())
         assert level.front is not None, "and scores of those that are expanded next"
         if all(score == _NONE for score in level.front[index].tolist()):
             self.over = True
@@ -129,15 +127,13 @@ class TreeBuilder:
         if token == BROKEN:
             self.over = True
         elif not self.over:
-            self._extend([token], self.front, [0.0], np.array([[token]]), _UNKNOWN)
+            self._extend([token], self.front, [0.0])
 
-    def _extend(
-        self, tokens: list[int], parents: list[int], scores: list[float], children: NDArray[np.int64], chances: Floats
-    ) -> None:
+    def _extend(self, tokens: list[int], parents: list[int], scores: list[float]) -> None:
         first, going = len(self.tokens), self.fixed[self.depth].going
         for node in self.front:  # they were expanded, since there is a level below them
             self.rows.setdefault(node, len(self.rows))
-        self.looked.append((self.front, children, chances))
+        self.depth += 1
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
@@ -179,6 +175,10 @@ class TreeBuilder:
             most = min(most, self.shape.price.keeps(np.exp(scores).tolist()))
         ranked = np.argsort(-scores, kind="stable")[:most]
         self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
+        return self.built(drafter)
+
+    def built(self, drafter: str) -> DraftTree:
+        """The tree of the candidates that are kept."""
         number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
         parents = [number[self.parents[node]] for node in self.kept]
         chances = tuple(math.exp(self.scores[node]) for node in self.kept)
@@ -191,6 +191,9 @@ class TreeBuilder:
         path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.
         """
+        if self.shape.is_chain:
+            learn_chain(self.calibration, self.sequence, self.tokens[1:], path)
+            return
         first, chain = len(self.sequence.tokens) - len(path), True
         for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
             if node < 0 or self.kept[node] not in expanded:
@@ -209,3 +212,13 @@ class TreeBuilder:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows
+
+
+def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:
+    """The same for a chain of these tokens below the root."""
+    emitted, kind = sequence.tokens[-len(path) :], kind_of(sequence.sampling)
+    for depth, (node, token, draft) in enumerate(zip(path, emitted, drafted, strict=False)):
+        if node < 0:
+            break
+        calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
+    calibration.step()

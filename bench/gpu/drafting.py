@@ -9,10 +9,11 @@ import torch
 
 from bench.gpu.device import Device
 from bench.stats import percentile
+from foresay.drafters.proposer import RootOnly
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import widths
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, chain_columns
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner

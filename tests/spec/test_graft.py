@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from foresay.spec.constrain import Guarded, graft
 from foresay.spec.tree import DraftTree
 from tests.spec.grammars import Odd
-from tests.spec.trees import random_tree
+from tests.spec.trees import paths, random_tree
 
 
 def _graft(tree: DraftTree, forced: Sequence[int] = (), most: int = 64) -> DraftTree:
@@ -55,15 +55,7 @@ def test_random_grafts_hold_what_is_legal() -> None:
             [rng.randrange(1, 12, 2) for _ in range(rng.randint(0, 9))],
         )
         draft = _graft(tree, forced)
-        tokens, parents = tree.tokens, tree.parents
-        wanted = {path for path in _paths(tokens, parents) if all(token % 2 for token in path[1:])}
-        wanted |= {(tokens[0], *forced[:length]) for length in range(len(forced) + 1)}
-        assert set(_paths(draft.tokens, draft.parents)) == wanted
+        wanted = {path for path in paths(tree) if all(token % 2 for token in path)}
+        wanted |= {tuple(forced[:length]) for length in range(len(forced) + 1)}
+        assert set(paths(draft)) == wanted
         assert len(draft) == len(wanted)
-
-
-def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths

@@ -9,7 +9,7 @@ import pytest
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
 from foresay.verifier.forward_batch import signed
-from tests.spec.trees import ancestors, random_parents, random_tree, walk
+from tests.spec.trees import ancestors, paths, random_parents, random_tree, walk
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 63, 64])
@@ -114,15 +114,6 @@ def test_what_is_accepted_is_the_path_that_a_walk_finds(nodes: int) -> None:
         assert tree.accepted(coming) == len(path) - 1
         lengths.add(tree.accepted(coming))
     assert nodes == 1 or len(lengths) > 1
-
-
-def paths(tree: DraftTree) -> list[tuple[int, ...]]:
-    """The tokens from below the root to each node."""
-    found: list[tuple[int, ...]] = [()]
-    tokens, parents = tree.tokens, tree.parents
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        found.append((*found[parent], token))
-    return found
 
 
 def test_a_node_that_two_proposed_belongs_to_the_first() -> None:

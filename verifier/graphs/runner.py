@@ -27,7 +27,6 @@ from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
     Launched,
-    between_drafts,
     capturable,
     edited,
     kept_rows,
@@ -66,6 +65,7 @@ class GraphStepRunner(StepRunner):
         self._ahead: Launched | None = None
         self._last: Launched | None = None
         self._before: SpeculativeStep | None = None
+        self._drafts = any(step.proposer.shape.levels for steps in self.buckets.values() for step in steps)
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
@@ -225,16 +225,17 @@ class GraphStepRunner(StepRunner):
             return False
         if any(s.limit - len(s.tokens) <= step.proposer.shape.levels + 1 for s in sequences):
             return False  # this step may be the text's last
-        if between_drafts(step, sequences) or not self._stays(launched):
+        if not self._stays(launched):
             return False
         return reserved(sequences, kept_rows(step), 2) or reserved(sequences, reach(step), 2)
 
     def _stays(self, launched: Launched) -> bool:
-        """Whether the next plan is likely to be the same: always without a budget; with one, if it was the same before;
-        never if the host does lookups first."""
+        """Whether the next plan is likely to be the same: without a budget always, except of a step without drafts
+        between those with drafts; with one, if it was the same before; never if the host does lookups first."""
         before, self._before = self._before, launched.step
         if all(scheduled.plan.why is None for scheduled in launched.batch):
-            return True
+            between = self._drafts and any(sequence.speculate for sequence in launched.sequences)
+            return bool(launched.step.proposer.shape.levels) or not between
         looked = any(share.tree is not None for scheduled in launched.batch for share in scheduled.plan.shares)
         return before is launched.step and not looked
 
