@@ -164,55 +164,32 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
             return Merged(trees[0])
         if trees[0].is_chain:
             return Merged(_shortened(trees[0], most))
-    union = _Union(trees[0].tokens[0])
+    nodes, all_chances, children = [(trees[0].tokens[0], -1, "")], [1.0], dict[tuple[int, int], int]()
     for tree, count in zip(trees, kept, strict=True):
-        union.add(tree, count)
-    order = union.best(min(most, MAX_NODES))
-    tree = DraftTree.build(
-        [union.nodes[node][0] for node in order],
-        [-1, *(order[union.nodes[node][1]] for node in list(order)[1:])],
+        chances = tree.chances if len(tree.chances) == len(tree) else [_UNKNOWN**depth for depth in tree.depths]
+        sources, numbers = tree.sources or [tree.drafter] * len(tree), {0: 0}
+        for node in _likeliest(chances, count)[1:]:
+            below = numbers[tree.parents[node]], tree.tokens[node]
+            number = numbers[node] = children.setdefault(below, len(nodes))
+            if number == len(nodes):
+                nodes.append((tree.tokens[node], below[0], sources[node]))
+                all_chances.append(0.0)
+            all_chances[number] = max(all_chances[number], chances[node])
+    order = {node: number for number, node in enumerate(_likeliest(all_chances, min(most, MAX_NODES)))}
+    merged = DraftTree.build(
+        [nodes[node][0] for node in order],
+        [-1, *(order[nodes[node][1]] for node in list(order)[1:])],
         together(tree.drafter for tree in trees if len(tree) > 1),
-        tuple(union.chances[node] for node in order),
+        tuple(all_chances[node] for node in order),
     )
-    sources = tuple(union.nodes[node][2] for node in order)
     parts = tuple(part for tree in trees for part in tree.parts or (tree,))
-    return Merged(replace(tree, sources=sources, parts=parts))
+    return Merged(replace(merged, sources=tuple(nodes[node][2] for node in order), parts=parts))
 
 
 def _shortened(chain: DraftTree, most: int) -> DraftTree:
     """The first nodes of a chain."""
     shorter = chain.beginning(most, chain.chances[:most], chain.sources[:most])
     return replace(shorter, parts=chain.parts or (chain,))
-
-
-class _Union:
-    """All nodes of all trees, in the order added: each one's token, parent and drafter."""
-
-    def __init__(self, root: int) -> None:
-        self.nodes: list[tuple[int, int, str]] = [(root, -1, "")]
-        self.chances = [1.0]
-        self._children: dict[tuple[int, int], int] = {}
-
-    def add(self, tree: DraftTree, count: int) -> None:
-        """Add the likeliest nodes of a tree."""
-        tokens, parents, own = tree.tokens, tree.parents, [0]
-        chances = tree.chances if len(tree.chances) == len(tokens) else [_UNKNOWN**depth for depth in tree.depths]
-        sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
-        for node in range(1, len(tokens)):
-            if node not in kept:
-                own.append(-1)
-                continue
-            below = own[parents[node]], tokens[node]
-            number = self._children.setdefault(below, len(self.nodes))
-            if number == len(self.nodes):
-                self.nodes.append((tokens[node], below[0], sources[node]))
-                self.chances.append(0.0)
-            self.chances[number] = max(self.chances[number], chances[node])
-            own.append(number)
-
-    def best(self, most: int) -> dict[int, int]:
-        """The likeliest nodes in their order, each with its index among them."""
-        return {node: number for number, node in enumerate(_likeliest(self.chances, most))}
 
 
 def _likeliest(chances: Sequence[float], count: int) -> list[int]:
