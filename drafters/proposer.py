@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, NEVER, Curves, WrittenBars, kind_of
+from foresay.drafters.calibration import ALWAYS, Curves, WrittenBars, kind_of
 from foresay.drafters.combined import united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
 from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
-from foresay.drafters.tree_builder import TreeBuilder, learn_chain
+from foresay.drafters.tree_builder import TreeBuilder, bars_of, learn_chain
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
-from foresay.spec.price import Bar, Price
+from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter, FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.shape import WHOLE_CHAIN
@@ -173,17 +173,9 @@ class Drafts(RootOnly):
         shapes = [self._planned(scheduled).limited(self.grows.levels) for scheduled in batch]
         kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
         self._curves.write(calibration, kinds)
-        bars = [
-            [self._bar(*pair, depth) for depth in range(1, self.grows.levels)]
-            for pair in zip(shapes, kinds, strict=True)
-        ]
+        bars = [bars_of(shape, self.grows.levels, calibration, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         counts = [self.grows.limited(shape.levels).nodes for shape in shapes]
         self._bars.write(bars, counts, [self._rows(shape) for shape in shapes])
-
-    def _bar(self, shape: TreeShape, kind: int, depth: int) -> Bar:
-        if depth >= shape.levels:
-            return NEVER
-        return ALWAYS if shape.price is None else shape.price.bar(self.drafter.calibration.first(kind, depth))
 
     @staticmethod
     def _rows(shape: TreeShape) -> Sequence[float]:

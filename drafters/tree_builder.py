@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Floats, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Floats, kind_of
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
 from foresay.spec.logits import edits_at, edits_logits
@@ -98,13 +98,6 @@ class TreeBuilder:
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
         return kind_of(self.sequence.sampling)
-
-    @property
-    def bars(self) -> list[Bar]:
-        """The thresholds that its nodes must reach for each further level."""
-        assert self.shape.price is not None, "only a tree that pays for its levels has bars"
-        price, depths = self.shape.price, range(1, self.shape.levels)
-        return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
 
     def add(self, tokens: list[int], level: Level, index: int) -> None:
         """Add the next level, on the host. index: the sequence's index in it; tokens: the sequence's tokens there."""
@@ -212,6 +205,13 @@ class TreeBuilder:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows
+
+
+def bars_of(shape: TreeShape, levels: int, calibration: Calibration, kind: int) -> list[Bar]:
+    """The thresholds that the nodes of a tree must reach for each further one of so many levels."""
+    known = range(1, min(shape.levels, levels))
+    price, after = shape.price, [NEVER] * (levels - 1 - len(known))
+    return [ALWAYS if price is None else price.bar(calibration.first(kind, depth)) for depth in known] + after
 
 
 def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:

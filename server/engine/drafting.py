@@ -19,7 +19,6 @@ from foresay.drafters.proposer import by_plan, on_cpu, on_device
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.engine.parameters import pinned
-from foresay.server.engine.recorded import recorded
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
@@ -29,11 +28,13 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, mixed, passes, sizes, widths
+from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, mixed, passes, recorded_steps, sizes, widths
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Eager
+from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.eager import compiled
 
 #: Draft length if the shape is fixed and no length is given.
 DEFAULT_TOKENS = 4
@@ -182,6 +183,26 @@ def record_steps(verifier: ModelRunner, drafting: Drafting) -> tuple[StepRunner,
     budget, vocab_size = drafting.budget, verifier.vocab_size
     proposers = on_cpu(_models(drafting) or [], vocab_size, drafting.shape if budget is None else budget.pinned)
     return recorded(verifier, drafting.drafter, proposers)
+
+
+def recorded(
+    verifier: ModelRunner, drafter: Drafter, proposers: Sequence[Proposer]
+) -> tuple[StepRunner, Iterator[None]]:
+    """The runner, and what records its steps, one after the other, each in a tenth of a second. Other steps, and those
+    not yet recorded, run in parts; so do all if there are no compiled kernels, or the target has recurrent layers,
+    whose paths a CPU replays between steps."""
+    steps: list[SpeculativeStep] = []
+    store = verifier.store
+    if not proposers or store.states is not None or not compiled(store.tensors[0]):
+        return StepRunner(verifier, drafter), iter(())
+
+    def record() -> Iterator[None]:
+        for step in recorded_steps(verifier, proposers):
+            steps.append(step)
+            yield
+
+    key = 1, store.pool.num_pages
+    return GraphStepRunner(verifier, drafter, {key: steps}, run_ahead=False), record()
 
 
 def _part(budget: Budget | None, step: SpeculativeStep) -> float:
