@@ -28,8 +28,7 @@ class RandomChain(RootOnly):
     def __init__(self, rows: int, device: torch.device) -> None:
         super().__init__(1, device)
         self.shape = TreeShape.chain(rows - 1) if rows > 1 else TreeShape()
-        self._columns = chain_columns(1, rows, device)
-        self._counts = torch.full((1,), rows, dtype=torch.int64, device=device)
+        self._columns, self._counts = chain_columns(1, rows, device), torch.full((1,), rows, device=device)
         self._drafts = torch.randint(5, KNOWN_TOKENS, (1, rows - 1)).to(device)
 
     def propose(self, state: StepState) -> DeviceTree:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from foresay.drafters.calibration import Calibration
 from foresay.drafters.cut import Candidates, Cut, cut, joined
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.price import Price
-from foresay.spec.tree import DraftTree, merge
+from foresay.spec.tree import DraftTree, TreeShape, merge
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.proposer import DeviceTree
+from tests.drafters.growing import sequence
 from tests.spec.trees import paths, random_tree
 
 
-def by_hand(
-    root: int, tokens: list[int], parents: list[int], scores: list[float], most: int, price: Price | None
+def on_host(
+    root: int, tokens: list[int], parents: list[int], scores: list[float], nodes: int, price: Price | None
 ) -> tuple[DraftTree, list[int]]:
-    """As the host cuts a tree."""
-    ranked = sorted((n for n, score in enumerate(scores) if score > -math.inf), key=lambda n: -scores[n])[:most]
-    if price is not None:
-        ranked = ranked[: price.keeps(np.exp([scores[n] for n in ranked]).tolist())]
-    kept = [0, *sorted(1 + n for n in ranked)]
-    number = {node: index for index, node in enumerate(kept)} | {-1: -1}
-    above = [-1, *parents]
-    return DraftTree.build([[root, *tokens][node] for node in kept], [number[above[node]] for node in kept]), kept
+    """As the host cuts a tree, and the candidates that are its nodes."""
+    shape, columns = replace(TreeShape((nodes - 1,)), price=price), ([root, *tokens], [-1, *parents], [0.0, *scores])
+    built = TreeBuilder(sequence([root]), shape, Calibration(), None, *columns)
+    return built.tree(""), built.kept
 
 
 @pytest.mark.parametrize("priced", [False, True])
@@ -56,7 +56,7 @@ def test_trees_are_those_of_the_host(count: int, nodes: int, priced: bool) -> No
         prices = torch.tensor(steps, dtype=torch.float32).expand(sequences, -1) if priced else None
         made = cut(found, nodes, prices)
         for index in range(sequences):
-            tree, kept = by_hand(index + 7, tokens[index], parents, scores[index], nodes - 1, price)
+            tree, kept = on_host(index + 7, tokens[index], parents, scores[index], nodes, price)
             size = len(tree)
             assert made.tree.counts[index] == size
             assert made.tree.tokens[index, :size].tolist() == [max(token, 0) for token in tree.tokens]

@@ -217,15 +217,9 @@ def needs_stop(scheduled: ScheduledSequence) -> bool:
     return edited(scheduled) or scheduled.sequence.sampling.logprobs is not None
 
 
-def reach(step: SpeculativeStep) -> int:
-    """Rows past the committed length that a step and the one after it may write."""
-    shape = step.proposer.shape
-    return shape.levels + 1 + shape.nodes
-
-
 def kept_rows(step: SpeculativeStep) -> int:
-    """The same and some more: pages reserved in advance need not be sent to the device while it runs."""
-    return reach(step) + _MORE_ROWS
+    """What it may reach and some more: pages reserved in advance need not be sent to the device while it runs."""
+    return step.reach + _MORE_ROWS
 
 
 def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:

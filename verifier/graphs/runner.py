@@ -31,7 +31,6 @@ from foresay.verifier.graphs.buckets import (
     edited,
     kept_rows,
     needs_stop,
-    reach,
     readable,
     reserved,
 )
@@ -157,14 +156,16 @@ class GraphStepRunner(StepRunner):
             return None
         stops, sequences = any(map(needs_stop, batch)), [scheduled.sequence for scheduled in batch]
         rows = sum(prompt.prefill + prompt.nodes for prompt in prompts)
-        fitting = (each for each in self._with_room(sequences) if rows in each.prompt_rows)
-        able = (each for each in fitting if each.stopping is not None or not stops)
-        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
+        for step in self._with_room(sequences):
+            able = rows in step.prompt_rows and (step.stopping is not None or not stops)
+            if able and all(map(step.proposer.takes, batch)):
+                return step
+        return None
 
     def _with_room(self, sequences: list[SequenceState]) -> Iterator[SpeculativeStep]:
         """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
         for (size, pages), steps in self.buckets.items():
-            rows = max(map(reach, steps), default=0)
+            rows = max([step.reach for step in steps], default=0)
             fits = len(sequences) <= size
             if fits and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
                 yield from steps
@@ -204,7 +205,7 @@ class GraphStepRunner(StepRunner):
         assert parts is not None and step.logits is not None, "one that may stop was chosen"
         parts.run(0)
         nodes = proposer.shape.nodes
-        drafted = Outcome(fetched(step.out).wait()) if nodes > 1 and any(map(edited, batch)) else None
+        drafted = Outcome(fetched(step.out).wait().tolist()) if nodes > 1 and any(map(edited, batch)) else None
         for index, scheduled in enumerate(batch):
             root, constraint = scheduled.sequence.tokens[-1:], scheduled.sequence.constraint
             tree = DraftTree.chain(root)
@@ -227,7 +228,7 @@ class GraphStepRunner(StepRunner):
             return False  # this step may be the text's last
         if not self._stays(launched):
             return False
-        return reserved(sequences, kept_rows(step), 2) or reserved(sequences, reach(step), 2)
+        return reserved(sequences, kept_rows(step), 2) or reserved(sequences, step.reach, 2)
 
     def _stays(self, launched: Launched) -> bool:
         """Whether the next plan is likely to be the same: without a budget always, except of a step without drafts
