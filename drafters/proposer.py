@@ -310,13 +310,12 @@ class Together(Drafts):
         """Both trees, merged again, with each node's chance and drafter."""
         own = self._own[sequence.id] = self._drafted(sequence, index, more)
         both = merge([self.found.arrived(sequence, index, tree, ()), own]).tree
-        assert both.tokens == tree.tokens, "the host merges as the device does"
-        return both
+        return replace(both, tokens=tree.tokens)  # those that were verified
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Passed to the drafter, as the path through its own tree."""
         own = self._own.pop(sequence.id)
-        super().collected(sequence, own, own.path_of(sequence.tokens[-len(path) :]))
+        super().collected(sequence, own, own.path_of(sequence.tokens[len(sequence.tokens) - len(path) :]))
 
 
 #: Levels of the chains and of the trees that are captured, up to a drafter's limit: a plan uses the smallest capture

@@ -216,7 +216,7 @@ def bars_of(shape: TreeShape, levels: int, calibration: Calibration, kind: int) 
 
 def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:
     """The same for a chain of these tokens below the root."""
-    emitted, kind = sequence.tokens[-len(path) :], kind_of(sequence.sampling)
+    emitted, kind = sequence.tokens[len(sequence.tokens) - len(path) :], kind_of(sequence.sampling)
     for depth, (node, token, draft) in enumerate(zip(path, emitted, drafted, strict=False)):
         if node < 0:
             break

@@ -96,7 +96,7 @@ class DraftTree:
         """The nodes at which these tokens were sampled, one for each, from the root on; -1 from the first that was
         sampled at no node of this tree."""
         below = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True)) if node}
-        path = [0]
+        path = [0][: len(emitted)]
         for token in emitted[:-1]:
             path.append(below.get((path[-1], token), -1))
         return path

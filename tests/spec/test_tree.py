@@ -109,7 +109,7 @@ def test_what_is_accepted_is_the_path_that_a_walk_finds(nodes: int) -> None:
         # A walk along these tokens, whose samples at each node are the token due at its depth.
         samples = [coming[depth] if depth < len(coming) else -1 for depth in tree.depths]
         path, emitted = walk(tree.tokens, tree.parents, samples)
-        assert tree.path_of(emitted) == path
+        assert (tree.path_of(emitted), tree.path_of([])) == (path, [])
         assert tree.path_of([*emitted, 0, tree.tokens[0], 0]) == [*path, -1, -1, -1]
         assert tree.accepted(coming) == len(path) - 1
         lengths.add(tree.accepted(coming))
