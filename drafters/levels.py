@@ -27,7 +27,7 @@ from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, WrittenBars, kind_of
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
-from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
+from foresay.drafters.tree_builder import TreeBuilder, adjusts, bars_of, by_path
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
@@ -265,7 +265,7 @@ class TreeDrafter(ABC):
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         if at.bars is not None:
-            at.bars.write([grown.bars for grown in growing])
+            at.bars.write([bars_of(grown.shape, levels, self.calibration, grown.kind) for grown in growing])
         adjusting = any(map(self._adjusts, sequences))
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         depth = shape.levels - min(grown.depth for grown in growing)

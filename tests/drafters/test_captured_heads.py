@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.calibration import kind_of
-from foresay.drafters.proposer import Drafts
+from foresay.drafters.proposer import Drafts, RootOnly
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter, target_of
@@ -126,7 +125,7 @@ def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
     """Also if the first captured step of these slots is a plain one."""
     eager, other = worlds(kind, "chain", [18, 25])
     steps = captured(other, CHAIN, 2)
-    plain = Captured(other, RootOnly(2, "cpu", steps.proposer), 2)
+    plain = Captured(other, RootOnly(2, "cpu", [other.drafter]), 2)
     for _ in range(2):
         assert plain.join()
         compare(eager, plain, ROOT_ONLY, 7, random.Random(1))
