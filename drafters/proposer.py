@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars
 from foresay.drafters.combined import own_path, united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
@@ -123,7 +123,7 @@ class Drafts:
             return
         calibration = self.drafter.calibration
         shapes = [self._planned(scheduled).limited(self.shape.levels) for scheduled in batch]
-        kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
+        kinds = [scheduled.sequence.sampling.kind for scheduled in batch]
         self._curves.write(calibration, kinds)
         bars = [
             [self._bar(*pair, depth) for depth in range(1, self.shape.levels)]
@@ -145,7 +145,7 @@ class Drafts:
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """Add the chances of its nodes, which the calibration will learn from."""
         if self.shape.is_chain:
-            chances = self.drafter.calibration.chain(kind_of(sequence.sampling), len(tree) - 1)
+            chances = self.drafter.calibration.chain(sequence.sampling.kind, len(tree) - 1)
             return replace(tree, chances=(1.0, *chances))
         *parts, chosen = more
         grown = TreeBuilder(sequence, self.shape, self.drafter.calibration, None, tree.tokens[:1])
@@ -403,7 +403,7 @@ def _learn(calibration: Calibration, sequence: SequenceState, tree: DraftTree, p
     if not tree.is_chain:
         return
     sampled = sequence.tokens[len(sequence.tokens) - len(path) :]
-    kind, drafted = kind_of(sequence.sampling), tree.tokens[1:]
+    kind, drafted = sequence.sampling.kind, tree.tokens[1:]
     for depth, (token, draft) in enumerate(zip(sampled, drafted, strict=False)):
         calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
     calibration.step()

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Floats, kind_of
+from foresay.drafters.calibration import Calibration, Floats
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
 from foresay.spec.logits import edits_at, edits_logits
@@ -95,7 +95,7 @@ class TreeBuilder:
     @property
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
-        return kind_of(self.sequence.sampling)
+        return self.sequence.sampling.kind
 
     @property
     def depth(self) -> int:
