@@ -25,7 +25,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, WrittenBars, kind_of
+from foresay.drafters.calibration import Calibration, Curves, WrittenBars
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
 from foresay.drafters.tree_builder import TreeBuilder, adjusts, bars_of, by_path
 from foresay.kvpaging import PagePool, WindowPages
@@ -227,7 +227,7 @@ class TreeDrafter(ABC):
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
         """See :class:`foresay.spec.protocols.Chains`."""
-        return self.calibration.chain(kind_of(sequence.sampling), levels)
+        return self.calibration.chain(sequence.sampling.kind, levels)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:

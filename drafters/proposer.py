@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, Curves, WrittenBars, kind_of
+from foresay.drafters.calibration import ALWAYS, Curves, WrittenBars
 from foresay.drafters.combined import united
 from foresay.drafters.cut import joined
 from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
@@ -171,7 +171,7 @@ class Drafts(RootOnly):
             return
         calibration = self.drafter.calibration
         shapes = [self._planned(scheduled).limited(self.grows.levels) for scheduled in batch]
-        kinds = [kind_of(scheduled.sequence.sampling) for scheduled in batch]
+        kinds = [scheduled.sequence.sampling.kind for scheduled in batch]
         self._curves.write(calibration, kinds)
         bars = [bars_of(shape, self.grows.levels, calibration, kind) for shape, kind in zip(shapes, kinds, strict=True)]
         counts = [self.grows.limited(shape.levels).nodes for shape in shapes]
@@ -185,7 +185,7 @@ class Drafts(RootOnly):
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """Add the chances of its nodes, which the calibration will learn from."""
         if self.grows.is_chain:
-            chances = self.drafter.calibration.chain(kind_of(sequence.sampling), len(tree) - 1)
+            chances = self.drafter.calibration.chain(sequence.sampling.kind, len(tree) - 1)
             return replace(tree, chances=(1.0, *chances))
         grown = self._drafted(sequence, index, more)
         return replace(tree, chances=grown.chances, grown=grown.grown)

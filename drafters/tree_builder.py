@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Floats, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Floats
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
 from foresay.spec.logits import edits_at, edits_logits
@@ -97,7 +97,7 @@ class TreeBuilder:
     @property
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
-        return kind_of(self.sequence.sampling)
+        return self.sequence.sampling.kind
 
     def add(self, tokens: list[int], level: Level, index: int) -> None:
         """Add the next level, on the host. index: the sequence's index in it; tokens: the sequence's tokens there."""
@@ -216,7 +216,7 @@ def bars_of(shape: TreeShape, levels: int, calibration: Calibration, kind: int) 
 
 def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:
     """The same for a chain of these tokens below the root."""
-    emitted, kind = sequence.tokens[len(sequence.tokens) - len(path) :], kind_of(sequence.sampling)
+    emitted, kind = sequence.tokens[len(sequence.tokens) - len(path) :], sequence.sampling.kind
     for depth, (node, token, draft) in enumerate(zip(path, emitted, drafted, strict=False)):
         if node < 0:
             break

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import kind_of
 from foresay.drafters.proposer import Drafts, RootOnly
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sampling import SamplingParams
@@ -71,7 +70,7 @@ def test_chains_are_the_eager_ones(worlds, kind, capacity) -> None:
     assert steps.join()
     compare(eager, steps, CHAIN, 12, random.Random(capacity))
     assert eager.sequences[0].table.length > 32, "crosses two pages"
-    learnt = [[world.drafter.calibration.first(kind_of(s.sampling), depth) for depth in range(4)]
+    learnt = [[world.drafter.calibration.first(s.sampling.kind, depth) for depth in range(4)]
               for world in (eager, other) for s in world.sequences[:1]]  # fmt: skip
     assert learnt[0] == learnt[1] != [pytest.approx(0.55)] * 4
 
