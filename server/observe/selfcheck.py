@@ -26,7 +26,7 @@ from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.observe.telemetry.records import SelfCheckCounts
 from foresay.server.schemas.errors import Unavailable
 from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, EngineInfo, Request
@@ -253,7 +253,7 @@ class SelfCheck:
             await self._check(answer)
         except Exception:
             log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
-            self._counts.skipped += 1
+            self._counts.self_check_skipped += 1
             self._report()
 
     def _free(self) -> bool:
@@ -263,7 +263,7 @@ class SelfCheck:
     async def _check(self, answer: RecordedAnswer) -> None:
         """Re-run one answer, and count the outcome."""
         if answer.fingerprint != self._fingerprint:  # other weights have been loaded
-            self._counts.skipped += 1
+            self._counts.self_check_skipped += 1
             self._report()
             return
         engine, rerun = self._engine, Rerun(answer, f"self-check-{next(self._numbers)}")
@@ -284,14 +284,14 @@ class SelfCheck:
         elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
             self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
         else:  # too long for the idle times; or it may have killed the engine: do not retry
-            self._counts.skipped += 1
+            self._counts.self_check_skipped += 1
         self._report()
 
     def _compared(self, rerun: Rerun) -> None:
-        self._counts.checked += 1
-        self._counts.tokens += rerun.tokens
+        self._counts.self_check_requests += 1
+        self._counts.self_check_tokens += rerun.tokens
         if rerun.difference is not None:
-            self._counts.mismatches += 1
+            self._counts.self_check_mismatch += 1
             log.warning("%s", sentence(rerun.answer, rerun.difference, self._engine.info))
 
     def _end_rerun(self, outcome: Outcome) -> None:
@@ -312,8 +312,8 @@ class SelfCheck:
 
     def _report(self) -> None:
         """Update the counts of waiting and dropped answers."""
-        self._counts.waiting = len(self.backlog)
-        self._counts.skipped += self.backlog.dropped
+        self._counts.self_check_waiting = len(self.backlog)
+        self._counts.self_check_skipped += self.backlog.dropped
         self.backlog.dropped = 0
 
 

@@ -20,6 +20,7 @@ from foresay.server.cli.main import main
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.log import Reporter
 from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.observe.telemetry.verdict import judged
 from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
@@ -128,8 +129,8 @@ async def test_the_log_and_the_verdict_say_the_truth(case, tokenizer, caplog) ->
         reporter.report()
         live = (await service.telemetry.snapshot()).live
     line = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Speculation: ")][-1]
-    print(line, service.telemetry.verdict())
-    verdict = service.telemetry.verdict()
+    print(line, judged(service.telemetry.minute()))
+    verdict = judged(service.telemetry.minute())
     if truth == UNKNOWN:
         assert verdict.sentence.startswith("Cannot tell whether speculation pays: ")
         assert re.search(r"\(estimated; cannot tell: .*\)$", line)

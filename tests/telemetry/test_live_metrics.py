@@ -15,7 +15,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from foresay.server.observe.telemetry.metrics import REPLICAS, SECTIONS
 from tests.server.live import LiveServer
 from tests.telemetry import page
 from tests.telemetry.scraping import Scrape, Sums, scraped
@@ -154,8 +153,8 @@ def test_the_page_about_metrics_is_current() -> None:
 
 def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None:
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_count"}
-    declared = [metric for metrics in SECTIONS.values() if metrics is not REPLICAS for metric in metrics]
-    reported = {f"foresay:{metric.name}{suffixes[metric.kind]}": metric for metric in declared}
+    declared = {name: metric for name, metric in page.METRICS.items() if not name.startswith("replica_")}
+    reported = {f"foresay:{name}{suffixes[metric.kind]}": metric for name, metric in declared.items()}
     made = {name for name in scrape.types if not re.search("_(bucket|sum|created)$", name)}
     assert {name for name in made if name.startswith("foresay:")} == set(reported)
     for name, metric in reported.items():
@@ -164,8 +163,8 @@ def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None
         assert has == set(metric.labels), name
     aliases = {name.removeprefix("vllm:") for name in made if name.startswith("vllm:")}
     assert aliases == {
-        (metric.name if metric.vllm is True else metric.vllm) + suffixes[metric.kind]
-        for metric in declared
+        (name if metric.vllm is True else metric.vllm) + suffixes[metric.kind]
+        for name, metric in declared.items()
         if metric.vllm
     }
 

@@ -80,7 +80,7 @@ class Feed:
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
         while not self._closing.is_set():
-            points, after = await telemetry.points(after)
+            points, after = telemetry.points(after)
             frame = Frame(await self._snapshot(telemetry), points, listed(models))
             async with asyncio.timeout(self._stall):
                 await response.write(EVENTS.encode(frame))
@@ -183,7 +183,7 @@ async def static(http: web.Request) -> web.Response:
 async def state(http: web.Request) -> web.Response:
     """The numbers of the dashboard and their history, of all keys together, without text; of the given model."""
     telemetry = _chosen(http).service.telemetry
-    return json_response(State(await telemetry.snapshot(), await telemetry.history(), listed(http.app[MODELS])))
+    return json_response(State(await telemetry.snapshot(), telemetry.history(), listed(http.app[MODELS])))
 
 
 async def feed(http: web.Request) -> web.StreamResponse:

@@ -1,4 +1,5 @@
-"""The text of ``/metrics``: the metrics of metrics.py in Prometheus' format, under ``foresay:`` and partly ``vllm:``.
+"""The text of ``/metrics``: the metrics declared in records, in Prometheus' format, under ``foresay:`` and partly
+``vllm:``.
 
 Nothing here runs on the path of a step: a scrape reads the plain numbers and builds prometheus-client's metric
 families.
@@ -6,6 +7,8 @@ families.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
@@ -18,10 +21,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.process_collector import ProcessCollector
 
-from foresay.server.observe.telemetry.counts import Histogram
-from foresay.server.observe.telemetry.metrics import CONNECTIONS, REPLICAS, SECTIONS, Metric, Series
+from foresay.server.observe.telemetry.metrics import Histogram, Metric, Series, declared, value_of
 from foresay.server.observe.telemetry.telemetry import Telemetry
-from foresay.server.observe.telemetry.views import WorkSlices
 
 PREFIX, COMPATIBLE_PREFIX = "foresay:", "vllm:"
 KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
@@ -31,6 +32,8 @@ OfModel = tuple[str, Histogram | Sequence[Series]]
 HARMLESS = ("underscores", "values")
 #: Encodes families as text.
 Encode = Callable[[Any], bytes]
+#: After this long the event loop runs. A single piece of work takes up to five times as long.
+SLICE_SECONDS = 50e-6
 
 
 class Exposition:
@@ -46,33 +49,35 @@ class Exposition:
     async def text(self, accept: str) -> tuple[bytes, str]:
         """The metrics and their content type, in the format that the Accept header requests."""
         encode, content_type = chosen(accept)
-        end, pieces, slices = encode(registry()), [], WorkSlices()
+        end, pieces, began = encode(registry()), [], time.perf_counter()
         for family in self.collect():
             pieces.append(encode(registry(family)).removesuffix(end))
-            await slices.pause()
+            if time.perf_counter() - began > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began = time.perf_counter()
         return b"".join([*pieces, end]), content_type
 
     def collect(self) -> Iterator[Family]:
-        """All metrics. Values that change with each step are read before the first is yielded."""
-        models = [(one.model, one.reading(one.window(60))) for one in self._telemetries]
-        server = models if len(models) == 1 else [("", models[0][1])]
-        replicas = any(reading.replicas for _, reading in models)
-        for metrics in SECTIONS.values():
-            if metrics is REPLICAS and not replicas:
-                continue
-            for metric in metrics:
-                of = server if metrics is CONNECTIONS else models
-                yield from families(metric, [(model, metric.read(reading)) for model, reading in of])
+        """All metrics that have values. Those that change with each step are read before the first is yielded."""
+        names = [one.model for one in self._telemetries]
+        server = names if len(names) == 1 else [""]
+        yield from families(server, [self._telemetries[0].connections])
+        for records in zip(*[one.records() for one in self._telemetries], strict=True):
+            yield from families(names, records)
         yield from self._process.collect()
 
 
-def families(metric: Metric, models: Sequence[OfModel]) -> Iterator[Family]:
-    """A metric's family under our name, and under vLLM's if it has one."""
-    yield _family(PREFIX + metric.name, metric, metric.labels, models)
-    if metric.vllm:
-        name = metric.name if metric.vllm is True else metric.vllm
-        fewer = [(model, merged(value, metric.keep)) for model, value in models]
-        yield _family(COMPATIBLE_PREFIX + name, metric, [metric.labels[index] for index in metric.keep], fewer)
+def families(names: Sequence[str], records: Sequence[Any]) -> Iterator[Family]:
+    """The metrics of a record that each of these models has, under our names, if there is any series, and under
+    vLLM's."""
+    for name, metric in declared(records[0]).items():
+        models = [(model, value_of(getattr(one, name))) for model, one in zip(names, records, strict=True)]
+        if any(isinstance(value, Histogram) or value for _, value in models):
+            yield _family(PREFIX + name, metric, metric.labels, models)
+        if metric.vllm:
+            vllm = name if metric.vllm is True else metric.vllm
+            fewer = [(model, merged(value, metric.keep)) for model, value in models]
+            yield _family(COMPATIBLE_PREFIX + vllm, metric, [metric.labels[index] for index in metric.keep], fewer)
 
 
 def _family(name: str, metric: Metric, labels: Sequence[str], models: Sequence[OfModel]) -> Family:
