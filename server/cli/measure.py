@@ -1,6 +1,7 @@
-"""Texts decoded with drafts and without, in turns, and what they show: for ``foresay bench`` and ``check --probe``.
+"""The measuring loop: texts decoded in several ways, in turns, and what they show, for ``foresay bench`` and
+``check --probe``.
 
-In turns, so that a machine that slows down slows both ways. Speeds are medians, and the speed-up is the quotient of the
+In turns, so that a machine that slows down slows all ways. Speeds are medians, and the speed-up is the quotient of the
 two that are shown. What may be due to other programs or chance is not reported as a gain.
 """
 
@@ -8,17 +9,32 @@ from __future__ import annotations
 
 import math
 import statistics as averages
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
-from foresay.spec.accept import GAIN, SCATTERED, tokens_per_step
+import msgspec
+
+from foresay.spec.accept import GAIN, SCATTERED, ByDepth, summed, tokens_per_step
 from foresay.spec.trace import Statistics
 
 Way = TypeVar("Way")
+Case = TypeVar("Case")
 
+#: What both measure on, and ``foresay prove`` too.
+PROMPTS = (
+    "Once upon a time there was a little girl who",
+    "The old king called his three sons together and said,",
+    "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
+    "In the middle of the forest stood a house, and in that house",
+    "To make bread you need flour, water, salt and yeast. First,",
+    "def fibonacci(n):\n    ",
+    "Dear Sir or Madam,\n\nI am writing to you because",
+)
 #: The error probability of a speed-up's interval.
 _DOUBT = 0.05
+#: Texts with fewer tokens do not count for speed, unless all are shorter.
+_SHORT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +46,14 @@ class Written:
     crowded: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Twice:
-    """One text, decoded with the drafter and without."""
-
-    drafted: Written
-    plain: Written
-
-
-def in_turns(ways: Sequence[Way], turn: int, write: Callable[[Way], Written]) -> list[Written]:
-    """One text, decoded in each way: by turns in this order and in the reverse one. Returns them in the order of
-    ``ways``."""
-    if turn % 2:
-        return [write(way) for way in reversed(ways)][::-1]
-    return [write(way) for way in ways]
+def in_turns(
+    ways: Sequence[Way], cases: Iterable[tuple[int, Case]], write: Callable[[Case, Way], Written]
+) -> Iterator[tuple[Case, list[Written]]]:
+    """Each case, which has a turn, with its texts in the order of ``ways``: decoded in this order, and in every other
+    turn in the reverse one."""
+    for turn, case in cases:
+        step = -1 if turn % 2 else 1
+        yield case, [write(case, way) for way in ways[::step]][::step]
 
 
 class Speeds(NamedTuple):
@@ -85,13 +95,85 @@ def _interval(each: Sequence[float]) -> tuple[float, float]:
     return ordered[cut], ordered[-1 - cut]
 
 
-def rounded(speedup: float | None) -> float | None:
-    """Rounded for programs."""
-    return None if speedup is None else round(speedup, 3)
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Some texts decoded in one way. tokens_per_second: their median; spread: the lowest and the highest. None: no text
+    has a speed."""
+
+    tokens_per_second: float | None
+    spread: tuple[float, float] | None
+    tokens_per_step: float | None
+    drafted_per_depth: list[int]
+    accepted_per_depth: list[int]
+    accepted_by_depth: ByDepth
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, texts: Sequence[Written], speed: float, spread: tuple[float, float]) -> Self:
+        """speed: 0 if none could be measured."""
+        measured = [text.statistics for text in texts]
+        steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
+        accepted = summed(one.accepted_per_depth for one in measured)
+        phases = sorted({phase for one in measured for phase in one.seconds})
+        return cls(
+            tokens_per_second=round(speed, 2) if speed else None,
+            spread=(round(spread[0], 2), round(spread[1], 2)) if speed else None,
+            tokens_per_step=round(tokens_per_step(tokens, steps) or 0.0, 3) if speed else None,
+            drafted_per_depth=summed(one.drafted_per_depth for one in measured),
+            accepted_per_depth=accepted,
+            accepted_by_depth=ByDepth.of(accepted, sum(one.drafts for one in measured)),
+            seconds={phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in phases},
+        )
+
+    @property
+    def propose_share(self) -> float:
+        """Drafting's share of the time of steps."""
+        spent = sum(seconds for phase, seconds in self.seconds.items() if phase != "queue")
+        return self.seconds.get("propose", 0.0) / spent if spent else 0.0
 
 
-def rounded_pair(pair: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Rounded for programs."""
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts decoded with drafts, and without. speedup_spread: the least and the
+    greatest speed-up of single texts; speedup_interval: the confidence interval of their median. crowded: share of the
+    time that threads waited for a core. cannot_tell: why this does not show whether drafts gain; empty if it does.
+    same_tokens: whether both ways gave the same tokens in all texts."""
+
+    draft: str
+    drafter: str
+    temperature: float
+    texts: int
+    on: Totals
+    off: Totals
+    speedup: float | None
+    speedup_spread: tuple[float, float] | None
+    speedup_interval: tuple[float, float] | None
+    crowded: float
+    cannot_tell: str
+    same_tokens: bool
+
+    @classmethod
+    def of(cls, pairs: Sequence[Sequence[Written]], temperature: float, draft: str = "", drafter: str = "") -> Self:
+        """pairs: each text, decoded with drafts and without."""
+        telling = [pair for pair in pairs if len(pair[1].tokens) >= _SHORT] or pairs
+        speeds = Speeds.of((on.statistics, off.statistics) for on, off in telling)
+        drafted, plain = ([pair[way] for pair in pairs] for way in (0, 1))
+        crowded = averages.mean(one.crowded for one in drafted)
+        return cls(
+            draft=draft,
+            drafter=drafter,
+            temperature=temperature,
+            texts=len(pairs),
+            on=Totals.of(drafted, speeds.drafted, speeds.drafted_range),
+            off=Totals.of(plain, speeds.plain, speeds.plain_range),
+            speedup=None if speeds.speedup is None else round(speeds.speedup, 3),
+            speedup_spread=_rounded(speeds.spread),
+            speedup_interval=_rounded(speeds.interval),
+            crowded=round(crowded, 3),
+            cannot_tell=why_unknown(speeds, [one.statistics for one in drafted], crowded),
+            same_tokens=all(on.tokens == off.tokens for on, off in pairs),
+        )
+
+
+def _rounded(pair: tuple[float, float] | None) -> tuple[float, float] | None:
     return None if pair is None else (round(pair[0], 3), round(pair[1], 3))
 
 

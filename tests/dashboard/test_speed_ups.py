@@ -93,7 +93,8 @@ def test_the_probe_says_the_truth(case) -> None:
     if truth != UNKNOWN:
         for one in report.probe:
             assert one.speedup == pytest.approx(script.speed_up, rel=CLOSE)
-            assert one.speedup == pytest.approx(one.drafted_speed / one.plain_speed, rel=0.001)
+            assert one.on.tokens_per_second and one.off.tokens_per_second
+            assert one.speedup == pytest.approx(one.on.tokens_per_second / one.off.tokens_per_second, rel=0.001)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Models, health, readiness, load and settings of the server."""
+"""Models, health, readiness, load, metrics and settings of the server."""
 
 from __future__ import annotations
 
@@ -233,6 +233,12 @@ def _sampling(entry: Model) -> UsualSampling | UnsetType:
     return UsualSampling(**{name: getattr(usual, name) for name in names}, recommended=recommended)
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """Counters, gauges and histograms, for Prometheus."""
+    body, content_type = await request.app[MODELS].exposition.text(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
 _NAME = (("name", "what clients call the model"),)
 ROUTES = [
     Route("GET", "/", index, answer=Index),
@@ -240,6 +246,7 @@ ROUTES = [
     Route("GET", "/ping", health, answer=Health, errors=(503,)),
     Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
     Route("GET", "/load", load, answer=Load),
+    Route("GET", "/metrics", metrics, media="text/plain"),
     Route("GET", "/version", version, answer=Version),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),

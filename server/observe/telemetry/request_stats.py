@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -284,8 +283,7 @@ class Recent:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._running: dict[str, RequestStats] = {}
-        self._over: OrderedDict[str, tuple[RequestStats, int]] = OrderedDict()
-        self._of_tenant: dict[str, OrderedDict[str, None]] = {}
+        self._over: dict[str, RequestStats] = {}
         self._bytes = 0
 
     def begin(self, stats: RequestStats) -> None:
@@ -296,15 +294,13 @@ class Recent:
         """It has ended: keep it among the last of its tenant."""
         if self._running.pop(stats.id, None) is None:
             return
-        size = stats.bytes
-        self._over[stats.id] = stats, size
-        self._bytes += size
-        ids = self._of_tenant.setdefault(stats.tenant, OrderedDict())
-        ids[stats.id] = None
-        if len(ids) > MOST_PER_TENANT:
-            self._drop(next(iter(ids)))
+        self._over[stats.id] = stats
+        self._bytes += stats.bytes
+        own = [one for one in self._over.values() if one.tenant == stats.tenant]
+        for one in own[:-MOST_PER_TENANT]:
+            self._drop(one)
         while self._bytes > self._most_bytes and self._over:
-            self._drop(next(iter(self._over)))
+            self._drop(next(iter(self._over.values())))
 
     @property
     def running(self) -> int:
@@ -324,18 +320,14 @@ class Recent:
     def of(self, tenant: str) -> list[RequestStats]:
         """Running and recent requests, those that came last first."""
         running = [stats for stats in self._running.values() if stats.tenant == tenant]
-        over = [self._over[id][0] for id in self._of_tenant.get(tenant, ())]
+        over = [stats for stats in self._over.values() if stats.tenant == tenant]
         return sorted([*reversed(running), *reversed(over)], key=lambda stats: stats.began, reverse=True)
 
     def find(self, tenant: str, id: str) -> RequestStats | None:
         """The request of this tenant; None if there is none, or it was evicted."""
-        stats = self._running.get(id) or self._over.get(id, (None, 0))[0]
+        stats = self._running.get(id) or self._over.get(id)
         return stats if stats is not None and stats.tenant == tenant else None
 
-    def _drop(self, id: str) -> None:
-        stats, size = self._over.pop(id)
-        self._bytes -= size
-        ids = self._of_tenant[stats.tenant]
-        del ids[id]
-        if not ids:
-            del self._of_tenant[stats.tenant]
+    def _drop(self, stats: RequestStats) -> None:
+        del self._over[stats.id]
+        self._bytes -= stats.bytes

@@ -162,7 +162,7 @@ const TILES = [
       "What the model remembers of the texts at hand, in pages of a few tokens each: the share that running requests " +
       "use. Pages that are only kept let a prompt with the same beginning start sooner; they make room when needed.",
     value: ({ gauges }) => percent(gauges.kv_cache_usage_perc, 1),
-    rest: ({ gauges }) => `KV cache, now${gauges.kv_cache_kept_perc ? `; ${percent(gauges.kv_cache_kept_perc, 1)} kept` : ""}`,
+    rest: ({ gauges: { kv_cache_kept_perc: kept } }) => `KV cache, now${kept ? `; ${percent(kept, 1)} kept` : ""}`,
   },
   {
     name: "Requests",
