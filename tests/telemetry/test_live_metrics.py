@@ -173,15 +173,6 @@ def test_metrics_hold_no_text(scrape: Scrape) -> None:
     assert SECRET not in scrape.text and "Once upon" not in scrape.text
 
 
-async def test_openmetrics_on_request(url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
-            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-            assert (await response.text()).endswith("# EOF\n")
-        async with session.get(f"{url}/metrics") as response:
-            assert response.headers["Content-Type"].startswith("text/plain")
-
-
 async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: LiveServer, scrape: Scrape) -> None:
     before = await scraped(url)
     [engine] = live.engine_processes()
