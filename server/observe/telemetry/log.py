@@ -71,9 +71,14 @@ class Reporter:
         self._telemetry = telemetry
         self._whose = f"{model}: " if model else ""
         self._reported = int(telemetry.clock())
-        self._next_warning = 0.0
-        self._next_choice_warning = self._next_unable_warning = 0.0
-        self._next_busy_warning = 0.0
+        self._warned: dict[str, float] = {}
+
+    def _due(self, what: str, now: int) -> bool:
+        """Whether a warning is to be logged, the first time or again."""
+        due = now >= self._warned.get(what, -WARN_EVERY_SECONDS) + WARN_EVERY_SECONDS
+        if due:
+            self._warned[what] = now
+        return due
 
     def report(self) -> None:
         """Log the finished seconds since the last report, if anything was drafted in them."""
@@ -82,39 +87,28 @@ class Reporter:
         self._reported = now
         if span.news is not None:
             self._log_choice(span.news.news, now)
-        if span.unable is not None and now >= self._next_unable_warning:
+        if span.unable is not None and self._due("unable", now):
             log.warning("%s%s", self._whose, span.unable.unable)
-            self._next_unable_warning = now + WARN_EVERY_SECONDS
-        self._log_busy(span.crowded, now)
+        if span.crowded >= BUSY and self._due("busy", now):
+            wait = f"the engine spends {span.crowded:.0%} of its time waiting for a CPU core."
+            log.warning("Other programs keep this machine busy: %s", wait)
         self._log_reading()
         if not span.drafts:
             return
         log.info("%s%s", self._whose, line(span))
         verdict = judged(self._telemetry.minute())
-        if verdict.pays is False and now >= self._next_warning:
+        if verdict.pays is False and self._due("paying", now):
             log.warning("%s%s", self._whose, verdict.sentence)
-            self._next_warning = now + WARN_EVERY_SECONDS
         elif verdict.pays:
-            self._next_warning = 0.0
+            self._warned.pop("paying", None)
 
     def _log_choice(self, news: str, now: int) -> None:
         """Log which drafter is now used most, since that has changed; a warning if, on enough evidence, nothing is
         drafted."""
         comes_again = news.startswith(NOT_PAYING)
         loses = comes_again and self._telemetry.minute().evident
-        if not comes_again or now >= self._next_choice_warning:
+        if not comes_again or self._due("choice", now):
             log.log(logging.WARNING if loses else logging.INFO, "%s%s", self._whose, news)
-        if comes_again:
-            self._next_choice_warning = now + WARN_EVERY_SECONDS
-
-    def _log_busy(self, crowded: float, now: int) -> None:
-        """Warn when the engine waits for cores: at once, then repeatedly while it lasts."""
-        if crowded >= BUSY and now >= self._next_busy_warning:
-            log.warning(
-                "Other programs keep this machine busy: the engine spends %.0f%% of its time waiting for a CPU core.",
-                100 * crowded,
-            )
-            self._next_busy_warning = now + WARN_EVERY_SECONDS
 
     def _log_reading(self) -> None:
         """Log how far long prompts are read."""
