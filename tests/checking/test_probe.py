@@ -12,7 +12,7 @@ import pytest
 from foresay.server.cli.check.pair import _note_texts, check
 from foresay.server.cli.check.probe import advice
 from foresay.server.cli.main import main
-from foresay.server.cli.measure import Comparison, Speeds, Totals, Written, in_turns
+from foresay.server.cli.measure import Comparison, Totals, Written, in_turns
 from foresay.server.engine.checks import Notes
 from foresay.spec.accept import ByDepth
 from foresay.spec.trace import SequenceTrace, Statistics
@@ -200,13 +200,14 @@ def test_a_text_that_was_over_with_its_prompt_does_not_count_as_the_slowest() ->
     """Its speed cannot be measured."""
     whole, alone = statistics([3], 0.0), statistics([0] * 4, 10.0)
     usual = statistics([0, 3, 3], 40.0), statistics([0] * 9, 20.0)
-    assert Speeds.of([(whole, alone), usual]) == Speeds.of([usual]) == Speeds(
-        40.0, 20.0, 2.0, (2.0, 2.0), (40.0, 40.0), (20.0, 20.0), (2.0, 2.0)
-    )  # fmt: skip
-    nothing = Speeds.of([(whole, alone)])
-    assert (nothing.speedup, nothing.spread) == (None, None)
-    text = [Written([1], numbers) for numbers in (whole, alone)]
-    sentence = advice([Comparison.of([text], 0.0)], levels=4)
+    pairs = [[Written([1] * 9, one) for one in both] for both in ((whole, alone), usual)]
+    both, one = (Comparison.of(some, 0.0) for some in (pairs, pairs[1:]))
+    for found in (both, one):
+        assert (found.speedup, found.speedup_spread, found.speedup_interval) == (2.0, (2.0, 2.0), (2.0, 2.0))
+        assert (found.on.spread, found.off.spread) == ((40.0, 40.0), (20.0, 20.0))
+    nothing = Comparison.of(pairs[:1], 0.0)
+    assert (nothing.speedup, nothing.speedup_spread) == (None, None)
+    sentence = advice([nothing], levels=4)
     assert (
         sentence == "Cannot tell how much it gains: every text was over when its prompt was read; ask for longer ones."
     )
@@ -254,11 +255,11 @@ def test_a_text_that_came_whole_in_one_step_has_the_speed_of_that_step() -> None
 def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
     rng = random.Random(0)
     for count in range(1, 60):
-        speeds = [(rng.uniform(1, 500), rng.uniform(1, 500)) for _ in range(count)]
-        pairs = [(statistics([0, 1], one), statistics([0, 1], other)) for one, other in speeds]
-        found = Speeds.of(pairs)
-        assert found.speedup == found.drafted / found.plain and found.spread is not None
-        assert found.spread[0] <= found.speedup * (1 + 1e-9) and found.speedup <= found.spread[1] * (1 + 1e-9)
+        speeds = [(rng.uniform(10, 500), rng.uniform(10, 500)) for _ in range(count)]
+        found = Comparison.of([[Written([1], statistics([0, 1], one)) for one in both] for both in speeds], 0.0)
+        assert found.on.tokens_per_second and found.off.tokens_per_second and found.speedup and found.speedup_spread
+        assert found.speedup == pytest.approx(found.on.tokens_per_second / found.off.tokens_per_second, rel=2e-3)
+        assert found.speedup_spread[0] <= found.speedup <= found.speedup_spread[1]
 
 
 def test_another_token_is_noticed() -> None:
