@@ -129,8 +129,8 @@ def check(config: EngineConfig, arguments: Namespace) -> int:
     """
     with Stages() as stages:
         stages("importing")
-        from foresay.server.cli.check import pair
-        from foresay.server.cli.check.probe import plain
+        from foresay.server.cli import pair
+        from foresay.server.cli.probe import plain
 
         stages("reading the models' headers")
         report = None if arguments.probe else pair.check(config, None)

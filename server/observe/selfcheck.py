@@ -2,8 +2,8 @@
 
 ::
 
-    choices ── watching ── answers ──> Backlog ── idle for a moment ──> compare ──> SelfCheckCounts,
-                   │                      ^                                │        a warning
+    choices ── watching ── answers ──> Backlog ── idle for a moment ──> plain_tokens ──> SelfCheckCounts,
+                   │                      ^                                │             a warning
                    └── a request comes: the re-run is cancelled at once ──┘
 
 A re-run goes to the engine directly, bypassing limits, metrics and recent requests. It runs with ``aside``
@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, zip_longest
 
 import msgspec
 from aiohttp import web
@@ -85,35 +85,30 @@ class Difference(msgspec.Struct, frozen=True):
     plain: int | None
 
 
-def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0, over: bool = False) -> Difference | None:
-    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on. over: it ended
-    with them."""
-    for position, token in enumerate(plain, start=begin):
-        if token != written[position]:
-            return Difference(position, written[position], token)
-    end = begin + len(plain)
-    return Difference(end, written[end], None) if over and end < len(written) else None
+def difference(written: Sequence[int], plain: Sequence[int]) -> Difference | None:
+    """The first difference, if any."""
+    for position, (one, other) in enumerate(zip_longest(written, plain)):
+        if one != other:
+            return Difference(position, one, other)
+    return None
 
 
 class Interrupted(Exception):
     """A client's request ended the re-run."""
 
 
-async def compare(rerun: Generation, written: Sequence[int]) -> tuple[int, Difference | None]:
-    """How many tokens were compared as they came, and the first difference, which ends it. Raises what the re-run
-    failed with."""
-    length, tokens = len(written), 0
+async def plain_tokens(rerun: Generation, length: int) -> list[int]:
+    """The first tokens of a re-run. Raises what it failed with."""
+    plain: list[int] = []
     async with rerun:
-        while tokens < length:
+        while len(plain) < length:
             for _, delta in await rerun.next():
                 if delta.finish_reason == "cancelled":
                     raise EngineFailed("the re-run was cancelled")
-                plain = delta.tokens[: length - tokens]
-                found = difference(written, plain, tokens, delta.finish_reason is not None)
-                if found is not None:
-                    return min(tokens + len(plain), found.position + 1), found
-                tokens += len(plain)
-    return tokens, None
+                plain += delta.tokens
+                if delta.finish_reason is not None:
+                    return plain[:length]
+    return plain[:length]
 
 
 MOST_ANSWERS = 64
@@ -234,7 +229,7 @@ class SelfCheck:
         try:
             if answer.fingerprint != self._fingerprint:  # other weights have been loaded
                 raise Interrupted
-            self._compared(answer, *await compare(rerun, answer.tokens))
+            self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
         except Unavailable:
             self.backlog.put(answer)
             await asyncio.sleep(QUIET_SECONDS)
@@ -249,9 +244,9 @@ class SelfCheck:
         self._rerun = None
         self._report()
 
-    def _compared(self, answer: RecordedAnswer, tokens: int, found: Difference | None) -> None:
+    def _compared(self, answer: RecordedAnswer, found: Difference | None) -> None:
         self._counts.self_check_requests += 1
-        self._counts.self_check_tokens += tokens
+        self._counts.self_check_tokens += len(answer.tokens) if found is None else found.position + 1
         if found is not None:
             self._counts.self_check_mismatch += 1
             log.warning("%s", sentence(answer, found, self._engine.info))

@@ -9,10 +9,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from foresay.server.cli.check.pair import _note_texts, check
-from foresay.server.cli.check.probe import advice
 from foresay.server.cli.main import main
 from foresay.server.cli.measure import Comparison, Totals, Written, in_turns
+from foresay.server.cli.pair import _note_texts, check
+from foresay.server.cli.probe import advice
 from foresay.server.engine.checks import Notes
 from foresay.spec.accept import ByDepth
 from foresay.spec.trace import SequenceTrace, Statistics

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from foresay.server.cli.check.pair import check
-from foresay.server.cli.check.probe import plain
 from foresay.server.cli.main import main
+from foresay.server.cli.pair import check
+from foresay.server.cli.probe import plain
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.log import Reporter
 from foresay.server.observe.telemetry.telemetry import Telemetry
@@ -49,9 +49,9 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     script, wild, truth = SCRIPTS[request.param]
     clock = Clock(wild)
     clock.give(monkeypatch)
-    for module in ("host.local", "cli.check.probe"):
+    for module in ("host.local", "cli.probe"):
         monkeypatch.setattr(f"foresay.server.{module}.build_engine", building(script, clock))
-    monkeypatch.setattr("foresay.server.cli.check.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
+    monkeypatch.setattr("foresay.server.cli.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
     return script, clock, truth
 
 

@@ -12,6 +12,7 @@ from foresay.server.observe.telemetry.metrics import Histogram
 from foresay.server.observe.telemetry.report import Node
 from foresay.server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
 from foresay.server.text.choice import Piece
+from foresay.spec.accept import summed
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics, depths_of
@@ -90,16 +91,6 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
     assert by_depth[: len(summed(one.accepted_per_depth for one in all_statistics))] == summed(
         one.accepted_per_depth for one in all_statistics
     )
-
-
-def summed(lists: object) -> list[int]:
-    """Lists added up index by index; the longest one sets the length."""
-    total: list[int] = []
-    for one in lists:  # type: ignore[attr-defined]
-        total.extend([0] * (len(one) - len(total)))
-        for index, value in enumerate(one):
-            total[index] += value
-    return total
 
 
 def test_the_positions_of_a_tree() -> None:

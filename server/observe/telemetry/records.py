@@ -161,7 +161,9 @@ class EngineGauges:
         """minute: what was counted in the last minute. plain: seconds of a step without drafts."""
         build: ByName = {}
         pages: ByName = {}
+        token_bytes: Counts = {}
         if info is not None:
+            token_bytes |= {info.kv_dtype: info.kv_token_bytes} if info.kv_token_bytes else {}
             exact = "yes" if info.exact else "no"
             build[foresay.__version__, info.target, info.drafter, info.draft, info.dtype, info.device, exact] = 1
             pages[str(info.page_size), str(info.kv_tokens // info.page_size), info.kv_dtype] = 1
@@ -176,7 +178,5 @@ class EngineGauges:
             engine_up=up,
             build_info=build,
             cache_config_info=pages,
-            kv_cache_token_bytes={}
-            if info is None or not info.kv_token_bytes
-            else {info.kv_dtype: info.kv_token_bytes},
+            kv_cache_token_bytes=token_bytes,
         )

@@ -238,8 +238,8 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
     drafter: its name; draft: with the source; drafters: each. exact: whether the text is bit for bit that of plain
-    decoding. root_seconds: at start-up. resumed: how often a request continued in another engine. replicas: those that
-    accept requests, if there are several engines."""
+    decoding. resumed: how often a request continued in another engine. replicas: those that accept requests, if there
+    are several engines."""
 
     model: str
     status: str
@@ -264,16 +264,13 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     draft_shape: Sequence[int] = ()
     kv_tokens: int = 0
     page_size: int = 0
-    max_seqs: int = 0
-    root_seconds: float = 0.0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour: in the last
     hour. nodes: of that minute, by depth and rank, of all tree shapes. accepted_by_depth: of all drafters, in that
-    minute and in the hour. totals: counters since the start, by their names in /metrics. startup: seconds of each phase
-    of the engine's last start. verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a
-    layer, in the hour."""
+    minute and in the hour. totals: counters since the start, by their names in /metrics.
+    verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer, in the hour."""
 
     now: float
     server: Server
@@ -285,7 +282,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     accepted_by_depth_hour: ByDepth
     woken: list[Woken]
     totals: dict[str, int | float]
-    startup: dict[str, float]
     verdict: str
     self_check: SelfCheckCounts
 

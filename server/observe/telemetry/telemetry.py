@@ -205,12 +205,9 @@ class Telemetry:
         await asyncio.sleep(0)  # half of the work is done: let streams run
         now, info = self.clock(), self.engine.info
         until = self._stepped or int(now)
-        recent, minute = (
-            self._ring.since(int(now) - BUSY_SECONDS + 1),
-            self.between(until - LIVE_SECONDS + 1, until + 1),
-        )
+        recent = self._ring.since(int(now) - BUSY_SECONDS + 1)
+        minute = self._ring.between(until - LIVE_SECONDS + 1, until + 1)
         unable = "" if minute.unable is None else minute.unable.unable
-        totals = self.totals()
         return Snapshot(
             now=now,
             server=self._server(now, info),
@@ -221,8 +218,7 @@ class Telemetry:
             accepted_by_depth=minute.by_depth,
             accepted_by_depth_hour=hour.by_depth,
             woken=Woken.each(hour),
-            totals=_sums(totals),
-            startup=dict(self.startup.startup_time_seconds),
+            totals=_sums(self.totals()),
             verdict=f"{judged(minute).sentence} {unable}".rstrip(),
             self_check=copy(self.self_check),
         )

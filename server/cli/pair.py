@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
-from foresay.server.cli.check.probe import CheckReport, advice, probe
 from foresay.server.cli.measure import Comparison
+from foresay.server.cli.probe import CheckReport, advice, probe
 from foresay.server.engine import taken_over
 from foresay.server.engine.build import draft_shape, fitting
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, names_of
