@@ -38,6 +38,7 @@ FINISHED = {"cancelled": "abort", "tool_calls": "stop"}
 
 #: A tree has at most 64 nodes, so ranks and depths fit in 6 bits each.
 BITS = 6
+_DEPTHS = [str(depth) for depth in range(1 << BITS)]
 MASK = (1 << BITS) - 1
 
 
@@ -210,9 +211,10 @@ class Counters:
 
     def step(self, trace: StepTrace) -> float:
         """Count one step of the engine; returns its seconds."""
-        total = sum(trace.seconds.values())
+        total, phases = 0.0, self.step_phase_seconds
         for phase, seconds in trace.seconds.items():
-            count(self.step_phase_seconds, phase, seconds)
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            total += seconds
         self.engine_steps += 1
         self.latest = trace
         self.step_wait_seconds += trace.crowded * total
@@ -256,18 +258,19 @@ class Counters:
         self.spec_decode_tokens_per_step.observe(kept)
         if not shape.drafted:
             return
-        trail = shape.trails[last]
+        trail, nodes, taken = shape.trails[last], self.nodes, self.taken
         count(self.spec_decode_num_drafts, drafter, 1)
         count(self.spec_decode_num_draft_tokens, drafter, shape.drafted)
         count(self.spec_decode_num_accepted_tokens, drafter, len(trail))
-        for depth, nodes in enumerate(shape.per_depth):
-            position = drafter, str(depth)
-            count(self.spec_decode_num_draft_tokens_per_pos, position, nodes)
-            count(self.spec_decode_num_accepted_tokens_per_pos, position, int(depth < len(trail)))
+        drafted, accepted = self.spec_decode_num_draft_tokens_per_pos, self.spec_decode_num_accepted_tokens_per_pos
+        for depth, times in enumerate(shape.per_depth):
+            position = drafter, _DEPTHS[depth]
+            drafted[position] = drafted.get(position, 0) + times  # a call for each would double what a run costs
+            accepted[position] = accepted.get(position, 0) + (depth < len(trail))
         for node in shape.links:
-            count(self.nodes, node, 1)
+            nodes[node] = nodes.get(node, 0) + 1
         for node in trail:
-            count(self.taken, node, 1)
+            taken[node] = taken.get(node, 0) + 1
 
     def ended(self, reason: str) -> None:
         """Count a request's end."""

@@ -4,7 +4,7 @@ of the engine as of now."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, get_args
@@ -150,13 +150,7 @@ class EngineGauges:
 
     @classmethod
     def of(
-        cls,
-        up: bool,
-        info: EngineInfo | None,
-        minute: Counters,
-        gauges: Gauges,
-        plain: float,
-        replicas: Sequence[Replica],
+        cls, up: bool, info: EngineInfo | None, minute: Counters, waiting: int, plain: float, replicas: list[Replica]
     ) -> Self:
         """minute: what was counted in the last minute. plain: seconds of a step without drafts."""
         build: ByName = {}
@@ -171,7 +165,7 @@ class EngineGauges:
             spec_decode_speed_up=minute.speed_up,
             spec_decode_speed_up_unsure=None if minute.speed_up is None else bool(minute.doubt),
             plain_step_seconds=plain,
-            num_requests_waiting_by_reason={"capacity": gauges.num_requests_waiting, "deferred": 0},
+            num_requests_waiting_by_reason={"capacity": waiting, "deferred": 0},
             replica_running={(one.name, one.address): one.running for one in replicas},
             replica_waiting={(one.name, one.address): one.waiting for one in replicas},
             replica_kv_used={(one.name, one.address): one.kv_used for one in replicas},

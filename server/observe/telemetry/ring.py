@@ -65,7 +65,8 @@ class Ring:
 
     def at(self, now: float) -> Counters:
         """The counters, to count into at this moment."""
-        self._sample(int(now))
+        if (second := int(now)) != self._second:
+            self._sample(second)
         self._counted = True
         return self._counters
 

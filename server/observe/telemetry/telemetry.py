@@ -187,9 +187,9 @@ class Telemetry:
 
     def records(self) -> tuple[Counters, Gauges, EngineGauges, Startup, SelfCheckCounts]:
         """All that metrics are read from, as of now, besides connections."""
-        up, gauges = self.engine.status.state == "ready", self.gauges
-        figures = EngineGauges.of(up, self.engine.info, self.minute(), gauges, self.plain_seconds, self.replicas())
-        return self.totals(), gauges, figures, self.startup, self.self_check
+        up, info, gauges, plain = self.engine.status.state == "ready", self.engine.info, self.gauges, self.plain_seconds
+        of_engine = EngineGauges.of(up, info, self.minute(), gauges.num_requests_waiting, plain, self.replicas())
+        return self.totals(), gauges, of_engine, self.startup, self.self_check
 
     def minute(self) -> Counters:
         """What was counted in the last minute."""
